@@ -26,7 +26,7 @@ from flcore.config import plugins
 from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, Cure, DataError, RunError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.data import dataset
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
@@ -36,7 +36,7 @@ from flcore.engine.numerics import alone, single_thread
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.rounds import Observers
 from flcore.evaluation.scoring import Scorer
-from flcore.evaluation.summaries import check_history, summarise
+from flcore.evaluation.summaries import check_history, summarise_run
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import (
@@ -54,8 +54,8 @@ from flcore.experiment.run_folder import (
     write_text,
 )
 from flcore.io import disk
-from flcore.io.files import NOT_JSON, finite, given_path, read_json, read_lines, sweep
-from flcore.io.locks import sole_use
+from flcore.io.files import NOT_JSON, finite, given_path, read_json, read_lines, remove_stale_temp
+from flcore.io.locks import run_lock
 from flcore.io.records import Record, load_record
 from flcore.training import train
 
@@ -110,7 +110,7 @@ def run(
             forget_damaged_results(files.directory)
         if not files.metrics.exists():
             if prepared is None:
-                prepare(resolved, files.prepared)
+                prepare_data(resolved, files.prepared)
             data = files.prepared if prepared is None else Path(prepared)
             if partition is None:
                 divide(resolved, data, files.partition)
@@ -134,7 +134,7 @@ def run(
 
 def _for_writing(files: RunFiles, restart: bool) -> AbstractContextManager[None]:
     """Keep other processes out of a run's folder; a finished run is only read, perhaps where nothing can be written."""
-    return nullcontext() if files.metrics.exists() and not restart else sole_use(files.directory)
+    return nullcontext() if files.metrics.exists() and not restart else run_lock(files.directory)
 
 
 def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:
@@ -157,18 +157,18 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except NOT_JSON as error:
         raise ConfigError(
-            f"{path}: not valid JSON ({brief(str(error))}); read other formats yourself and give a mapping"
+            f"{path}: not valid JSON ({shorten(str(error))}); read other formats yourself and give a mapping"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
     config = without_removed(raw["config"]) if "config" in raw else raw
-    return Config.from_mapping(plugins.located(config, path.parent))
+    return Config.from_mapping(plugins.resolve_paths(config, path.parent))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
 
 
-def prepare(config: Config, directory: Path) -> Dataset:
+def prepare_data(config: Config, directory: Path) -> Dataset:
     """Read the configured source into ``directory``, unless it already holds just that.
 
     What was asked for is kept beside the folder, in ``<directory>.request.json``, because it names places on this
@@ -178,8 +178,8 @@ def prepare(config: Config, directory: Path) -> Dataset:
     request = config.to_mapping()["data"]
     if own := plugins.used(config.plugins, [config.source]):
         request["plugins"] = {plugin.name: plugin.sha256 for plugin in own}
-    sweep(directory)
-    sweep(directory.parent, request_file.name)
+    remove_stale_temp(directory)
+    remove_stale_temp(directory.parent, request_file.name)
     with suppress(DataError):  # not there, interrupted or damaged: made again below
         if read_json(request_file, "") == request:
             return Dataset.load(directory)
@@ -191,7 +191,7 @@ def prepare(config: Config, directory: Path) -> Dataset:
 
 def read_source(config: Config, directory: Path) -> Dataset:
     """Read the configured source into ``directory``; warn of test images that are also training images."""
-    prepared = dataset.prepare(
+    prepared = dataset.prepare_dataset(
         config.source,
         None if config.data.root is None else given_path(config.data.root),
         download=config.data.download,
@@ -230,7 +230,7 @@ def divide(config: Config, prepared: Path, directory: Path) -> Partition:
         if all(getattr(known, name) == getattr(division, name) for name in ("fingerprint", "version", "parameters")):
             return division
     disk.make_folder(directory)
-    sweep(directory)
+    remove_stale_temp(directory)
     division.save(directory)
     return division
 
@@ -260,7 +260,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
         return load_record(path, cure=_CURE)[0] if path.exists() else Record()
 
     scores = Scorer(experiment).score(server, memory, vote=True)
-    metrics = finite(summarise(experiment, scores, history))
+    metrics = finite(summarise_run(experiment, scores, history))
     write_text(files.curves, _curves(history), durable=True)
     text = result_text(metrics)
     seal(directory, text)

@@ -30,18 +30,18 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint, library_fingerprint, refuse_edited_code
 from flcore.experiment.run_folder import (
     RunFiles,
-    described,
     forget_results,
     holds_run,
     is_finished,
     on_other_data,
+    read_run_config,
     refuse_other_run,
     write_result,
     write_text,
 )
 from flcore.io import disk
-from flcore.io.files import make_durable, sealed, sweep, write_tensors
-from flcore.io.locks import sole_use
+from flcore.io.files import make_durable, remove_stale_temp, sealed, write_tensors
+from flcore.io.locks import run_lock
 from flcore.io.records import save_record
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors")
@@ -84,20 +84,20 @@ def train(
     set_numerics(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)
     files = RunFiles(directory)
-    with nullcontext() if held else sole_use(directory):
-        sweep(directory)
+    with nullcontext() if held else run_lock(directory):
+        remove_stale_temp(directory)
         experiment.dataset.check_content(prepared)  # also for whoever evaluates what has finished
         if is_finished(files.directory, experiment.hash):
             disk.remove_tree(files.checkpoint)  # where a process was killed when all but this was done
             return False
         # What another run left may go, if the caller says so; this run's own checkpoint only goes by `restart`. It goes
         # before the folder is this run's: a kill between the two leaves one that the same call still replaces.
-        if replace and files.config.exists() and described(directory)["config_hash"] != experiment.hash:
+        if replace and files.config.exists() and read_run_config(directory)["config_hash"] != experiment.hash:
             disk.remove_tree(files.checkpoint)
         checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
         if not restart and holds_run(files.directory, experiment.hash):
             checkpoint.refuse_other(run_name(experiment))
-        experiment = _claim(files, experiment, replace, environment(config) if about is None else about)
+        experiment = _claim(files, experiment, replace, describe_environment(config) if about is None else about)
         executor = _executor(experiment, prepared, partition, checkpoint)
         try:
             state = run_rounds(
@@ -114,7 +114,7 @@ def train(
     return True
 
 
-def environment(config: Config) -> dict[str, Any]:
+def describe_environment(config: Config) -> dict[str, Any]:
     """What this process runs on, as JSON values: Python, packages, class of processor, device, code."""
     return {
         "python": platform.python_version(),
@@ -147,7 +147,7 @@ def _claim(files: RunFiles, experiment: Experiment, replace: bool, about: Mappin
     Returns:
         The experiment, with how clients are trained decided and with the folder's copies of its plug-ins.
     """
-    before = described(files.directory) if files.config.exists() else {}
+    before = read_run_config(files.directory) if files.config.exists() else {}
     is_own = before.get("config_hash") == experiment.hash  # then it does not matter where its data lie now
     if not replace and not is_own:
         refuse_other_run(experiment.config, files.directory)
@@ -189,7 +189,7 @@ def _earlier_environments(before: Mapping[str, Any], about: Mapping[str, Any]) -
 def _decision(files: RunFiles, experiment: Experiment) -> EngineDecision:
     """How clients are trained: as this run began, or as is configured, found or measured now."""
     if files.config.exists() and files.checkpoint.exists():
-        before = described(files.directory)
+        before = read_run_config(files.directory)
         known = before.get("decision")
         if before["config_hash"] == experiment.hash and isinstance(known, dict):
             return EngineDecision.restored(known)
@@ -212,15 +212,15 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
     save_record(files.server, state.server)
     disk.remove_tree(files.clients)
     disk.new_folder(files.clients)
-    for client in sorted(state.memories):
-        save_record(files.clients / f"{client:04d}.safetensors", checkpoint.memory(client, state.memories))
+    for client in sorted(state.client_states):
+        save_record(files.clients / f"{client:04d}.safetensors", checkpoint.client_state(client, state.client_states))
     disk.remove_tree(files.snapshots)
     for number in sorted(set(experiment.config.evaluation.snapshots)):
         for name, record in checkpoint.aside.round(number).items():
             save_record(files.snapshot(number, name), record)
     rounds = checkpoint.records("timing.jsonl")
     seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")
-    # A leg in which clients only answer takes time too, but none of it for training.
+    # An exchange in which clients only answer takes time too, but none of it for training.
     training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
     speed = sum(record["steps"] for record in rounds) / training if training else None
     timing = {"rounds": rounds, "seconds": seconds, "steps_per_second": speed, "joules": joules or None}
@@ -234,7 +234,7 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
 
 
 def _by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Seconds of all turns by client, and joules where there is a meter: of each leg the client's share of the seconds.
+    """Return seconds by client, and joules where there is a meter: of each exchange the client's share of the seconds.
 
     A meter sees the processor, not who is at work on it, and workers are at work side by side.
     """

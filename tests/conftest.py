@@ -18,21 +18,21 @@ from torch import nn
 
 from flcore.config import plugins
 from flcore.config.schema import Config
-from flcore.data.dataset import Dataset, Meta, Split, prepare
+from flcore.data.dataset import Dataset, Meta, Split, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 from flcore.engine.broadcast import broadcast
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.local.program import Function
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
+from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.answering import scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.experiment.experiment import Experiment
@@ -40,7 +40,7 @@ from flcore.experiment.traffic import cost, outgoing
 from flcore.io.messages import Payload, Size, Weights
 from flcore.io.records import Payloads, Record, serialise
 from flcore.methods.api import Method
-from flcore.methods.types import Exchange, Leg, Setting, Turn
+from flcore.methods.types import ClientContext, Exchange, FederationContext, RoundContext
 from flcore.models import Backbone
 
 
@@ -203,7 +203,7 @@ def _run(
         history=(history := checkpoint.records("history.jsonl")),
         failures=[tuple(failure) for record in history for failure in record.get("failures", ())],
         checkpoint=checkpoint,
-        memory=lambda client: checkpoint.memory(client, state.memories),
+        client_state=lambda client: checkpoint.client_state(client, state.client_states),
         bytes=_committed(directory),
         arrays=_arrays(directory),
     )
@@ -222,14 +222,20 @@ def _train(
     client: int = 0,
     *,
     number: int = 1,
-    leg: int = 0,
+    exchange: int = 0,
     server: Record | None = None,
-    memory: Record | None = None,
-    worker: TurnRunner | None = None,
+    client_state: Record | None = None,
+    worker: ClientRunner | None = None,
 ) -> tuple[Any, Record]:
     """One client's turn, by default its first and in a new worker: its reply (or failure) and what it remembers."""
     found = _train_stack(
-        experiment, [client], {client: memory or {}}, number=number, leg=leg, server=server, worker=worker
+        experiment,
+        [client],
+        {client: client_state or {}},
+        number=number,
+        exchange=exchange,
+        server=server,
+        worker=worker,
     )
     result = found[client]
     return (result, {}) if isinstance(result, Failure) else result
@@ -238,20 +244,20 @@ def _train(
 def _train_stack(
     experiment: Experiment,
     clients: Sequence[int],
-    memories: Mapping[int, Record] | None = None,
+    client_states: Mapping[int, Record] | None = None,
     *,
     number: int = 1,
-    leg: int = 0,
+    exchange: int = 0,
     server: Record | None = None,
-    worker: TurnRunner | None = None,
+    worker: ClientRunner | None = None,
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """One turn of some clients: all at once where they are stacked, else one after the other in the same worker."""
-    worker = worker or TurnRunner(experiment)
-    work = _work(experiment, clients, number=number, leg=leg, server=server)
+    worker = worker or ClientRunner(experiment)
+    work = _work(experiment, clients, number=number, exchange=exchange, server=server)
     groups = [list(clients)] if experiment.stacked else [[client] for client in clients]
     results: dict[int, tuple[Reply, Record] | Failure] = {}
     for group in groups:
-        for client, result in worker.train(work, group, lambda client: (memories or {}).get(client, {})).items():
+        for client, result in worker.train(work, group, lambda client: (client_states or {}).get(client, {})).items():
             if not isinstance(result, Failure):
                 reply, kept = result
                 up, down = (cost([sent], experiment) for sent in (reply.message, work.received[client]))
@@ -261,11 +267,11 @@ def _train_stack(
 
 
 def _work(
-    experiment: Experiment, clients: Sequence[int], *, number: int = 1, leg: int = 0, server: Any = None
+    experiment: Experiment, clients: Sequence[int], *, number: int = 1, exchange: int = 0, server: Any = None
 ) -> LegWork:
     """What the server hands out in a leg."""
     server = experiment.method.start_server(experiment.setting) if server is None else server
-    return broadcast(experiment, RunState(number - 1, Record(server), leg=leg), clients)[0]
+    return broadcast(experiment, RunState(number - 1, Record(server), exchange=exchange), clients)[0]
 
 
 def _handed_out(experiment: Experiment, state: RunState) -> LegWork:
@@ -273,10 +279,12 @@ def _handed_out(experiment: Experiment, state: RunState) -> LegWork:
     return broadcast(experiment, state, range(experiment.setting.num_clients))[0]
 
 
-def _client_model(method: Method, server: Any, client: int, memory: Any, setting: Setting) -> Weights | None:
+def _client_model(
+    method: Method, server: Any, client: int, client_state: Any, setting: FederationContext
+) -> Weights | None:
     """The model that answers for a client, made from what it is sent for that and what it remembers."""
-    sent = method.scoring_message(Record(server), client, Exchange(setting, 1, "evaluate"))
-    return method.client_model(Record(sent), Record(memory), setting)
+    sent = method.scoring_message(Record(server), client, RoundContext(setting, 1, "evaluate"))
+    return method.client_model(Record(sent), Record(client_state), setting)
 
 
 def _scoring_message(experiment: Experiment, server: Any, client: int) -> Record:
@@ -285,12 +293,14 @@ def _scoring_message(experiment: Experiment, server: Any, client: int) -> Record
     return sent
 
 
-def _receive(runner: TurnRunner, number: int, leg: Leg, client: int, server: Any, memory: Any) -> Turn:
+def _receive(
+    runner: ClientRunner, number: int, exchange: Exchange, client: int, server: Any, client_state: Any
+) -> ClientContext:
     """A client's turn with the message that the server sends it."""
     experiment = runner.experiment
-    exchange = exchange_in(experiment.method, runner._setting, number, leg)
-    sent = outgoing(experiment.method.broadcast(Record(server), client, exchange), experiment)
-    return runner.turn(number, leg, client, *runner._received.of([sent]), memory)
+    ctx = round_context(experiment.method, runner._setting, number, exchange)
+    sent = outgoing(experiment.method.broadcast(Record(server), client, ctx), experiment)
+    return runner.ctx(number, exchange, client, *runner._received.of([sent]), client_state)
 
 
 def _scores(
@@ -364,10 +374,10 @@ def _arrays(directory: Path) -> dict[str, dict[str, Any]]:
 def _committed(directory: Path) -> dict[str, bytes]:
     """Everything a checkpoint guarantees to the byte: state, history, the memories that the state names, snapshots."""
     checkpoint = Checkpoint(directory)
-    legs = sorted(checkpoint.read_state().memories.items())
-    memories = [checkpoint.turns.memory_file(leg, client) for client, leg in legs]
+    exchanges = sorted(checkpoint.read_state().client_states.items())
+    client_states = [checkpoint.client_results.state_file(exchange, client) for client, exchange in exchanges]
     snapshots = sorted(directory.glob("rounds/*"))
-    paths = [*checkpoint.state_files(), directory / "history.jsonl", *memories, *snapshots]
+    paths = [*checkpoint.state_files(), directory / "history.jsonl", *client_states, *snapshots]
     return {path.name: path.read_bytes() for path in paths}
 
 
@@ -473,7 +483,7 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Tiny data, divided among four clients of unequal size and classes, in memory and on disk."""
     root = tmp_path_factory.mktemp("tiny")
-    dataset = prepare(TinySource())
+    dataset = prepare_dataset(TinySource())
     dataset.save(root / "prepared")
     partitioner = PARTITIONERS["dirichlet"](alpha=0.5, min_size=10)
     make_partition(dataset, partitioner, num_clients=4, seed=3).save(root / "partition")

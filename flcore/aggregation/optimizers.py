@@ -26,12 +26,12 @@ from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 
-MOMENTUM = Slot("server_momentum", Weights)
+MOMENTUM = Key("server_momentum", Weights)
 """m_t by parameter, in the server's record."""
 
-SECOND_MOMENT = Slot("server_second_moment", Weights)
+SECOND_MOMENT = Key("server_second_moment", Weights)
 """v_t by parameter, likewise."""
 
 

@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 
 from flcore.analyses.base import FinishedRun
-from flcore.evaluation.answering import global_model_of, own_model, private_model, scoring_messages
+from flcore.evaluation.answering import global_model_of, personal_model, private_model, scoring_messages
+from flcore.evaluation.eval_data import eval_data
 from flcore.evaluation.forward import Forward, StoredImages
-from flcore.evaluation.scored_data import scored_data
 from flcore.io.messages import Weights
 from flcore.io.records import Record, on_device
 from flcore.methods.api import Method
-from flcore.methods.kit.on_top import OnTop
+from flcore.methods.kit.on_top import WrapperMethod
 from flcore.methods.types import Predict, with_statistics
 from flcore.models.base import Backbone
 
 BEFORE_CALIBRATION = "before_calibration"
-"""The answer before a server's calibration (:meth:`flcore.methods.api.Method.alternatives`)."""
+"""The answer before a server's calibration (:meth:`flcore.methods.api.Method.predictors`)."""
 
 
-def is_calibrated(method: Method, server: Record) -> TypeGuard[OnTop]:
+def is_calibrated(method: Method, server: Record) -> TypeGuard[WrapperMethod]:
     """Whether the server's model is a calibrated one, beside which stands the one of before."""
-    if BEFORE_CALIBRATION not in method.alternatives() or not isinstance(method, OnTop):
+    if BEFORE_CALIBRATION not in method.predictors() or not isinstance(method, WrapperMethod):
         return False
     return method.global_model(server) is not method.base_model(server)
 
 
-class Answers:
+class ModelOutputs:
     """A run's models and their answers: what analyses look at is what is scored.
 
     Attributes:
@@ -41,29 +41,29 @@ class Answers:
         """Build a model; nothing is computed yet."""
         self._run, self._experiment = run, run.experiment
         self._forward = Forward(run.experiment)
-        self._data = scored_data(run.experiment)
+        self._data = eval_data(run.experiment)
         self.server = on_device(run.server, run.experiment.config.engine.device)
         self.images = self._data.images[: self._data.num_shared]
         self.labels = self._data.shared_labels
 
-    def memory(self, client: int) -> Record:
+    def client_state(self, client: int) -> Record:
         """What a client remembers; nothing where the only trainer stands at the server."""
-        return Record() if self._experiment.method.data_scope == "union" else self._run.memories(client)
+        return Record() if self._experiment.method.data_scope == "union" else self._run.client_states(client)
 
     def global_model(self) -> Weights | None:
         """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
-        return global_model_of(self._experiment, self.server, self.memory)
+        return global_model_of(self._experiment, self.server, self.client_state)
 
     def own_model(self, client: int) -> Weights | None:
         """The model that answers for this client alone; None where the global one does."""
         (received,) = scoring_messages(self._experiment, self.server, [client])
-        return own_model(self._experiment, received, self.memory(client))
+        return personal_model(self._experiment, received, self.client_state(client))
 
     def trained_model(self, client: int) -> Weights | None:
         """A client's model as its last local training left it; None before its first. For runs that keep them."""
-        memory = on_device(self.memory(client), self._experiment.config.engine.device)
-        trained = private_model(memory)
-        return None if trained is None else with_statistics(trained, memory, self._experiment.setting)
+        client_state = on_device(self.client_state(client), self._experiment.config.engine.device)
+        trained = private_model(client_state)
+        return None if trained is None else with_statistics(trained, client_state, self._experiment.setting)
 
     def reference_model(self) -> tuple[Weights, str]:
         """The model whose features are looked at where one is enough, and its name in words."""
@@ -79,7 +79,7 @@ class Answers:
         method = self._experiment.method
         if not is_calibrated(method, self.server):
             return None
-        return global_model_of(self._experiment, self.server, self.memory, method.base_model(self.server))
+        return global_model_of(self._experiment, self.server, self.client_state, method.base_model(self.server))
 
     def own_test(self, client: int) -> tuple[Tensor, Tensor]:
         """Images and labels that a client is scored on."""

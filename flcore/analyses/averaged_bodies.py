@@ -10,8 +10,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from flcore.aggregation.mean import average_weights
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, accuracies_by_class
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, accuracies_by_class
 from flcore.analyses.class_heatmap import MOST_CLIENTS, who_is_shown
 from flcore.methods.kit.class_prototypes import nearest_prototype
 from flcore.methods.types import PROTOTYPES
@@ -27,12 +27,12 @@ def has_bodies_and_prototypes(run: FinishedRun) -> str | None:
     return None
 
 
-def averaged_bodies(run: FinishedRun) -> Result:
+def averaged_bodies(run: FinishedRun) -> AnalysisResult:
     """A row per model and class: clients' own bodies, and as ``global`` their mean, each with the nearest prototype.
 
     Columns: ``model``, ``test`` (``all``: the whole test set), ``class``, ``correct``, ``total``, ``accuracy``.
     """
-    answers, experiment = Answers(run), run.experiment
+    answers, experiment = ModelOutputs(run), run.experiment
     names, clients = experiment.dataset.meta.class_names, range(experiment.setting.num_clients)
     models = {client: model for client in clients if (model := answers.own_model(client)) is not None}
     mean = average_weights(models, {client: len(experiment.trainers[client]) for client in models})
@@ -48,4 +48,4 @@ def averaged_bodies(run: FinishedRun) -> Result:
         f"{100 * fmean(own):.2f} % in the mean of the bodies shown.",
         *who_is_shown(len(clients)),
     )
-    return Result(rows=tuple(rows), notes=notes)
+    return AnalysisResult(rows=tuple(rows), notes=notes)

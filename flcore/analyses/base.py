@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.rng import torch_stream
-from flcore.evaluation.answering import Memories, private_model
+from flcore.evaluation.answering import ClientStates, private_model
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 
@@ -18,7 +18,7 @@ Row = Mapping[str, str | int | float | None]
 
 
 @dataclass(frozen=True)
-class Result:
+class AnalysisResult:
     """The data of an analysis; a figure is drawn from these and nothing else.
 
     Attributes:
@@ -39,12 +39,12 @@ class FinishedRun:
     Attributes:
         experiment: the run.
         server: what the server holds.
-        memories: client id to what that client remembers.
+        client_states: client id to what that client remembers.
     """
 
     experiment: Experiment
     server: Record
-    memories: Memories
+    client_states: ClientStates
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Analysis:
     """
 
     summary: str
-    compute: Callable[[FinishedRun], Result]
+    compute: Callable[[FinishedRun], AnalysisResult]
     applies: Callable[[FinishedRun], str | None]
 
 
@@ -72,7 +72,7 @@ def keeps_trained_models(run: FinishedRun) -> str | None:
     if not run.experiment.keeps_private_models:
         return "clients' own models are kept where evaluation.private is true"
     clients = range(run.experiment.setting.num_clients)
-    if all(private_model(run.memories(client)) is None for client in clients):
+    if all(private_model(run.client_states(client)) is None for client in clients):
         return "no client has trained a model yet"
     return None
 

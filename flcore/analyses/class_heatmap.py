@@ -11,33 +11,33 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, Row, accuracies_by_class
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, Row, accuracies_by_class
 from flcore.io.messages import Weights
 
 MOST_CLIENTS = 200
 """More rows than this nobody can read, and each may cost a pass over the test set."""
 
 
-def class_heatmap(run: FinishedRun) -> Result:
+def class_heatmap(run: FinishedRun) -> AnalysisResult:
     """A row per model, test data and class.
 
     Columns: ``model`` (client id or ``global``), ``test`` (``all`` or ``own``), ``class``, ``correct``, ``total`` and
     ``accuracy`` (None without test samples).
     """
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     return _heatmap(run, answers, answers.own_model)
 
 
-def class_heatmap_trained(run: FinishedRun) -> Result:
+def class_heatmap_trained(run: FinishedRun) -> AnalysisResult:
     """As :func:`class_heatmap` with each client's model as its own training left it; who never trained has no row."""
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     return _heatmap(run, answers, answers.trained_model, trained=True)
 
 
 def _heatmap(
-    run: FinishedRun, answers: Answers, model_of: Callable[[int], Weights | None], *, trained: bool = False
-) -> Result:
+    run: FinishedRun, answers: ModelOutputs, model_of: Callable[[int], Weights | None], *, trained: bool = False
+) -> AnalysisResult:
     experiment = run.experiment
     names, num_clients = experiment.dataset.meta.class_names, experiment.setting.num_clients
     rows: list[Row] = []
@@ -56,7 +56,7 @@ def _heatmap(
             add(str(client), "own", answers.predictions(shared, images), labels)
     if shared is not None:
         add("global", "all", answers.predictions(shared, answers.images), answers.labels)
-    return Result(rows=tuple(rows), notes=who_is_shown(num_clients))
+    return AnalysisResult(rows=tuple(rows), notes=who_is_shown(num_clients))
 
 
 def who_is_shown(num_clients: int) -> tuple[str, ...]:

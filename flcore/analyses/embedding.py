@@ -9,7 +9,7 @@ from torch import Tensor
 PERPLEXITY = 30
 COMPONENTS = 50
 ITERATIONS = 1000
-FEWEST = 4
+FEWEST_POINTS = 4
 
 
 def embed(features: Tensor) -> NDArray[np.float64]:
@@ -30,8 +30,8 @@ def embed(features: Tensor) -> NDArray[np.float64]:
     from threadpoolctl import threadpool_limits
 
     points = features.detach().cpu().numpy().astype(np.float64)
-    if len(points) < FEWEST:
-        raise ValueError(f"t-SNE needs at least {FEWEST} features, got {len(points)}")
+    if len(points) < FEWEST_POINTS:
+        raise ValueError(f"t-SNE needs at least {FEWEST_POINTS} features, got {len(points)}")
     if not np.isfinite(points).all():
         raise ValueError("t-SNE needs finite features")
     if (points == points[0]).all():

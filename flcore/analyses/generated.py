@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, Row, class_names, equal_per_class
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, Row, class_names, equal_per_class
 from flcore.analyses.embedding import embed
-from flcore.analyses.shown import can_show, images_shown, told
+from flcore.analyses.shown import can_show, caption, images_shown
 from flcore.core.rng import torch_stream
 from flcore.math.prototypes.distances import class_distances, nearest_real
 
@@ -35,10 +35,10 @@ def can_show_generated(run: FinishedRun) -> str | None:
     return has_generated_features(run) or can_show(run)
 
 
-def tsne_generated(run: FinishedRun) -> Result:
+def tsne_generated(run: FinishedRun) -> AnalysisResult:
     """``embedding`` float [N, 2], ``labels`` int [N], ``generated`` bool [N], ``class_names``."""
     experiment = run.experiment
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     model, name = answers.reference_model()
     rows = images_shown(run, answers.labels, 2)
     real, labels = answers.features(model, answers.images[rows]), answers.labels[rows]
@@ -46,25 +46,25 @@ def tsne_generated(run: FinishedRun) -> Result:
     made, made_labels = generated_features(run, per_class)
     of_those = torch.isin(made_labels, labels)
     made, made_labels = made[of_those], made_labels[of_those]
-    return Result(
+    return AnalysisResult(
         {
             "embedding": embed(torch.cat([real, made])),
             "labels": torch.cat([labels, made_labels]).numpy(),
             "generated": np.repeat([False, True], [len(real), len(made)]),
             "class_names": class_names(experiment),
         },
-        notes=(f"Real: test features of {name}.", *told(run, labels.numpy())),
+        notes=(f"Real: test features of {name}.", *caption(run, labels.numpy())),
     )
 
 
-def generator_distances(run: FinishedRun) -> Result:
+def generator_distances(run: FinishedRun) -> AnalysisResult:
     """Distances as in :func:`class_distances`, of generated and real features, in their space and in a t-SNE of it.
 
     Columns: ``features`` (generated, real), ``space`` (feature, tsne), ``intra``, ``inter``, ``centroid_inter``, and
     for generated features ``nearest_distance`` and ``nearest_cosine`` to real training features of the class.
     """
     experiment = run.experiment
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     model, name = answers.reference_model()
     rows = equal_per_class(answers.labels, PER_CLASS, 0, "t-SNE samples")
     real, real_labels = answers.features(model, answers.images[rows]), answers.labels[rows]
@@ -87,7 +87,7 @@ def generator_distances(run: FinishedRun) -> Result:
         f"{PER_CLASS} generated features per class; real: test features of {name}.",
         "t-SNE distances are of each embedding's own scale: no evidence across runs.",
     )
-    return Result(rows=tuple(table), notes=notes)
+    return AnalysisResult(rows=tuple(table), notes=notes)
 
 
 def generated_features(run: FinishedRun, per_class: int) -> tuple[Tensor, Tensor]:

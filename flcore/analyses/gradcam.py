@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, Row, class_names
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, Row, class_names
 from flcore.analyses.tsne_calibration import keeps_uncalibrated
 from flcore.data.images import normalise
 from flcore.models import Backbone
@@ -94,7 +94,7 @@ def clearest(rows: Tensor, before: Tensor, after: Tensor, count: int) -> Tensor:
     return rows[torch.argsort(margin, descending=True, stable=True)[:count]]
 
 
-def gradcam_cases(run: FinishedRun) -> Result:
+def gradcam_cases(run: FinishedRun) -> AnalysisResult:
     """How often each case occurs, and GradCAM of examples under both models.
 
     Rows: ``case``, ``count``, ``share`` of the test set. Arrays, n examples in the order of the cases: ``images`` uint8
@@ -102,7 +102,7 @@ def gradcam_cases(run: FinishedRun) -> Result:
     ``predicted_before``, ``predicted_after`` int [n], ``cases`` text [n], ``class_names``.
     """
     experiment = run.experiment
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     after, before = answers.global_model(), answers.uncalibrated_model()
     assert after is not None and before is not None  # see keeps_uncalibrated
     scores = (answers.logits(before, answers.images), answers.logits(after, answers.images))
@@ -126,7 +126,7 @@ def gradcam_cases(run: FinishedRun) -> Result:
         "cases": np.repeat(CASES, [len(found) for found in shown.values()]),
         "class_names": class_names(experiment),
     }
-    return Result(
+    return AnalysisResult(
         arrays,
         table,
         ("Maps of the true class's logit; the examples of the highest margin; predictions of the network's own head.",),

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, Row, class_names
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, Row, class_names
 from flcore.analyses.image_scores import psnr, squared_errors, ssim
 from flcore.core.rng import numpy_stream, seeded_globally, torch_stream
 from flcore.data.images import normalise
@@ -196,11 +196,11 @@ def search_images(
     return images.detach()
 
 
-def inversion(run: FinishedRun) -> Result:
+def inversion(run: FinishedRun) -> AnalysisResult:
     """Attack A on the global body, see :func:`_attacked` for what it leaves."""
     experiment = run.experiment
 
-    def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
+    def attack(answers: ModelOutputs, model: Weights, wanted: Tensor) -> Tensor:
         device = experiment.config.engine.device
         features, images = answers.features(model, answers.images).to(device), pixels(answers.images).to(device)
         return train_decoder(features, images, seed=experiment.config.seed)(wanted.to(device)).cpu()
@@ -208,12 +208,12 @@ def inversion(run: FinishedRun) -> Result:
     return _attacked(run, "decoder", attack)
 
 
-def inversion_search(run: FinishedRun) -> Result:
+def inversion_search(run: FinishedRun) -> AnalysisResult:
     """Attack B on the global body, see :func:`_attacked` for what it leaves."""
     experiment = run.experiment
     meta, device = experiment.dataset.meta, experiment.config.engine.device
 
-    def attack(answers: Answers, model: Weights, wanted: Tensor) -> Tensor:
+    def attack(answers: ModelOutputs, model: Weights, wanted: Tensor) -> Tensor:
         module = answers.module(model)
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -234,8 +234,8 @@ def pixels(images: Tensor) -> Tensor:
 def _attacked(
     run: FinishedRun,
     name: str,
-    attack: Callable[[Answers, Weights, Tensor], Tensor],
-) -> Result:
+    attack: Callable[[ModelOutputs, Weights, Tensor], Tensor],
+) -> AnalysisResult:
     """An attack scored beside the guess that needs no feature.
 
     Rows per ``attack`` (``name``, and the guess), ``m`` and ``against`` (``closest``, ``class mean``): ``n`` attacked
@@ -246,7 +246,7 @@ def _attacked(
     [classes, sizes, C, H, W], ``guesses`` uint8 [classes, C, H, W], ``labels``, ``sizes`` text, ``class_names``.
     """
     experiment = run.experiment
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     model = answers.global_model()
     assert model is not None  # see needs_global_model
     targets = _targets(experiment, answers, model)
@@ -281,7 +281,7 @@ def _attacked(
                 )
     sheet = _sheet(targets, closest, rebuilt, guessed)
     victims = "Victims: for each class the client that holds most of it; 'fewest': the one that holds fewest."
-    return Result({**sheet, "class_names": class_names(experiment)}, tuple(rows), (victims,))
+    return AnalysisResult({**sheet, "class_names": class_names(experiment)}, tuple(rows), (victims,))
 
 
 def closest_image(image: Tensor, members: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ def closest_image(image: Tensor, members: Tensor) -> Tensor:
     return members[int(squared_errors(members, image.expand_as(members)).argmin())]
 
 
-def _targets(experiment: Experiment, answers: Answers, model: Weights) -> list[Target]:
+def _targets(experiment: Experiment, answers: ModelOutputs, model: Weights) -> list[Target]:
     """What is attacked, class by class: means over m of the client that holds most of it, and all that each has."""
     counts = experiment.partition.counts
     tested = set(torch.unique(answers.labels).tolist())

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from flcore.analyses.base import FinishedRun, class_names, equal_per_class, keeps_trained_models
-from flcore.analyses.embedding import FEWEST
+from flcore.analyses.embedding import FEWEST_POINTS
 from flcore.config.sections import MOST_TSNE_CLIENTS
 from flcore.evaluation.answering import private_model
-from flcore.evaluation.scored_data import scored_data
+from flcore.evaluation.eval_data import eval_data
 from flcore.io.messages import Weights
 
 PER_CLASS = 100
@@ -47,7 +47,7 @@ def images_shown(run: FinishedRun, labels: Tensor, models: int = 1) -> Tensor:
     return of_those[equal_per_class(labels[of_those], per_class, 0, "t-SNE samples")]
 
 
-def told(run: FinishedRun, labels: np.ndarray, clients: Iterable[int] = ()) -> tuple[str, ...]:
+def caption(run: FinishedRun, labels: np.ndarray, clients: Iterable[int] = ()) -> tuple[str, ...]:
     """Notes of what is shown where the configuration chooses it: who is missing, and how many images of what.
 
     Args:
@@ -68,18 +68,18 @@ def told(run: FinishedRun, labels: np.ndarray, clients: Iterable[int] = ()) -> t
 
 def can_show(run: FinishedRun) -> str | None:
     """Why there are no images to embed; None where there are."""
-    labels = scored_data(run.experiment).shared_labels
+    labels = eval_data(run.experiment).shared_labels
     asked = run.experiment.config.evaluation.tsne_classes or ()
     without = [label for label in asked if not (labels == label).any()]
     if without:
         return f"no test image shows class {without[0]} of evaluation.tsne_classes"
     count = len(images_shown(run, labels))
-    return None if count >= FEWEST else f"a t-SNE needs {FEWEST} images, and {count} can be shown"
+    return None if count >= FEWEST_POINTS else f"a t-SNE needs {FEWEST_POINTS} images, and {count} can be shown"
 
 
 def can_show_trained(run: FinishedRun) -> str | None:
     """Why there are no clients' models as they were trained, or no images, to show; None where there are."""
     reason, asked = keeps_trained_models(run), run.experiment.config.evaluation.tsne_clients or ()
-    if reason is None and asked and all(private_model(run.memories(client)) is None for client in asked):
+    if reason is None and asked and all(private_model(run.client_states(client)) is None for client in asked):
         reason = f"of clients {', '.join(map(str, asked))} none has trained a model yet"
     return reason or can_show(run)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flcore.analyses.answers import BEFORE_CALIBRATION, Answers, is_calibrated
-from flcore.analyses.base import FinishedRun, Result, class_names, needs_global_model
+from flcore.analyses.answers import BEFORE_CALIBRATION, ModelOutputs, is_calibrated
+from flcore.analyses.base import AnalysisResult, FinishedRun, class_names, needs_global_model
 from flcore.analyses.embedding import embed
-from flcore.analyses.shown import can_show, can_show_trained, clients_shown, images_shown, told
+from flcore.analyses.shown import can_show, can_show_trained, caption, clients_shown, images_shown
 from flcore.io.messages import Weights
 
 STATES = ("before calibration", "after calibration")
@@ -28,17 +28,17 @@ OWN_HEAD = "Predictions of the network's own head."
 """What else a method answers with belongs to the calibrated model."""
 
 
-def tsne_calibration(run: FinishedRun) -> Result:
+def tsne_calibration(run: FinishedRun) -> AnalysisResult:
     """The global model before and after.
 
     ``embedding`` float [2, N, 2], ``predictions`` int [2, N], ``labels`` int [N], ``models`` text [2], ``accuracies``
     float [2] on the whole test set, ``class_names``.
     """
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     rows = images_shown(run, answers.labels)
     models = _global_models(answers)
     predictions = torch.stack([answers.logits(model, answers.images).argmax(dim=1) for model in models])
-    return Result(
+    return AnalysisResult(
         {
             "embedding": np.stack([embed(answers.features(model, answers.images[rows])) for model in models]),
             "predictions": predictions[:, rows].numpy(),
@@ -47,11 +47,11 @@ def tsne_calibration(run: FinishedRun) -> Result:
             "models": np.array(STATES),
             "class_names": class_names(run.experiment),
         },
-        notes=(OWN_HEAD, *told(run, answers.labels[rows].numpy())),
+        notes=(OWN_HEAD, *caption(run, answers.labels[rows].numpy())),
     )
 
 
-def tsne_calibration_trained(run: FinishedRun) -> Result:
+def tsne_calibration_trained(run: FinishedRun) -> AnalysisResult:
     """Clients' models as their training left them, and with the calibrated layers in place of their own.
 
     M clients in one embedding before and in one after: ``embedding`` float [2, M, N, 2], ``predictions`` int [2, M, N],
@@ -59,7 +59,7 @@ def tsne_calibration_trained(run: FinishedRun) -> Result:
     ``global_accuracies`` float [2] of the global model, ``class_names``. A client that was not in the round has the
     encoder of its last turn.
     """
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     before, after = _global_models(answers)
     trained = clients_shown(run, answers.trained_model)
     rows = images_shown(run, answers.labels, len(trained))
@@ -67,14 +67,14 @@ def tsne_calibration_trained(run: FinishedRun) -> Result:
     # The global model stands behind the clients': its accuracy is shown, its features are not.
     stages = (
         [*trained.values(), before],
-        [*(with_calibrated(own, before, after) for own in trained.values()), after],
+        [*(with_calibrated_weights(own, before, after) for own in trained.values()), after],
     )
     features = [torch.cat([answers.features(model, images) for model in stage[:count]]) for stage in stages]
     predictions = torch.stack(
         [torch.stack([answers.logits(model, answers.images).argmax(dim=1) for model in stage]) for stage in stages]
     )
     accuracies = (predictions == answers.labels).double().mean(dim=2).numpy()
-    return Result(
+    return AnalysisResult(
         {
             "embedding": np.stack([embed(points).reshape(count, len(rows), 2) for points in features]),
             "predictions": predictions[:, :count, rows].numpy(),
@@ -85,11 +85,11 @@ def tsne_calibration_trained(run: FinishedRun) -> Result:
             "states": np.array(STATES),
             "class_names": class_names(run.experiment),
         },
-        notes=(OWN_HEAD, *told(run, answers.labels[rows].numpy(), trained)),
+        notes=(OWN_HEAD, *caption(run, answers.labels[rows].numpy(), trained)),
     )
 
 
-def with_calibrated(own: Weights, before: Weights, after: Weights) -> Weights:
+def with_calibrated_weights(own: Weights, before: Weights, after: Weights) -> Weights:
     """A client's model with the calibrated layers in place of its own.
 
     Args:
@@ -107,7 +107,7 @@ def keeps_uncalibrated(run: FinishedRun) -> str | None:
     """Why there is nothing to compare with the calibrated model; None where there was a calibration."""
     reason, method = needs_global_model(run), run.experiment.method
     if reason is None and not is_calibrated(method, run.server):
-        known = BEFORE_CALIBRATION in method.alternatives()
+        known = BEFORE_CALIBRATION in method.predictors()
         reason = f"{method.name} " + ("did not calibrate then" if known else "has no state before a calibration")
     return reason
 
@@ -122,7 +122,7 @@ def can_show_calibration_trained(run: FinishedRun) -> str | None:
     return keeps_uncalibrated(run) or can_show_trained(run)
 
 
-def _global_models(answers: Answers) -> tuple[Weights, Weights]:
+def _global_models(answers: ModelOutputs) -> tuple[Weights, Weights]:
     """Before and after the calibration; see :func:`keeps_uncalibrated`."""
     before, after = answers.uncalibrated_model(), answers.global_model()
     assert before is not None and after is not None

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flcore.analyses.answers import Answers
-from flcore.analyses.base import FinishedRun, Result, class_names
+from flcore.analyses.answers import ModelOutputs
+from flcore.analyses.base import AnalysisResult, FinishedRun, class_names
 from flcore.analyses.embedding import embed
 from flcore.core.rng import numpy_stream
 from flcore.io.messages import Prototypes
@@ -24,14 +24,14 @@ NUM_CLASSES = 2
 MOST_PER_CLASS = 500
 
 
-def tsne_prototypes(run: FinishedRun) -> Result:
+def tsne_prototypes(run: FinishedRun) -> AnalysisResult:
     """The client with the most samples of its two largest classes.
 
     ``embedding`` float [N, 2] of features and prototypes together; ``labels`` int [N]; ``clusters`` int [N]: 0 for a
     feature, k for the mean of one of k clusters, -1 for a prototype of the server; ``client`` int []; ``class_names``.
     """
     experiment = run.experiment
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     counts = experiment.partition.counts
     client = int(np.sort(counts, axis=1)[:, -NUM_CLASSES:].sum(axis=1).argmax())
     # Stable, so that of equal classes the first are taken.
@@ -57,7 +57,7 @@ def tsne_prototypes(run: FinishedRun) -> Result:
             points.append(rows)
             labels += [label] * len(rows)
             clusters += [k] * len(rows)
-    return Result(
+    return AnalysisResult(
         {
             "embedding": embed(torch.cat(points)),
             "labels": np.array(labels),

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.analyses.base import FinishedRun, Result, class_names
+from flcore.analyses.base import AnalysisResult, FinishedRun, class_names
 
-PER_CLASS = 12
+IMAGES_PER_CLASS = 12
 _GAP = 1  # white pixels between two images
 
 
@@ -19,7 +19,7 @@ def has_virtual_images(run: FinishedRun) -> str | None:
     return f"the server of {run.experiment.method.name} holds no virtual images"
 
 
-def virtual_sheet(run: FinishedRun) -> Result:
+def virtual_sheet(run: FinishedRun) -> AnalysisResult:
     """``sheet`` uint8 [H', W', C], C 1 or 3 (see :func:`image_sheet`), and ``class_names`` of its rows.
 
     Raises:
@@ -28,8 +28,8 @@ def virtual_sheet(run: FinishedRun) -> Result:
     images = _virtual_images(run)
     if images is None:
         raise ValueError(f"{run.experiment.method.name} has no virtual images")
-    sheet = image_sheet(images, run.experiment.setting.num_classes, PER_CLASS)
-    return Result({"sheet": sheet, "class_names": class_names(run.experiment)})
+    sheet = image_sheet(images, run.experiment.setting.num_classes, IMAGES_PER_CLASS)
+    return AnalysisResult({"sheet": sheet, "class_names": class_names(run.experiment)})
 
 
 def _virtual_images(run: FinishedRun) -> Tensor | None:

@@ -61,7 +61,7 @@ def problem_of(registry: Registry[Any], cls: Any) -> str | None:
     try:
         entry = build(cls, {parameter.name: parameter.default for parameter in declared(cls)}, cls.name)
         if isinstance(entry, Method):
-            entry.stages()
+            entry.server_steps()
     except Exception as error:
         return f"cannot be made with its own defaults: {in_words(error)}"
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def resolve_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Parameters whose plug-ins are said relative to a folder, with their places made absolute."""
     entries = raw.get("plugins")
     if not isinstance(entries, list | tuple):

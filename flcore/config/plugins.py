@@ -30,11 +30,11 @@ from flcore.config.imports import imported_names
 from flcore.config.plugin_kinds import KINDS, PLACES, in_words, problem_of
 from flcore.config.plugin_loader import PACKAGE, Finder
 from flcore.config.plugin_loader import Plugin as Plugin
-from flcore.config.plugin_places import located as located
+from flcore.config.plugin_places import resolve_paths as resolve_paths
 from flcore.core.errors import ConfigError, Cure
 from flcore.core.loaded_code import EditedError
 from flcore.core.registry import Registry
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io.files import given_path, replace_file
 
 FOLDER = "plugins"
@@ -71,7 +71,7 @@ def load_all(entries: Any) -> tuple[Plugin, ...]:
     if entries is None:
         return ()
     if not isinstance(entries, list | tuple):
-        raise ConfigError(f"plugins = {brief(entries)}: expected a list of files")
+        raise ConfigError(f"plugins = {shorten(entries)}: expected a list of files")
     found: dict[str, Plugin] = {}
     for entry in entries:
         plugin = _read(*_entry(entry))
@@ -225,19 +225,19 @@ def _entry(entry: Any) -> tuple[str | os.PathLike[str], str | None, str | None]:
         path, sha256, module = entry["path"], entry["sha256"], entry.get("module")
         if isinstance(path, str) and isinstance(sha256, str) and isinstance(module, str | None):
             return path, sha256, module
-    raise ConfigError(f"plugins: {brief(entry)}: expected the path of a Python file")
+    raise ConfigError(f"plugins: {shorten(entry)}: expected the path of a Python file")
 
 
 def _read(path: str | os.PathLike[str], sha256: str | None, module: str | None = None) -> Plugin:
     try:
         place = given_path(path).absolute()
         if place.exists() and not place.is_file():
-            raise ConfigError(f"plug-in {brief(str(place))}: is no file")  # nor a device, which may never end
+            raise ConfigError(f"plug-in {shorten(str(place))}: is no file")  # nor a device, which may never end
         source = place.read_bytes()
     except OSError as error:
-        raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"plug-in {shorten(str(path))}: cannot be read ({error.strerror})") from error
     except ValueError as error:  # no file can be called so
-        raise ConfigError(f"plug-in {brief(str(path))}: cannot be read ({error})") from error
+        raise ConfigError(f"plug-in {shorten(str(path))}: cannot be read ({error})") from error
     plugin = Plugin.of(module or f"{PACKAGE}.{place.stem}", place, source)
     if sha256 not in (None, plugin.sha256):
         if getattr(sys.modules.get(plugin.module), "__plugin__", None) == sha256:

@@ -35,14 +35,14 @@ from flcore.config.sections import (
 )
 from flcore.core.errors import ConfigError
 from flcore.core.params import LARGEST, build, declared
-from flcore.core.text import brief, nearest, shown, unknown_key
+from flcore.core.text import nearest, shorten, to_yaml, unknown_key
 from flcore.data.normalisation import of_channels
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import Source
 from flcore.methods import METHODS, Method
-from flcore.methods.kit.on_top import OnTop
+from flcore.methods.kit.on_top import WrapperMethod
 from flcore.models import MODELS, ModelSpec
 from flcore.sampling import make_sampler
 from flcore.sampling.base import Sampler
@@ -108,13 +108,13 @@ class Config:
         """
         for key in raw:
             if key not in SECTIONS:
-                raise ConfigError(unknown_key(brief(key), key, SECTIONS))
+                raise ConfigError(unknown_key(shorten(key), key, SECTIONS))
         raw, plugins = with_classes(raw)
         sections = {name: _section(raw, name) for name in SECTIONS if name not in ("seed", "plugins")}
         parsed: dict[str, Any] = {"seed": _seed(raw.get("seed", 0)), "plugins": plugins}
         parsed["method"] = _named_section("method", sections["method"])[1]
         # A method that works with one model alone brings it where none is named.
-        (only, *others) = parsed["method"].needs.get("model.name", (None,))
+        (only, *others) = parsed["method"].required_config.get("model.name", (None,))
         if only is not None and not others:
             sections["model"] = {"name": only, **sections["model"]}
         for name, entry in (("data", "source"), ("partition", "partitioner"), ("model", "model_spec")):
@@ -133,9 +133,10 @@ class Config:
         if reason is not None:
             raise ConfigError(reason)
         if (self.data.mean is None) != (self.data.std is None):
-            mean, std = (shown(value) for value in (self.data.mean, self.data.std))
+            mean, std = (to_yaml(value) for value in (self.data.mean, self.data.std))
             raise ConfigError(f"data.mean = {mean}, data.std = {std}: set both, or neither")
-        # Of one's own images the files alone say how many channels there are: see `flcore.data.dataset.prepare`.
+        # Of one's own images the files alone say how many channels there are: see
+        # `flcore.data.dataset.prepare_dataset`.
         channels = self.data.channels or self.source.channels
         if self.data.normalisation is not None and channels is not None:
             of_channels(self.data.normalisation, channels, self.source.name)
@@ -160,9 +161,11 @@ class Config:
         Raises:
             ConfigError: the method cannot follow them.
         """
-        if self.method.no_tasks is not None:
+        if self.method.task_stream_error is not None:
             schedule = self.federation.task_schedule
-            raise ConfigError(f"federation.task_schedule = {schedule}: {self.method.name} {self.method.no_tasks}")
+            raise ConfigError(
+                f"federation.task_schedule = {schedule}: {self.method.name} {self.method.task_stream_error}"
+            )
 
     def _check_comparison(self) -> None:
         compare = self.compare
@@ -190,12 +193,12 @@ class Config:
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
-        for key, allowed in self.method.needs.items():
+        for key, allowed in self.method.required_config.items():
             section, _, name = key.partition(".")
             if name not in mapping.get(section, {}):
                 raise ConfigError(f"method.name = {self.method.name}: it needs {key}, and there is no such key")
             if mapping[section][name] not in allowed:
-                value, wanted = shown(mapping[section][name]), " or ".join(map(shown, allowed))
+                value, wanted = to_yaml(mapping[section][name]), " or ".join(map(to_yaml, allowed))
                 raise ConfigError(f"{key} = {value}: {self.method.name} works with {wanted} alone")
 
     def _check_aggregation(self) -> None:
@@ -203,7 +206,7 @@ class Config:
         if self.aggregation == Aggregation() and not self.federation.simulates_poison:
             return
         how, name = self.aggregation, self.method.name
-        folded = self.method.folds if self.method.data_scope == "client" else frozenset[str]()
+        folded = self.method.aggregates if self.method.data_scope == "client" else frozenset[str]()
         told = f"{name} folds {' and '.join(sorted(folded))} alone" if folded else f"no stage of {name} folds so"
         asked: tuple[tuple[str, Any, set[str]], ...] = (
             ("rule", how.rule, {"weights", "prototypes"}),
@@ -215,7 +218,7 @@ class Config:
         for key, value, kinds in asked:
             if value not in ("mean", "none", None, 0) and folded.isdisjoint(kinds):
                 cure = f"leave {key} out, or take another method"
-                raise ConfigError(f"aggregation.{key} = {shown(value)}: {told}; {cure}")
+                raise ConfigError(f"aggregation.{key} = {to_yaml(value)}: {told}; {cure}")
         if how.noise > 0 and not self.method.releases_weights_alone:
             raise ConfigError(
                 f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "
@@ -227,7 +230,7 @@ class Config:
                 f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
                 "set federation.sampler=uniform, federation.oversampling=1 and federation.deadline=null"
             )
-        sent = self.method.data_scope == "client" and self.method.sends
+        sent = self.method.data_scope == "client" and self.method.poisonable_payloads
         if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:
             raise ConfigError(
                 f"federation.attack = {self.federation.attack}: clients of {name} send neither weights nor class "
@@ -247,7 +250,7 @@ class Config:
     def methods(self) -> tuple[Method, ...]:
         """The method and, where it stands on top of another one, those underneath."""
         found = [self.method]
-        while isinstance(found[-1], OnTop):
+        while isinstance(found[-1], WrapperMethod):
             found.append(found[-1].base_method)
         return tuple(found)
 
@@ -302,7 +305,7 @@ class Config:
 def _check_claim(place: str, claim: Any, rows: Collection[str]) -> None:
     """Refuse a claim of a form that nobody can judge; ``rows`` are those that a comparison may have."""
     if not isinstance(claim, Mapping) or not {"better", "than"} <= {*claim}:
-        raise ConfigError(f"{place} = {brief(claim)}: expected {{better: METHOD, than: METHOD or a list of them}}")
+        raise ConfigError(f"{place} = {shorten(claim)}: expected {{better: METHOD, than: METHOD or a list of them}}")
     for key in claim:
         if key not in _CLAIM:
             raise ConfigError(f"{place}: {unknown_key(str(key), str(key), _CLAIM)}")
@@ -312,14 +315,14 @@ def _check_claim(place: str, claim: Any, rows: Collection[str]) -> None:
             raise ConfigError(f"{place}: {unknown_key(str(row), str(row), rows).replace('key', 'method', 1)}")
     lead, texts = claim.get("by", 0.0), [claim[key] for key in ("metric", "says") if key in claim]
     if isinstance(lead, bool) or not isinstance(lead, int | float) or not math.isfinite(lead):
-        raise ConfigError(f"{place}.by = {brief(lead)}: expected a number")
+        raise ConfigError(f"{place}.by = {shorten(lead)}: expected a number")
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{place}: metric and says are texts")
 
 
 def _seed(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ConfigError(f"seed = {brief(value)}: expected a whole number >= 0 and <= {LARGEST}")
+        raise ConfigError(f"seed = {shorten(value)}: expected a whole number >= 0 and <= {LARGEST}")
     return value
 
 
@@ -328,7 +331,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{name} = {shown(section)}: expected a section with keys, not a value")
+        raise ConfigError(f"{name} = {to_yaml(section)}: expected a section with keys, not a value")
     return section
 
 
@@ -338,7 +341,7 @@ def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
     if not isinstance(chosen, str) or chosen not in registry:
         near = nearest(chosen, registry)
         hint = f"; did you mean {near!r}?" if near else ""
-        raise ConfigError(f"{name}.name = {shown(chosen)}: must be one of {', '.join(registry)}{hint}")
+        raise ConfigError(f"{name}.name = {to_yaml(chosen)}: must be one of {', '.join(registry)}{hint}")
     shared = {p.name for p in declared(common)} if common else set()
     rest = {key: value for key, value in values.items() if key != "name" and key not in shared}
     own = {p.name for p in declared(registry[chosen])}
@@ -348,7 +351,7 @@ def _named_section(name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
         owners = [other for other, cls in registry.items() if key in {p.name for p in declared(cls)}]
         if owners:
             raise ConfigError(f"{name}.{key}: {chosen} has no such parameter; it belongs to {', '.join(owners)}")
-        raise ConfigError(unknown_key(f"{name}.{brief(key)}", key, shared | own | {"name"}))
+        raise ConfigError(unknown_key(f"{name}.{shorten(key)}", key, shared | own | {"name"}))
     section = build(common, {k: v for k, v in values.items() if k in shared}, name) if common else None
     return section, build(registry[chosen], rest, name)
 

@@ -18,7 +18,7 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-P", *arguments]
 
 
-def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+def safe_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment whose Python processes ignore the working folder.
 
     Args:

@@ -28,7 +28,7 @@ def read_sources(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
-SOURCES: Mapping[str, bytes] = read_sources(ROOT)
+PACKAGE_SOURCES: Mapping[str, bytes] = read_sources(ROOT)
 """The sources of the package when it was imported."""
 
 
@@ -48,7 +48,7 @@ _edited_before: set[str] = set()
 @cache
 def digests() -> dict[str, str]:
     """Return the SHA-256 of each of the sources."""
-    return {name: hashlib.sha256(source).hexdigest() for name, source in SOURCES.items()}
+    return {name: hashlib.sha256(source).hexdigest() for name, source in PACKAGE_SOURCES.items()}
 
 
 def compare_with_parent(parent: Mapping[str, str]) -> None:
@@ -78,9 +78,13 @@ def refuse_edited(modules: Iterable[str] | None = None) -> None:
     Raises:
         EditedError: names the first file that was edited.
     """
-    files = SOURCES if modules is None else filter(None, (source_file(module, SOURCES) for module in modules))
+    files = (
+        PACKAGE_SOURCES
+        if modules is None
+        else filter(None, (source_file(module, PACKAGE_SOURCES) for module in modules))
+    )
     for name in sorted(files):
-        if _on_disk(name) != SOURCES[name]:
+        if _on_disk(name) != PACKAGE_SOURCES[name]:
             raise EditedError.of(f"flcore/{name}")
         if name in _edited_before:
             raise EditedError(
@@ -98,10 +102,10 @@ def _on_disk(name: str) -> bytes | None:
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
-        name = source_file(fullname, SOURCES)
-        if name is None or _on_disk(name) == SOURCES[name]:
+        name = source_file(fullname, PACKAGE_SOURCES)
+        if name is None or _on_disk(name) == PACKAGE_SOURCES[name]:
             return super().get_code(fullname)
-        return self.source_to_code(SOURCES[name], self.path)
+        return self.source_to_code(PACKAGE_SOURCES[name], self.path)
 
 
 class _Finder:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from flcore.core.errors import ConfigError
-from flcore.core.text import brief, is_control, nearest, shown, unknown_key
+from flcore.core.text import is_control, nearest, shorten, to_yaml, unknown_key
 from flcore.core.type_names import choices_of, type_name
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _declared: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()
 _validators: WeakKeyDictionary[type, TypeAdapter[dict[str, Any]]] = WeakKeyDictionary()
 
 
-Bound = Callable[[int | None, int], float]
+SwappedParams = Callable[[int | None, int], float]
 """A bound that depends on data and run: (number of classes, None where only the data say it; rounds) → number."""
 
 
@@ -51,10 +51,10 @@ class Search:
     """
 
     low: float | None = None
-    high: float | Bound | None = None
+    high: float | SwappedParams | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
-    least: Bound | None = None
+    least: SwappedParams | None = None
     when: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Param:
     def range(self) -> str:
         """What is allowed, in words: ``one of a, b``, ``>= 0``, ``> 0 and <= 1`` or nothing; of a list, each."""
         if self.choices is not None:
-            return "one of " + ", ".join(shown(choice) for choice in self.choices)
+            return "one of " + ", ".join(to_yaml(choice) for choice in self.choices)
         bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
         limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
         words = [option for option in self.type.split(" or ") if option.startswith("'")]
@@ -191,7 +191,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     known, place = {p.name: p for p in declared(cls)}, f"{path}." if path else ""
     for key in values:
         if key not in known:
-            raise ConfigError(unknown_key(f"{place}{brief(key)}", key, known))
+            raise ConfigError(unknown_key(f"{place}{shorten(key)}", key, known))
     try:
         checked = validator(cls).validate_python(dict(values))
     except pydantic.ValidationError as error:
@@ -273,15 +273,15 @@ def _problem(cls: type, declaration: Param, value: Any, errors: Sequence[Mapping
     for error in errors:
         if error["type"].startswith(("greater_than", "less_than", "finite_number")):
             limits = [declaration.range, "finite" if error["type"] == "finite_number" else ""]
-            return f"{shown(error['input'])}: must be {' and '.join(filter(None, limits))}"
+            return f"{to_yaml(error['input'])}: must be {' and '.join(filter(None, limits))}"
         if reason := str(error.get("ctx", {}).get("error", "")):
-            return f"{shown(error['input'])}: {reason}"
+            return f"{to_yaml(error['input'])}: {reason}"
     allowed = declaration.range or declaration.type
     if allowed.startswith((">", "<")):
         allowed = f"{_NOUNS.get(declaration.type.partition(' or ')[0], declaration.type)} {allowed}"
     if _is_quoted(cls, declaration.name, value):
-        return f'"{shown(value)}": is text in quotes, leave these out; expected {allowed}'
-    return f"{shown(value)}: {_nearest(declaration, value)}expected {allowed}"
+        return f'"{to_yaml(value)}": is text in quotes, leave these out; expected {allowed}'
+    return f"{to_yaml(value)}: {_nearest(declaration, value)}expected {allowed}"
 
 
 def _is_quoted(cls: type, key: str, value: Any) -> bool:

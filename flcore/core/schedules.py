@@ -39,7 +39,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearSchedule:
     """initial · (1 − passed/total): to 0 after ``total``."""
 
     initial: float

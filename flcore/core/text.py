@@ -31,7 +31,7 @@ class _Shortened(reprlib.Repr):
         return repr(x) if x.bit_length() <= 10_000 else f"a number of {x.bit_length()} bits"
 
 
-def brief(value: Any, most: int = 200) -> str:
+def shorten(value: Any, most: int = 200) -> str:
     """Return a value for a message: one line, no control characters, shortened.
 
     Addresses are reduced to their scheme: they may hold a password.
@@ -70,7 +70,7 @@ def unknown_key(path: str, key: object, known: Iterable[str]) -> str:
     names = sorted(known)
     near = nearest(key, names)
     hint = f"did you mean {near!r}? " if near else ""
-    return f"{brief(path)}: unknown key; {hint}allowed here: {', '.join(names) or 'nothing'}"
+    return f"{shorten(path)}: unknown key; {hint}allowed here: {', '.join(names) or 'nothing'}"
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -80,6 +80,6 @@ def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | No
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
-def shown(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """A value as YAML has it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else brief(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else shorten(value)

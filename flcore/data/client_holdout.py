@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from flcore.data.partitioners.base import Indices, cut, indices_by_class, joined
+from flcore.data.partitioners.base import Indices, indices_by_class, merge_indices, split_by_shares
 
 ClientTest = Literal["label_slices", "proportional", "few_shot", "own_group", "local_split", "task_cumulative"]
 
@@ -55,7 +55,7 @@ def proportional(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator)
 
     def share(c: int, indices: Indices, holders: np.ndarray) -> list[Indices]:
         held = counts[holders, c]
-        return cut(indices, held / held.sum()) if len(holders) else []
+        return split_by_shares(indices, held / held.sum()) if len(holders) else []
 
     return _per_class(counts, pool, rng, share)
 
@@ -87,7 +87,7 @@ def _per_class(
         # Shuffled, because files are not in random order: the first half of MNIST's test set is easier than the second.
         for client, part in zip(holders, share(c, rng.permutation(indices), holders), strict=True):
             owned[client].append(part)
-    return [joined(parts) for parts in owned]
+    return [merge_indices(parts) for parts in owned]
 
 
 def stratified_cut(
@@ -114,7 +114,7 @@ def stratified_cut(
     aside = [rng.permutation(indices[own == c])[: take[c]] for c in np.flatnonzero(take)]
     if not aside and at_least_one and len(indices) > 1:
         aside = [rng.choice(indices, size=1)]
-    chosen = joined(aside)
+    chosen = merge_indices(aside)
     return np.setdiff1d(indices, chosen, assume_unique=True), chosen
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from flcore.core.errors import Cure, DataError
 from flcore.core.params import LARGEST
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.data.images import channel_statistics, convert_channels, resize
-from flcore.data.normalisation import Normalisation, Values, of_channels
+from flcore.data.normalisation import ChannelValues, Normalisation, of_channels
 from flcore.data.sources.base import BadFileError, RawDataset, RawSplit, Source, bad_files
 from flcore.io import disk
 from flcore.io.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
@@ -132,13 +132,13 @@ class Dataset:
         try:
             meta = _meta_from_json(path, read_json(path, _CURE))
         except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: damaged ({brief(str(error))}); {_CURE}") from error
+            raise DataError(f"{path}: damaged ({shorten(str(error))}); {_CURE}") from error
         train = _load_split(directory / "train.safetensors", meta, meta.train_size)
         test = _load_split(directory / "test.safetensors", meta, meta.test_size)
         return cls(train, test, meta)
 
 
-def prepare(
+def prepare_dataset(
     source: Source,
     root: Path | None = None,
     *,
@@ -210,7 +210,7 @@ def prepare(
     return dataset
 
 
-def _as_json(values: Values) -> float | list[float]:
+def _as_json(values: ChannelValues) -> float | list[float]:
     return list(values) if isinstance(values, tuple) else values
 
 

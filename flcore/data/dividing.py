@@ -13,7 +13,7 @@ from flcore.data.client_holdout import ClientTest, few_shot, label_slices, own_g
 from flcore.data.dataset import Dataset, Split
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import ClientSplit, Partition, fingerprint_of, is_ascending
-from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
+from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, merge_indices
 from flcore.data.tasks import cumulative_tests
 from flcore.version import VERSION
 
@@ -70,7 +70,7 @@ def make_partition(
     if vals is None:
         rngs = (numpy_stream(seed, "partition-validation", client) for client in range(num_clients))
         parts, vals = _set_aside(parts, labels, validation, rngs)
-    trains = [joined(own) for own in parts]
+    trains = [merge_indices(own) for own in parts]
     counts = _class_counts(trains, labels, num_classes)
     if tests is None and client_test == "own_group":
         tests = own_group(trains, _groups(dataset.train), _groups(dataset.test))
@@ -79,8 +79,8 @@ def make_partition(
         rng = numpy_stream(seed, "partition-test")
         tests = [drawn[own] for own in _official_tests(client_test, counts, test_labels[drawn], test_shots, rng)]
 
-    no_tasks: list[list[Indices]] = [[] for _ in parts]
-    tasks = no_tasks if assignment.tasks is None else parts
+    task_stream_error: list[list[Indices]] = [[] for _ in parts]
+    tasks = task_stream_error if assignment.tasks is None else parts
     task_counts = np.stack([_class_counts(own, labels, num_classes) for own in tasks])
     task_tests = [
         cumulative_tests(test, test_labels, own) if client_test == "task_cumulative" else ()
@@ -176,7 +176,7 @@ def _set_aside(
     for own, rng in zip(parts, rngs, strict=True):
         pairs = [stratified_cut(part, labels, fraction, rng, at_least_one=at_least_one) for part in own]
         kept.append([stays for stays, _ in pairs])
-        aside.append(joined([taken for _, taken in pairs]))
+        aside.append(merge_indices([taken for _, taken in pairs]))
     return kept, aside
 
 
@@ -191,11 +191,11 @@ def _groups(split: Split) -> np.ndarray:
 def _tested_images(dataset: Dataset, partitioner: Partitioner, trains: list[Indices]) -> Indices:
     """The official test samples that clients are tested on: all; of the drawn writers or users where clients are these.
 
-    So their tests are of the people whom the global model is tested on (:mod:`flcore.evaluation.scored_data`).
+    So their tests are of the people whom the global model is tested on (:mod:`flcore.evaluation.eval_data`).
     """
     if partitioner.name != "by_group" or dataset.train.groups is None or dataset.test.groups is None:
         return np.arange(len(dataset.test))
-    (drawn,) = own_group([joined(trains)], dataset.train.groups.numpy(), dataset.test.groups.numpy())
+    (drawn,) = own_group([merge_indices(trains)], dataset.train.groups.numpy(), dataset.test.groups.numpy())
     return drawn
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from flcore.core.errors import DataError
-from flcore.data.partitioners.base import Indices, indices_by_class, joined
+from flcore.data.partitioners.base import Indices, indices_by_class, merge_indices
 
 Profile = Literal["exp", "step"]
 
@@ -75,7 +75,7 @@ class Imbalance:
         """
         by_class = indices_by_class(labels, num_classes)
         sizes = self.sizes(np.array([len(indices) for indices in by_class]), rng)
-        return joined([rng.permutation(indices)[:size] for indices, size in zip(by_class, sizes, strict=True)])
+        return merge_indices([rng.permutation(indices)[:size] for indices, size in zip(by_class, sizes, strict=True)])
 
 
 def minority_classes(counts: np.ndarray, fraction: float = 0.5) -> tuple[int, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flcore.core.errors import ConfigError
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 
-Values = float | tuple[float, ...]
+ChannelValues = float | tuple[float, ...]
 """One number for all channels, or one for each."""
 
-Normalisation = tuple[Values, Values]
+Normalisation = tuple[ChannelValues, ChannelValues]
 """Mean and standard deviation, on the scale 0 to 1."""
 
 
@@ -25,12 +25,12 @@ def of_channels(normalisation: Normalisation, channels: int, whose: str) -> tupl
     return _each("mean", mean, channels, whose), _each("std", std, channels, whose)
 
 
-def _each(key: str, values: Values, channels: int, whose: str) -> tuple[float, ...]:
+def _each(key: str, values: ChannelValues, channels: int, whose: str) -> tuple[float, ...]:
     if not isinstance(values, tuple):
         return (values,) * channels
     if len(values) != channels:
         number = "1 channel" if channels == 1 else f"{channels} channels"
         raise ConfigError(
-            f"data.{key} = {shown(list(values))}: images of {whose} have {number}; give one number, or one for each"
+            f"data.{key} = {to_yaml(list(values))}: images of {whose} have {number}; give one number, or one for each"
         )
     return values

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from flcore.core.errors import Cure, DataError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
@@ -146,7 +146,7 @@ class Partition:
             loaded = _from_manifest(manifest, {key: array.numpy() for key, array in arrays.items()})
             found = fingerprint_of(loaded)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
-            reason = brief(str(error))
+            reason = shorten(str(error))
             raise DataError(f"{path}: damaged or not of indices.safetensors beside it ({reason}); {_CURE}") from error
         if found != manifest["fingerprint"]:
             raise DataError(f"{path}: content differs from its fingerprint; {_CURE}")

@@ -12,7 +12,7 @@ from flcore.data.skew import skew
 from flcore.data.tasks import new_classes
 
 
-def summarise(partition: Partition) -> list[tuple[str, str]]:
+def summarise_partition(partition: Partition) -> list[tuple[str, str]]:
     """What a reader wants to know of a partition, as pairs of a name and a value in words.
 
     Three numbers with slashes are the smallest, the median and the largest. For the measures of skew see

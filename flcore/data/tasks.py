@@ -9,10 +9,10 @@ import numpy as np
 
 from flcore.data.partitioners.base import Indices
 
-Schedule = Literal["cyclic", "blocked"]
+TaskSchedule = Literal["cyclic", "blocked"]
 
 
-def task_of_round(round_number: int, schedule: Schedule, tasks: int, rounds: int) -> int:
+def task_of_round(round_number: int, schedule: TaskSchedule, tasks: int, rounds: int) -> int:
     """The task, from 0, that every client works on in a round.
 
     ``cyclic`` meets all tasks one after the other, again and again: with 5 tasks, round 7 is on task 1. ``blocked``
@@ -49,7 +49,7 @@ class TaskStream:
     """
 
     classes: np.ndarray
-    schedule: Schedule | Literal["none"]
+    schedule: TaskSchedule | Literal["none"]
     rounds: int
     minority: np.ndarray
 
@@ -64,7 +64,7 @@ class TaskStream:
             return None
         return task_of_round(round_number, self.schedule, self.num_tasks, self.rounds)
 
-    def stretch(self, round_number: int) -> int:
+    def task_visit(self, round_number: int) -> int:
         """Which stretch of rounds on one task this is, from 0; 0 throughout where data do not change."""
         task = self.task(round_number)
         if task is None:
@@ -86,7 +86,7 @@ class TaskStream:
         """Whether this is the last round on a task that never returns: what is forgotten is measured then."""
         if self.schedule != "blocked":
             return False
-        return round_number == self.rounds or self.stretch(round_number + 1) != self.stretch(round_number)
+        return round_number == self.rounds or self.task_visit(round_number + 1) != self.task_visit(round_number)
 
 
 def new_classes(task_counts: np.ndarray) -> list[tuple[int, ...]]:

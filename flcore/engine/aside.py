@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flcore.engine.owned import load_owned, save_owned
-from flcore.io.files import make_durable, sweep
+from flcore.io.files import make_durable, remove_stale_temp
 from flcore.io.records import Record
 
 
@@ -30,10 +30,10 @@ class Aside:
     run: str
     cure: str
 
-    def keep_round(self, number: int, server: Record, memories: Mapping[int, Record]) -> None:
+    def keep_round(self, number: int, server: Record, client_states: Mapping[int, Record]) -> None:
         """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
-        sweep(self.directory / "rounds")  # of a process that was killed here before the round was committed
-        clients = {f"client.{client:04d}": record for client, record in memories.items()}
+        remove_stale_temp(self.directory / "rounds")  # of a process that was killed here before the round was committed
+        clients = {f"client.{client:04d}": record for client, record in client_states.items()}
         for name, record in {"server": server, **clients}.items():
             save_owned(self._file(number, name), record, [number, name], self.run)
         make_durable([self._file(number, name) for name in ("server", *clients)])

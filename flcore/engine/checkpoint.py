@@ -3,24 +3,25 @@
 ::
 
     checkpoint/
-      state.json                   what holds after the last complete leg; replaced atomically: the one commit point
-      durable.json                 the last one whose files all survive a power failure, where that is another
-      server.0007.safetensors      those payloads of the server that the run's 7th leg changed
-      history.jsonl                a record per evaluated round        timing.jsonl   seconds per leg
-      clients/0003.0007.safetensors   what client 3 remembers since the run's 7th leg
-      legs/0008/0003.safetensors      the reply of client 3 in the leg under way (0003.json: why it failed)
+      state.json                   what holds after the last complete exchange; replaced atomically: the one commit
+      point durable.json                 the last one whose files all survive a power failure, where that is another
+      server.0007.safetensors      those payloads of the server that the run's 7th exchange changed history.jsonl
+      a record per evaluated round        timing.jsonl   seconds per exchange clients/0003.0007.safetensors   what
+      client 3 remembers since the run's 7th exchange exchanges/0008/0003.safetensors      the reply of client 3 in the
+      exchange under way (0003.json: why it failed)
 
-A round has one leg with nearly every method; then legs count rounds. The state names the leg of every payload and of
-every client's memory, and how many lines of the records count. Whatever else lies around (a memory of the interrupted
-leg, lines behind those that count) is either found again and used, or dropped. No pickle: safetensors and JSON.
+A round has one exchange with nearly every method; then exchanges count rounds. The state names the exchange of every
+payload and of every client's memory, and how many lines of the records count. Whatever else lies around (a memory of
+the interrupted exchange, lines behind those that count) is either found again and used, or dropped. No pickle:
+safetensors and JSON.
 
 Every file has a check sum, and says whose it is and of which leg: what was changed, or has changed places, is refused,
 or where it is a reply, made again. A flipped bit would otherwise train on to other results.
 
 Everything that a commit names survives the end of every process. It survives a power failure, too, if
 ``engine.durable_every`` seconds have passed since the last commit that does (0: always): to wait for the disk several
-times a leg would take a quarter of the time of small models. A newest state that a power failure has damaged is found
-by its check sums, and the durable one takes its place; its files are kept until there is a later one.
+times an exchange would take a quarter of the time of small models. A newest state that a power failure has damaged is
+found by its check sums, and the durable one takes its place; its files are kept until there is a later one.
 
 What came of clients' turns, replies and memories, is written by :mod:`flcore.engine.turn_results`.
 """
@@ -65,8 +66,8 @@ class Checkpoint:
         self._synced_at = clock()
         self._synced: set[Path] = set()  # files that survive a power failure: those of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
-        self.turns = TurnResults(directory, CURE, durable_every, clock)
-        """Replies of the leg under way, and clients' memories."""
+        self.client_results = TurnResults(directory, CURE, durable_every, clock)
+        """Replies of the exchange under way, and clients' memories."""
         self._run = ""
         """Digest of the run's name; empty as long as nobody has said it."""
         self._lines = RecordLines(directory, CURE)
@@ -80,14 +81,14 @@ class Checkpoint:
         """The last one that survives a power failure, where the committed one may not."""
         return self.directory / "durable.json"
 
-    def server_file(self, leg: int) -> Path:
-        """Payloads of the server that a leg changed; 0: those that it started with."""
-        return self.directory / f"server.{leg:04d}.safetensors"
+    def server_file(self, exchange: int) -> Path:
+        """Payloads of the server that an exchange changed; 0: those that it started with."""
+        return self.directory / f"server.{exchange:04d}.safetensors"
 
     def state_files(self) -> list[Path]:
         """The files that the state is made of, clients' memories aside."""
-        legs = set(read_json(self.state_file, CURE)["server"].values())
-        return [self.state_file, *map(self.server_file, sorted(legs))]
+        exchanges = set(read_json(self.state_file, CURE)["server"].values())
+        return [self.state_file, *map(self.server_file, sorted(exchanges))]
 
     # ---- the state -----------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Checkpoint:
             disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self.turns.committed()
+        self.client_results.committed()
         self._server, self._synced = {}, set()
         self._run = state.run.digest
         self._lines.start()
@@ -115,7 +116,7 @@ class Checkpoint:
         self._write_state(state, durable=True)
 
     def load(self, name: RunName) -> RunState | None:
-        """The last complete leg of a run; None where nothing is there. Records behind it are dropped.
+        """The last complete exchange of a run; None where nothing is there. Records behind it are dropped.
 
         Where a power failure has damaged the newest state, the last durable one takes its place.
 
@@ -127,7 +128,7 @@ class Checkpoint:
         durable = self._durable()
         try:
             content = self._content(self.state_file)
-            if durable is not None and durable["legs"] > content["legs"]:  # the newest has lost its name
+            if durable is not None and durable["exchanges"] > content["exchanges"]:  # the newest has lost its name
                 raise DataError(f"{self.state_file}: damaged, {self.durable_file.name} is newer; {CURE}")
             state = self._checked(content, name)
         except DataError:
@@ -149,9 +150,9 @@ class Checkpoint:
         """The state, if all that it names is there and is what was written; records behind it are dropped."""
         self._refuse(content, name)
         state = self._state(content)
-        for client in state.memories:
-            self.memory(client, state.memories)  # better now than hours later
-        self._lines.keep(state.evaluated, state.legs, content["history"])
+        for client in state.client_states:
+            self.client_state(client, state.client_states)  # better now than hours later
+        self._lines.keep(state.evaluated, state.exchanges, content["history"])
         return state
 
     def refuse_other(self, name: RunName) -> None:
@@ -201,12 +202,12 @@ class Checkpoint:
             self._run = name.digest
             return RunState(
                 server=self._read_server(content["server"]),
-                memories={int(client): leg for client, leg in content["memories"].items()},
+                client_states={int(client): exchange for client, exchange in content["memories"].items()},
                 up={kind: Size(**size) for kind, size in content["up"].items()},
                 down={kind: Size(**size) for kind, size in content["down"].items()},
                 told=[
-                    {**leg, "server": {fact: float(value) for fact, value in leg["server"].items()}}
-                    for leg in content["told"]
+                    {**exchange, "server": {fact: float(value) for fact, value in exchange["server"].items()}}
+                    for exchange in content["told"]
                 ],
                 failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
                 run=name,
@@ -215,44 +216,49 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{self.state_file}: damaged ({error!r}); {CURE}") from error
 
-    def _read_server(self, legs: Mapping[str, int]) -> Record:
-        missing = {leg for name, leg in legs.items() if self._server.get(name, (None,))[0] != leg}
-        files = {leg: load_owned(self.server_file(leg), leg, self._run, CURE) for leg in sorted(missing)}
+    def _read_server(self, exchanges: Mapping[str, int]) -> Record:
+        missing = {exchange for name, exchange in exchanges.items() if self._server.get(name, (None,))[0] != exchange}
+        files = {
+            exchange: load_owned(self.server_file(exchange), exchange, self._run, CURE) for exchange in sorted(missing)
+        }
         self._server = {
-            name: (leg, files[leg][name] if leg in files else self._server[name][1]) for name, leg in legs.items()
+            name: (exchange, files[exchange][name] if exchange in files else self._server[name][1])
+            for name, exchange in exchanges.items()
         }
         return Record({name: payload for name, (_, payload) in self._server.items()})
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Close a leg: append its records, replace the state, and clear what is no longer needed."""
-        self.turns.save_memories(state.memories, self._run)
+        self.client_results.save_client_states(state.client_states, self._run)
         lines = self._lines.add(history, timing)
         self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
         self._lines.count = lines  # not before: who failed until here may try again
-        self.turns.committed()
+        self.client_results.committed()
         self._clear(state)
 
     def _write_state(self, state: RunState, history_check: int = 0, *, durable: bool) -> None:
         """Write what the state names, then the state; durable, all that it names is so first."""
         # Records are immutable: a payload that is still the same object is on the disk already.
-        known = {name: leg for name, (leg, payload) in self._server.items() if state.server.get(name) is payload}
+        known = {
+            name: exchange for name, (exchange, payload) in self._server.items() if state.server.get(name) is payload
+        }
         changed = state.server.without(*known)
         if changed:
-            save_owned(self.server_file(state.legs), changed, state.legs, self._run)
-        legs = {name: known.get(name, state.legs) for name in state.server}
+            save_owned(self.server_file(state.exchanges), changed, state.exchanges, self._run)
+        exchanges = {name: known.get(name, state.exchanges) for name in state.server}
         content = {
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
             "run": state.run.run,
             "code": dict(state.run.code),
-            "server": legs,
-            "memories": {str(client): leg for client, leg in state.memories.items()},
+            "server": exchanges,
+            "memories": {str(client): exchange for client, exchange in state.client_states.items()},
             "up": {kind: vars(size) for kind, size in state.up.items()},
             "down": {kind: vars(size) for kind, size in state.down.items()},
             "failures": list(state.failures),
             # Text where JSON has no number for a fact: a resumed round then has the record of an uninterrupted one.
             "told": [
-                {**leg, "server": {fact: _jsonable(value) for fact, value in leg["server"].items()}}
-                for leg in state.told
+                {**exchange, "server": {fact: _jsonable(value) for fact, value in exchange["server"].items()}}
+                for exchange in state.told
             ],
             "history": history_check,
         }
@@ -263,7 +269,7 @@ class Checkpoint:
             self._synced, self._synced_at = named, self._clock()
         if self.durable_every or not durable:
             self._replace(self.state_file, content)
-        self._server = {name: (leg, state.server[name]) for name, leg in legs.items()}
+        self._server = {name: (exchange, state.server[name]) for name, exchange in exchanges.items()}
 
     def _replace(self, path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
         text = json_text(sealed(content))
@@ -271,14 +277,16 @@ class Checkpoint:
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
         """What a state names: files of the server's payloads and of clients' memories."""
-        memories = {self.turns.memory_file(leg, int(client)) for client, leg in content["memories"].items()}
-        return memories | {self.server_file(leg) for leg in content["server"].values()}
+        client_states = {
+            self.client_results.state_file(exchange, int(client)) for client, exchange in content["memories"].items()
+        }
+        return client_states | {self.server_file(exchange) for exchange in content["server"].values()}
 
     def _clear(self, state: RunState) -> None:
-        """Remove what no longer counts. What cannot be removed now is no reason to do a committed leg again."""
+        """Remove what no longer counts. What cannot be removed now is no reason to do a committed exchange again."""
         disk.try_to_remove(self.directory / "legs")
-        named = {self.turns.memory_file(leg, client) for client, leg in state.memories.items()}
-        named |= {self.server_file(leg) for leg, _ in self._server.values()} | self._synced
+        named = {self.client_results.state_file(exchange, client) for client, exchange in state.client_states.items()}
+        named |= {self.server_file(exchange) for exchange, _ in self._server.values()} | self._synced
         with suppress(OSError):  # a file system that is away for a moment
             unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
             for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
@@ -294,16 +302,18 @@ class Checkpoint:
 
     def keep_round(self, state: RunState) -> None:
         """Put aside what server and clients hold after a round that is about to be committed."""
-        memories = {client: self.memory(client, state.memories) for client in sorted(state.memories)}
-        self.aside.keep_round(state.round, state.server, memories)
+        client_states = {
+            client: self.client_state(client, state.client_states) for client in sorted(state.client_states)
+        }
+        self.aside.keep_round(state.round, state.server, client_states)
 
-    def flush(self, memories: Mapping[int, int]) -> str:
-        """Write what clients remember, held in memory until now, so that workers can read it: by client its leg.
+    def flush(self, client_states: Mapping[int, int]) -> str:
+        """Write what clients remember, held in memory until now, so that workers can read it: by client its exchange.
 
         Returns:
             The digest of the run's name, under which it is found.
         """
-        self.turns.save_memories(memories, self._run)
+        self.client_results.save_client_states(client_states, self._run)
         return self._run
 
     # ---- records -------------------------------------------------------------------------------------------------
@@ -314,20 +324,20 @@ class Checkpoint:
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    def memory(self, client: int, memories: Mapping[int, int]) -> Record:
+    def client_state(self, client: int, client_states: Mapping[int, int]) -> Record:
         """What a client remembers; empty before its first participation, or where its method keeps nothing.
 
         Raises:
             DataError: it is gone, or damaged.
         """
-        if client not in memories:
+        if client not in client_states:
             return Record()
-        return self.turns.memory(memories[client], client, self._run)
+        return self.client_results.client_state(client_states[client], client, self._run)
 
 
 def _jsonable(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-_AS_THEY_ARE = ("round", "steps", "leg", "legs", "evaluated", "simulated_seconds")
+_AS_THEY_ARE = ("round", "steps", "exchange", "exchanges", "evaluated", "simulated_seconds")
 _STATE = {*_AS_THEY_ARE, "told", "run", "code", "server", "memories", "up", "down", "failures", "history"}

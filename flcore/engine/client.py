@@ -17,24 +17,24 @@ from torch import Tensor
 
 from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
-from flcore.engine.failures import TurnError, failure_of, is_the_machines, misfit, turn_part
+from flcore.engine.failures import ClientError, client_step, failure_of, is_the_machines, misfit
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.engine.local.serial import Outcome, SerialTrainer, Trainer, Training
+from flcore.engine.local.serial import SerialTrainer, Trainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.local.tape import planned_steps
-from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
+from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.poisoning import poisoned_message
 from flcore.experiment.traffic import outgoing
 from flcore.io.messages import Payload, Prototypes, Weights, all_finite
 from flcore.io.records import Payloads, Record, SharedOnDevice, on_device
-from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, Leg, Turn
+from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
 
-Memories = Callable[[int], Record]
+ClientStates = Callable[[int], Record]
 
-Result = tuple[Reply, Record] | Failure
+ClientOutcome = tuple[Reply, Record] | Failure
 """A client's reply and what it remembers; or why there is none."""
 
 
@@ -45,7 +45,7 @@ def make_trainer(experiment: Experiment) -> Trainer:
     return StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
 
 
-class TurnRunner:
+class ClientRunner:
     """Carries out clients' turns in this process, on one intra-op thread."""
 
     def __init__(
@@ -69,49 +69,49 @@ class TurnRunner:
         initial = self._there({MODEL: setting.initial})[MODEL]
         self._setting = setting if initial is setting.initial else replace(setting, initial=initial)
 
-    def train(self, work: LegWork, clients: Sequence[int], memories: Memories) -> dict[int, Result]:
+    def train(self, work: LegWork, clients: Sequence[int], client_states: ClientStates) -> dict[int, ClientOutcome]:
         """Carry out the turns of a stack of clients.
 
         Args:
-            work: the leg, with what each client is sent.
+            work: the exchange, with what each client is sent.
             clients: ids; more than one only where clients are stacked.
-            memories: client id to what it kept; empty at its first turn.
+            client_states: client id to what it kept; empty at its first turn.
 
         Raises:
             TurnError: an error that cannot be told to be one client's, or that is the machine's.
         """
         experiment, method, place = self.experiment, self.experiment.method, work.place
-        legs = method.legs(place.round, experiment.setting)
-        leg = legs[place.leg]
-        with turn_part(place, leg.name, clients, "receive"):
+        exchanges = method.round_exchanges(place.round, experiment.setting)
+        exchange = exchanges[place.exchange]
+        with client_step(place, exchange.name, clients, "receive"):
             received = self._received.of(work.received[client] for client in clients)
-            turns = [
-                self.turn(place.round, leg, client, message, memories(client))
+            contexts = [
+                self.ctx(place.round, exchange, client, message, client_states(client))
                 for client, message in zip(clients, received, strict=True)
             ]
-            starts = [turn.with_statistics(method.begin(turn)) for turn in turns]
+            starts = [ctx.with_statistics(method.initial_weights(ctx)) for ctx in contexts]
             data = ClientData.of(experiment, clients, place.round)
         began = self._clock()
-        with turn_part(place, leg.name, clients, "local training"):
-            before = sum(len(earlier.phases) for earlier in legs[: place.leg])
-            outcomes = self.local_training(turns, data, starts, leg, before)
+        with client_step(place, exchange.name, clients, "local training"):
+            before = sum(len(earlier.phases) for earlier in exchanges[: place.exchange])
+            outcomes = self.local_training(contexts, data, starts, exchange, before)
         trained_seconds = _shares(self._clock() - began, [outcome.steps for outcome in outcomes])
         passes = _Passes(self._forward, experiment, data, [outcome.weights for outcome in outcomes])
-        results: dict[int, Result] = {}
-        for index, (turn, outcome) in enumerate(zip(turns, outcomes, strict=True)):
+        results: dict[int, ClientOutcome] = {}
+        for index, (ctx, outcome) in enumerate(zip(contexts, outcomes, strict=True)):
             trained = _Trained(passes, index, outcome, len(data[index]))
             began = self._clock()
             try:
-                with turn_part(place, leg.name, [turn.client], "reply"):
-                    result = self._answer(turn, outcome, trained, trains=bool(leg.phases))
+                with client_step(place, exchange.name, [ctx.client], "reply"):
+                    result = self._answer(ctx, outcome, trained, trains=bool(exchange.phases))
                 if not isinstance(result, Failure):
                     seconds = trained_seconds[index] + self._clock() - began
                     result = replace(result[0], seconds=seconds), result[1]
-                results[turn.client] = result
-            except TurnError as error:
+                results[ctx.client] = result
+            except ClientError as error:
                 if is_the_machines(error):
                     raise
-                results[turn.client] = failure_of(error)
+                results[ctx.client] = failure_of(error)
         return results
 
     def _there(self, record: Payloads, device: str | None = None) -> Record:
@@ -121,44 +121,53 @@ class TurnRunner:
             return record if isinstance(record, Record) else Record(record)
         return on_device(record, device or own)
 
-    def turn(self, round_number: int, leg: Leg, client: int, received: Record, memory: Record) -> Turn:
+    def ctx(
+        self, round_number: int, exchange: Exchange, client: int, received: Record, client_state: Record
+    ) -> ClientContext:
         """Return a client's turn: the message that it received, on the device, and what it kept."""
         experiment = self.experiment
         config = experiment.config
-        exchange = exchange_in(experiment.method, self._setting, round_number, leg)
-        return Turn(
+        ctx = round_context(experiment.method, self._setting, round_number, exchange)
+        return ClientContext(
             setting=self._setting,
             round=round_number,
-            leg=leg.name,
-            is_later_leg=exchange.is_later_leg,
+            exchange=exchange.name,
+            is_later_leg=ctx.is_later_leg,
             client=client,
-            counts=experiment.label_counts(client, round_number),
-            inbox=received,
-            memory=self._there(memory),
+            class_counts=experiment.label_counts(client, round_number),
+            received=received,
+            client_state=self._there(client_state),
             task=experiment.task(round_number),
-            stretch=experiment.stream.stretch(round_number),
+            task_visit=experiment.stream.task_visit(round_number),
             task_counts=experiment.task_counts(client),
             learning_rate=learning_rate(config.local, round_number, config.federation.rounds),
             momentum=config.local.momentum,
         )
 
     def local_training(
-        self, turns: Sequence[Turn], data: Sequence[ClientData], starts: Sequence[Weights], leg: Leg, first_phase: int
-    ) -> list[Outcome]:
+        self,
+        contexts: Sequence[ClientContext],
+        data: Sequence[ClientData],
+        starts: Sequence[Weights],
+        exchange: Exchange,
+        first_phase: int,
+    ) -> list[TrainResult]:
         """What local training leaves of each client; where there is none, what it began with."""
-        if not leg.phases:
+        if not exchange.phases:
             nothing = torch.zeros(self.experiment.setting.num_classes, dtype=torch.int64)
-            return [Outcome(start, {}, 0, nothing) for start in starts]
-        tables = self.tables(turns, data, leg)
-        return self._trainer.train(Training(turns, data, starts, leg.phases, first_phase, tables))
+            return [TrainResult(start, {}, 0, nothing) for start in starts]
+        tables = self.tables(contexts, data, exchange)
+        return self._trainer.train(TrainJob(contexts, data, starts, exchange.phases, first_phase, tables))
 
-    def tables(self, turns: Sequence[Turn], data: Sequence[ClientData], leg: Leg) -> Mapping[str, list[Tensor]]:
+    def tables(
+        self, contexts: Sequence[ClientContext], data: Sequence[ClientData], exchange: Exchange
+    ) -> Mapping[str, list[Tensor]]:
         """What is known of all samples: what clients remember, and what frozen models say.
 
         The latter where it is constant and cheaper than asking in every step.
 
         Args:
-            turns: of the clients. data: their samples. leg: what they train in.
+            contexts: of the clients. data: their samples. leg: what they train in.
 
         Returns:
             By name and client [n_k, ...], on the device.
@@ -167,16 +176,14 @@ class TurnRunner:
             ValueError: a client does not remember a row for each of its samples.
         """
         method = self.experiment.method
-        remembered = [method.tables(turn) for turn in turns]
-        for turn, own, tables in zip(turns, data, remembered, strict=True):
+        remembered = [method.per_sample_inputs(ctx) for ctx in contexts]
+        for ctx, own, tables in zip(contexts, data, remembered, strict=True):
             for name, rows in tables.items():
                 if len(rows) != len(own):
-                    raise ValueError(
-                        f"client {turn.client} remembers {len(rows)} rows of {name} for {len(own)} samples"
-                    )
+                    raise ValueError(f"client {ctx.client} remembers {len(rows)} rows of {name} for {len(own)} samples")
         found = {name: [tables[name] for tables in remembered] for name in remembered[0]}
-        frozen = [method.frozen(turn) for turn in turns]
-        if frozen[0] and self._asked_once(data, leg):
+        frozen = [method.teachers(ctx) for ctx in contexts]
+        if frozen[0] and self._asked_once(data, exchange):
             for name in frozen[0]:
                 models = [models[name] for models in frozen]
                 found[name] = [
@@ -184,26 +191,26 @@ class TurnRunner:
                 ]
         return found
 
-    def _asked_once(self, data: Sequence[ClientData], leg: Leg) -> bool:
+    def _asked_once(self, data: Sequence[ClientData], exchange: Exchange) -> bool:
         """Whether frozen models are asked once per sample: images never change, and are met oftener than once."""
         config = self.experiment.config
-        visits = sum(planned_steps(len(own), config.local, phase) for own in data for phase in leg.phases)
+        visits = sum(planned_steps(len(own), config.local, phase) for own in data for phase in exchange.phases)
         return config.data.augmentation == "none" and visits * config.local.batch_size >= sum(map(len, data))
 
-    def _answer(self, turn: Turn, outcome: Outcome, trained: _Trained, *, trains: bool) -> Result:
+    def _answer(self, ctx: ClientContext, outcome: TrainResult, trained: _Trained, *, trains: bool) -> ClientOutcome:
         experiment = self.experiment
         cause = _not_finite(outcome)
         if cause is not None:
             return Failure(cause, "local training")
-        message, kept = experiment.method.reply(turn, trained)
-        if turn.client in experiment.poisoned:
-            message = poisoned_message(message, turn, experiment.config.federation)
+        message, kept = experiment.method.reply(ctx, trained)
+        if ctx.client in experiment.poisoned:
+            message = poisoned_message(message, ctx, experiment.config.federation)
         own = kept.get(MODEL)
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
             kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
-            kept = {**kept, **_private_model(kept, turn.memory, outcome.weights if trains else None)}
+            kept = {**kept, **_private_model(kept, ctx.client_state, outcome.weights if trains else None)}
         # The trained weights, which have been looked at, or as they leave a part of them.
         looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
         message, kept = self._there(outgoing(message, experiment), "cpu"), self._there(kept, "cpu")
@@ -212,7 +219,7 @@ class TurnRunner:
                 if name not in fine and not _finite(payload):
                     return Failure(f"its {name} holds values that are not finite", "reply")
         for name, payload in message.items():
-            unfit = misfit(payload, turn.inbox.get(name))
+            unfit = misfit(payload, ctx.received.get(name))
             if unfit is not None:
                 return Failure(f"its {name} {unfit}", "reply")
         return Reply(message, outcome.losses, outcome.steps, bool(kept), trained=outcome.there), kept
@@ -260,7 +267,7 @@ class _Passes:
 class _Trained:
     """A client after local training, for :meth:`flcore.methods.api.Method.reply`."""
 
-    def __init__(self, passes: _Passes, index: int, outcome: Outcome, num_samples: int) -> None:
+    def __init__(self, passes: _Passes, index: int, outcome: TrainResult, num_samples: int) -> None:
         self._passes, self._index, self._outcome = passes, index, outcome
         self.weights, self.steps, self.num_samples = outcome.weights, outcome.steps, num_samples
 
@@ -295,14 +302,14 @@ class _Trained:
         return (sums / counts.clamp_min(1).unsqueeze(-1)).float(), counts > 0
 
 
-def _private_model(kept: Payloads, memory: Record, trained: Weights | None) -> dict[str, Payload]:
+def _private_model(kept: Payloads, client_state: Record, trained: Weights | None) -> dict[str, Payload]:
     """What to remember as the client's own model: nothing where the method keeps that model itself."""
     if trained is None:
-        return {PRIVATE: memory[PRIVATE]} if PRIVATE in memory else {}
+        return {PRIVATE: client_state[PRIVATE]} if PRIVATE in client_state else {}
     return {} if kept.get(MODEL) is trained else {PRIVATE: trained}
 
 
-def _not_finite(outcome: Outcome) -> str | None:
+def _not_finite(outcome: TrainResult) -> str | None:
     """Why a client must be stopped before anything that is not a number is averaged or remembered."""
     fine = _finite(outcome.weights) if outcome.finite is None else outcome.finite
     if fine and all(math.isfinite(value) for value in outcome.losses.values()):

@@ -20,7 +20,7 @@ MOST_BYTES = 256 * 2**20
 _BLOCK = 1024  # images that are normalised at a time
 
 
-class Gathered:
+class CohortSamples:
     """The training samples of one client, or of several behind one another, on the device.
 
     Attributes:
@@ -79,7 +79,7 @@ class ClientData:
         gathered: what the stack gathered.
     """
 
-    def __init__(self, gathered: Gathered, offset: int, length: int) -> None:
+    def __init__(self, gathered: CohortSamples, offset: int, length: int) -> None:
         self.gathered, self.offset = gathered, offset
         self.labels = gathered.labels[offset : offset + length]
 
@@ -99,7 +99,7 @@ class ClientData:
     def _gathered(
         cls, experiment: Experiment, indices: Sequence[Tensor], labels: Tensor | None = None
     ) -> list[ClientData]:
-        gathered = Gathered(experiment, torch.cat(list(indices)), labels)
+        gathered = CohortSamples(experiment, torch.cat(list(indices)), labels)
         offsets = [0]
         for own in indices:
             offsets.append(offsets[-1] + len(own))

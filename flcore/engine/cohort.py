@@ -12,14 +12,14 @@ from flcore.core.errors import RunError
 from flcore.core.rng import numpy_stream
 from flcore.engine.local.tape import planned_steps
 from flcore.experiment.experiment import Experiment
-from flcore.methods.types import Leg
+from flcore.methods.types import Exchange
 
 DEFAULT_STACK = {"cpu": 8, "cuda": 128}
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, in all of its legs that are for the cohort; ids ascending.
+    """Who takes part in a round, in all of its exchanges that are for the cohort; ids ascending.
 
     Attributes:
         trainers: whose work counts.
@@ -33,16 +33,21 @@ class Cohort:
 
 
 def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
-    """The cohort of a round; nobody where none of its legs is for a cohort.
+    """The cohort of a round; nobody where none of its exchanges is for a cohort.
 
     ``max(1, round(participation · K))`` clients as ``federation.sampler`` chooses, or ``oversampling`` times as many,
     of which the fastest are taken; those not done at the ``deadline`` are not waited for. A client's time is that of
-    all its own work in the round, whatever legs it is spread over. Simulated drop-out removes each with its probability
-    before that. Every influence has a stream of its own, so that switching one on changes nobody else's draw.
+    all its own work in the round, whatever exchanges it is spread over. Simulated drop-out removes each with its
+    probability before that. Every influence has a stream of its own, so that switching one on changes nobody else's
+    draw.
     """
     trainers, federation, seed = sorted(experiment.trainers), experiment.config.federation, experiment.config.seed
-    legs = [leg for leg in experiment.method.legs(round_number, experiment.setting) if leg.who == "cohort"]
-    if not legs:
+    exchanges = [
+        exchange
+        for exchange in experiment.method.round_exchanges(round_number, experiment.setting)
+        if exchange.participants == "cohort"
+    ]
+    if not exchanges:
         return Cohort(())
     wanted = experiment.cohort_size
     invited = min(len(trainers), max(wanted, math.ceil(wanted * federation.oversampling - 1e-9)))
@@ -53,7 +58,7 @@ def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
     speeds = federation.speed_spread > 0 or federation.speed_jitter > 0
     if not (speeds or federation.deadline is not None or federation.oversampling > 1):
         return Cohort(tuple(cohort))
-    return _fastest(cohort, _seconds(experiment, round_number, legs, cohort), wanted, federation.deadline)
+    return _fastest(cohort, _seconds(experiment, round_number, exchanges, cohort), wanted, federation.deadline)
 
 
 def _sampled(experiment: Experiment, count: int, round_number: int) -> list[int]:
@@ -74,9 +79,11 @@ def _sampled(experiment: Experiment, count: int, round_number: int) -> list[int]
     return chosen
 
 
-def taking_part(experiment: Experiment, leg: Leg, cohort: Cohort, failed: Collection[int]) -> tuple[int, ...]:
+def participants_of(
+    experiment: Experiment, exchange: Exchange, cohort: Cohort, failed: Collection[int]
+) -> tuple[int, ...]:
     """Who works in a leg: everybody, or those of the cohort who have not failed earlier in the round."""
-    if leg.who == "all":
+    if exchange.participants == "all":
         return tuple(sorted(experiment.trainers))
     return tuple(client for client in cohort.trainers if client not in failed)
 
@@ -90,38 +97,40 @@ def _fastest(cohort: Sequence[int], seconds: Sequence[float], wanted: int, deadl
     return Cohort(tuple(trainers), tuple(client for client in cohort if client not in trainers), waited)
 
 
-def _seconds(experiment: Experiment, round_number: int, legs: Sequence[Leg], cohort: Sequence[int]) -> list[float]:
+def _seconds(
+    experiment: Experiment, round_number: int, exchanges: Sequence[Exchange], cohort: Sequence[int]
+) -> list[float]:
     """Simulated seconds of each client's round: steps × ``step_seconds`` × its speed × the round's jitter."""
     federation, seed = experiment.config.federation, experiment.config.seed
     count = len(experiment.trainers)
     speeds = numpy_stream(seed, "client speed").normal(0.0, 1.0, count) * federation.speed_spread
     jitters = numpy_stream(seed, "client jitter", round_number).normal(0.0, 1.0, count) * federation.speed_jitter
     return [
-        sum(leg_steps(experiment, round_number, leg, client) for leg in legs)
+        sum(leg_steps(experiment, round_number, exchange, client) for exchange in exchanges)
         * federation.step_seconds
         * float(np.exp(speeds[client] + jitters[client]))
         for client in cohort
     ]
 
 
-def leg_steps(experiment: Experiment, round_number: int, leg: Leg, client: int) -> int:
+def leg_steps(experiment: Experiment, round_number: int, exchange: Exchange, client: int) -> int:
     """Mini-batches of a client's turn over its own images, as planned."""
     size = len(experiment.training_indices(client, round_number))
     local = experiment.config.local
-    return sum(planned_steps(size, local, phase) for phase in leg.phases if phase.source is None)
+    return sum(planned_steps(size, local, phase) for phase in exchange.phases if phase.source is None)
 
 
 def round_steps(experiment: Experiment, round_number: int) -> int:
-    """Mini-batches of a whole round, of all who take part in its legs, each over its own images, as planned."""
+    """Mini-batches of a whole round, of all who take part in its exchanges, each over its own images, as planned."""
     cohort = select_cohort(experiment, round_number)
     return sum(
-        leg_steps(experiment, round_number, leg, client)
-        for leg in experiment.method.legs(round_number, experiment.setting)
-        for client in taking_part(experiment, leg, cohort, ())
+        leg_steps(experiment, round_number, exchange, client)
+        for exchange in experiment.method.round_exchanges(round_number, experiment.setting)
+        for client in participants_of(experiment, exchange, cohort, ())
     )
 
 
-def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequence[int]) -> list[list[int]]:
+def stacks(experiment: Experiment, round_number: int, exchange: Exchange, trainers: Sequence[int]) -> list[list[int]]:
     """Who is trained together: each alone, or in stacks of nearly equal size whose members have similar step counts.
 
     A function of the cohort alone: workers get whole stacks, so that no result depends on them.
@@ -130,7 +139,7 @@ def stacks(experiment: Experiment, round_number: int, leg: Leg, trainers: Sequen
         return [[client] for client in trainers]
     if not trainers:
         return []
-    ordered = sorted(trainers, key=lambda client: (-leg_steps(experiment, round_number, leg, client), client))
+    ordered = sorted(trainers, key=lambda client: (-leg_steps(experiment, round_number, exchange, client), client))
     return [part.tolist() for part in np.array_split(np.asarray(ordered), -(-len(ordered) // stack_limit(experiment)))]
 
 

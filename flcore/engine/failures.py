@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError, listed
-from flcore.engine.turns import Failure, Place
+from flcore.engine.turns import ExchangeId, Failure
 from flcore.io.messages import Payload, Prototypes, Weights
 
 
@@ -25,7 +25,7 @@ class LocatedError(RunError):
     """An error that says already where it happened."""
 
 
-class TurnError(LocatedError):
+class ClientError(LocatedError):
     """An error in a client's turn.
 
     Attributes:
@@ -37,15 +37,23 @@ class TurnError(LocatedError):
     """
 
     def __init__(
-        self, round_number: int, leg: str, clients: Sequence[int], part: str, cause: str, details: str = ""
+        self, round_number: int, exchange: str, clients: Sequence[int], part: str, cause: str, details: str = ""
     ) -> None:
-        self.round, self.leg, self.clients, self.part, self.cause = round_number, leg, tuple(clients), part, cause
-        super().__init__(f"round {round_number}, {_named(self.clients)} ({part_of(leg, part)}): {cause}", details)
+        self.round, self.exchange, self.clients, self.part, self.cause = (
+            round_number,
+            exchange,
+            tuple(clients),
+            part,
+            cause,
+        )
+        super().__init__(
+            f"round {round_number}, {_named(self.clients)} ({part_label(exchange, part)}): {cause}", details
+        )
 
 
-def part_of(leg: str, part: str) -> str:
+def part_label(exchange: str, part: str) -> str:
     """How a part of a turn is called."""
-    return f"{leg}, {part}" if part else leg
+    return f"{exchange}, {part}" if part else exchange
 
 
 def _named(clients: Sequence[int]) -> str:
@@ -53,7 +61,7 @@ def _named(clients: Sequence[int]) -> str:
 
 
 @contextmanager
-def turn_part(place: Place, leg_name: str, clients: Sequence[int], part: str) -> Iterator[None]:
+def client_step(place: ExchangeId, leg_name: str, clients: Sequence[int], part: str) -> Iterator[None]:
     """One part of the turn of one client, or of a stack; what it raises says where.
 
     Raises:
@@ -64,11 +72,11 @@ def turn_part(place: Place, leg_name: str, clients: Sequence[int], part: str) ->
     except (LocatedError, ConfigError, DataError):
         raise
     except Exception as error:
-        raise TurnError(place.round, leg_name, clients, part, _cause(error), _details(error)) from error
+        raise ClientError(place.round, leg_name, clients, part, _cause(error), _details(error)) from error
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
+def error_context(where: str) -> Iterator[None]:
     """Work outside of clients' turns, such as ``round 3, server stage calibrate``.
 
     A plain ValueError or ArithmeticError is how a method says that it cannot go on: its message is meant for people and
@@ -98,7 +106,7 @@ def _details(error: Exception) -> str:
     return inner or "".join(traceback.format_exception(error))
 
 
-def is_the_machines(error: TurnError) -> bool:
+def is_the_machines(error: ClientError) -> bool:
     """Return whether the machine, not a client, caused an error: full disk, no memory, broken GPU."""
     cause = error.__cause__
     # PyTorch has no type of its own for memory of the CPU.
@@ -129,14 +137,14 @@ def misfit(answer: Payload, sent: Payload | None) -> str | None:
     return None
 
 
-def failure_of(error: TurnError) -> Failure:
+def failure_of(error: ClientError) -> Failure:
     """Return one client's failure for an error in its turn."""
     return Failure(error.cause, error.part, error.details)
 
 
-def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnError:
+def failed(place: ExchangeId, leg_name: str, client: int, failure: Failure) -> ClientError:
     """The error that stops a run for one client's failure."""
-    return TurnError(place.round, leg_name, [client], failure.part, failure.cause, failure.details)
+    return ClientError(place.round, leg_name, [client], failure.part, failure.cause, failure.details)
 
 
 # ---- through a pipe ----------------------------------------------------------------------------------------------
@@ -144,11 +152,11 @@ def failed(place: Place, leg_name: str, client: int, failure: Failure) -> TurnEr
 _PLAIN: dict[str, type[ProtoflError]] = {cls.__name__: cls for cls in (ConfigError, DataError)}
 
 
-def packed(error: Exception) -> dict[str, Any]:
+def pack_error(error: Exception) -> dict[str, Any]:
     """What a worker sends of an error: plain values, so that the other side needs none of the code that raised it."""
-    if isinstance(error, TurnError):
-        turn = [error.round, error.leg, list(error.clients), error.part, error.cause]
-        return {"type": "TurnError", "values": turn, "details": error.details}
+    if isinstance(error, ClientError):
+        ctx = [error.round, error.exchange, list(error.clients), error.part, error.cause]
+        return {"type": "TurnError", "values": ctx, "details": error.details}
     if isinstance(error, OSError):
         return {"type": "OSError", "values": [error.errno, error.strerror, str(error.filename)], "details": ""}
     for name, cls in _PLAIN.items():
@@ -157,12 +165,12 @@ def packed(error: Exception) -> dict[str, Any]:
     return {"type": "LocatedError", "values": [_cause(error)], "details": _details(error)}
 
 
-def unpacked(message: Mapping[str, Any]) -> Exception:
+def unpack_error(message: Mapping[str, Any]) -> Exception:
     """The error again, equal to what it would be in this process."""
     name, values, details = message["type"], message["values"], message["details"]
     if name == "TurnError":
-        number, leg, clients, part, cause = values
-        return TurnError(number, leg, clients, part, cause, details)
+        number, exchange, clients, part, cause = values
+        return ClientError(number, exchange, clients, part, cause, details)
     if name == "OSError":
         return OSError(*values)
     return _PLAIN[name](*values) if name in _PLAIN else LocatedError(values[0], details)

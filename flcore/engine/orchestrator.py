@@ -7,13 +7,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class Orchestrator(Protocol):
     """Carries out rounds and their pieces; results must not depend on it."""
 
-    def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
+    def round(self, number: int, pieces: Sequence[str], function: Callable[[], T]) -> T:
         """Carry out a round; its pieces come to :meth:`call` and :meth:`map` meanwhile.
 
         Args:
@@ -22,10 +22,10 @@ class Orchestrator(Protocol):
             function: the rest of the round; what a call of it left undone, another one does.
         """
 
-    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    def call(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         """Carry out one named piece of work."""
 
-    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    def map(self, name: str, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
         """Carry out one named piece of work per item, perhaps at the same time; results in the order of the items."""
 
 
@@ -35,13 +35,13 @@ class InlineOrchestrator:
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
 
-    def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
+    def round(self, number: int, pieces: Sequence[str], function: Callable[[], T]) -> T:
         return function()
 
-    def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    def call(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
-    def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    def map(self, name: str, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
         """Call it for each item; results in the order of the items.
 
         The first error, or Ctrl-C, is raised at once: nothing new is begun, and what is under way is left to whoever

@@ -50,7 +50,7 @@ class RecordLines:
         check = zlib.crc32(lines.get("history.jsonl", b""), self.count.check)
         return Ends({**self.count.ends, **ends}, check)
 
-    def keep(self, evaluated: int, legs: int, check: int) -> None:
+    def keep(self, evaluated: int, exchanges: int, check: int) -> None:
         """Drop lines that were never committed, one cut off by a kill included.
 
         Args:
@@ -60,7 +60,7 @@ class RecordLines:
         Raises:
             DataError: they are not what was written.
         """
-        history, times = (self._keep(name, count) for name, count in zip(NAMES, (evaluated, legs), strict=True))
+        history, times = (self._keep(name, count) for name, count in zip(NAMES, (evaluated, exchanges), strict=True))
         self.count = Ends({"history.jsonl": len(history), "timing.jsonl": len(times)}, zlib.crc32(history))
         whole = all(unsealed(record) is not None for record in self._read("timing.jsonl"))
         if self.count.check != check or not whole:
@@ -82,7 +82,7 @@ class RecordLines:
         if len(lines) < count or (whole and not whole.endswith(b"\n")):
             raise DataError(f"{path}: damaged, {count} lines were written; {self.cure}")
         if len(lines) > count:
-            disk.cut(path, len(whole))
+            disk.truncate(path, len(whole))
         return whole
 
 

@@ -1,7 +1,7 @@
 """A client's reply as a file: safetensors, or JSON that says why there is none.
 
-Each says of which run, leg and client it is. Whoever reads one that is damaged, or somebody else's, reads nothing: the
-reply is then made again, with the same bytes.
+Each says of which run, exchange and client it is. Whoever reads one that is damaged, or somebody else's, reads nothing:
+the reply is then made again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from flcore.engine.turns import Failure, Reply
 from flcore.io.files import read_json, sealed, unsealed, write_json
 from flcore.io.records import load_record, save_record
 
-Result = Reply | Failure
+ClientResult = Reply | Failure
 
-Place = tuple[int, int]
+ExchangeKey = tuple[int, int]
 """Leg, counted over the run from 1, and client."""
 
 
-def save_result(path: Path, result: Result, place: Place, run: str) -> None:
+def save_result(path: Path, result: ClientResult, place: ExchangeKey, run: str) -> None:
     """Write a reply to ``path``; why there is none, to its sister that ends on ``.json``.
 
     Args:
@@ -33,12 +33,12 @@ def save_result(path: Path, result: Result, place: Place, run: str) -> None:
     if isinstance(result, Failure):
         write_json(path.with_suffix(".json"), sealed({**vars(result), **whose}))
         return
-    names = ("losses", "steps", "remembers", "seconds")
+    names = ("losses", "steps", "has_state", "seconds")
     said = {name: getattr(result, name) for name in names}
     save_record(path, result.message, {**said, **whose, "losses": dict(result.losses)})
 
 
-def load_result(path: Path, place: Place, run: str | None) -> Result | None:
+def load_result(path: Path, place: ExchangeKey, run: str | None) -> ClientResult | None:
     """What :func:`save_result` wrote; None where there is nothing, or it is damaged, or not of this place and run.
 
     Args:
@@ -61,7 +61,7 @@ def load_result(path: Path, place: Place, run: str | None) -> Result | None:
         return None
 
 
-def _is_of(content: dict[str, Any], place: Place, run: str | None) -> bool:
+def _is_of(content: dict[str, Any], place: ExchangeKey, run: str | None) -> bool:
     """Whether a file is of this place and run; takes both out of it."""
     own, whose = content.pop("place") == list(place), content.pop("run")
     return own and run in (None, whose)

@@ -9,7 +9,7 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.pool.executors import Executor
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scores import Scores
-from flcore.evaluation.scoring import Part, Request, Scorer
+from flcore.evaluation.scoring import EvalRequest, EvalTask, Scorer
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 
@@ -27,11 +27,13 @@ class RoundScorer:
 
     def score(self, state: RunState) -> Scores:
         """Score the state at the end of a round."""
-        memories = partial(self._checkpoint.memory, memories=state.memories)
-        share = partial(self._share, state.memories)
-        return self._scorer.score(state.server, memories, round_number=state.round, share=share)
+        client_states = partial(self._checkpoint.client_state, client_states=state.client_states)
+        share = partial(self._share, state.client_states)
+        return self._scorer.score(state.server, client_states, round_number=state.round, share=share)
 
-    def _share(self, memories: Mapping[int, int], request: Request, parts: Sequence[Part]) -> Sequence[Record] | None:
+    def _share(
+        self, client_states: Mapping[int, int], request: EvalRequest, parts: Sequence[EvalTask]
+    ) -> Sequence[Record] | None:
         if self._scorer.images_asked(request, parts) < WORTH_SHARING:
             return None
-        return self._executor.score(request, parts, memories)
+        return self._executor.score(request, parts, client_states)

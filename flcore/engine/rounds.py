@@ -1,4 +1,4 @@
-"""The round, written once: per leg, train the cohort, let the server work, commit; then score.
+"""The round, written once: per exchange, train the cohort, let the server work, commit; then score.
 
 Who watches is not known here. Each piece of work is handed to an :class:`~flcore.engine.orchestrator.Orchestrator`,
 which may simply call it, or show it as a task; records of evaluated rounds go to a callback.
@@ -16,23 +16,23 @@ from typing import Any
 from flcore.core.errors import DataError, RunError
 from flcore.engine.broadcast import broadcast
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.cohort import Cohort, groups, select_cohort, stacks, taking_part
+from flcore.engine.cohort import Cohort, groups, participants_of, select_cohort, stacks
 from flcore.engine.energy import Clock, Meter, Stopwatch, no_meter
-from flcore.engine.failures import located, part_of
+from flcore.engine.failures import error_context, part_label
 from flcore.engine.orchestrator import Orchestrator
 from flcore.engine.pool.executors import Executor
-from flcore.engine.pool.groups import Keeper
+from flcore.engine.pool.groups import ReplyStore
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import RoundScorer
 from flcore.engine.run_state import RunName, RunState, leg_facts, round_facts
-from flcore.engine.turns import Failure, LegWork, Reply, exchange_in
+from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.scores import Scores
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_modules
 from flcore.experiment.traffic import added, cost
 from flcore.io.files import finite
 from flcore.io.records import Record
-from flcore.methods.types import Exchange, Leg, Replies, Stage
+from flcore.methods.types import Exchange, Replies, RoundContext, ServerStep
 
 RoundRecord = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ class Observers:
         on_round: called after every round with its number and its record, or None where it was not evaluated.
         clock: of the timing. meter: of the energy.
         on_start: called with the number of complete rounds that are there already.
-        wall_clock: of the time of day, in seconds since 1970; it says when a leg began and ended.
+        wall_clock: of the time of day, in seconds since 1970; it says when an exchange began and ended.
     """
 
     on_round: Callable[[int, RoundRecord | None], None] = lambda number, record: None
@@ -106,14 +106,14 @@ def run_rounds(
     if state is None:
         state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=name)
         checkpoint.start(state, replace=restart)
-    if state.legs == 0 and 0 in experiment.config.evaluation.snapshots:
+    if state.exchanges == 0 and 0 in experiment.config.evaluation.snapshots:
         checkpoint.keep_round(state)
     observers.on_start(state.round)
     scorer = RoundScorer(experiment, checkpoint, executor)
     run = _Run(experiment, checkpoint, executor, orchestrator, observers, scorer)
     latest = _Latest(state)
     for number in range(state.round + 1, experiment.config.federation.rounds + 1):
-        pieces = _pieces(experiment, number, latest.state.leg)
+        pieces = _pieces(experiment, number, latest.state.exchange)
         record = orchestrator.round(number, pieces, partial(_run_round, run, latest))
         observers.on_round(number, record)
     return latest.state
@@ -125,32 +125,35 @@ def run_name(experiment: Experiment) -> RunName:
 
 
 def _pieces(experiment: Experiment, number: int, done: int) -> list[str]:
-    """Names of what is left of a round, of whose legs so many are done."""
+    """Names of what is left of a round, of whose exchanges so many are done."""
     names: list[str] = []
-    legs = experiment.method.legs(number, experiment.setting)
-    twice = [name for name, count in Counter(leg.name for leg in legs).items() if count > 1]
+    exchanges = experiment.method.round_exchanges(number, experiment.setting)
+    twice = [name for name, count in Counter(exchange.name for exchange in exchanges).items() if count > 1]
     if twice:
         raise RunError(f"round {number}: {experiment.method.name} has two legs called {twice[0]}; names must differ")
-    for leg in legs[done:]:
-        names += [leg.name, *(experiment.method.stages() if leg.stages is None else leg.stages)]
+    for exchange in exchanges[done:]:
+        names += [
+            exchange.name,
+            *(experiment.method.server_steps() if exchange.server_steps is None else exchange.server_steps),
+        ]
     return [*names, "evaluate"] if _is_evaluated(experiment, number) else names
 
 
 def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
-    """The rest of the round under way, leg by leg; each ends with a commit."""
+    """The rest of the round under way, exchange by exchange; each ends with a commit."""
     state = latest.state
     number = state.round + 1
     cohort = select_cohort(run.experiment, number)
-    legs = run.experiment.method.legs(number, run.experiment.setting)
+    exchanges = run.experiment.method.round_exchanges(number, run.experiment.setting)
     record: RoundRecord | None = None
-    for leg in legs[state.leg :]:
-        last = state.leg == len(legs) - 1
+    for exchange in exchanges[state.exchange :]:
+        last = state.exchange == len(exchanges) - 1
         watch, began = Stopwatch(run.observers.clock, run.observers.meter), run.observers.wall_clock()
-        after, replies, steps = _run_leg(run, state, leg, cohort, watch)
+        after, replies, steps = _run_leg(run, state, exchange, cohort, watch)
         told = after.told
         if last:
             seconds = after.simulated_seconds + cohort.seconds
-            after = replace(after, round=number, leg=0, simulated_seconds=seconds, told=[])
+            after = replace(after, round=number, exchange=0, simulated_seconds=seconds, told=[])
         if last and _is_evaluated(run.experiment, number):
             scores = run.orchestrator.call("evaluate", _scores, run, after)
             record = finite({"round": number, **scores.to_mapping(), **_round_facts(after, cohort, told)})
@@ -159,7 +162,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
         if last and number in run.experiment.config.evaluation.snapshots:
             run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again
         clients = {str(client): reply.seconds for client, reply in replies.items()}
-        timing = {"round": number, "leg": leg.name, "steps": steps, **watch.record()}
+        timing = {"round": number, "leg": exchange.name, "steps": steps, **watch.record()}
         times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
         run.checkpoint.commit(after, record, {**timing, "clients": clients, **times})
         state = latest.state = after
@@ -176,12 +179,12 @@ def _is_evaluated(experiment: Experiment, number: int) -> bool:
 
 
 def _scores(run: _Run, state: RunState) -> Scores:
-    with located(f"round {state.round}, evaluation"):
+    with error_context(f"round {state.round}, evaluation"):
         return run.scorer.score(state)
 
 
 def _run_leg(
-    run: _Run, state: RunState, leg: Leg, cohort: Cohort, watch: Stopwatch
+    run: _Run, state: RunState, exchange: Exchange, cohort: Cohort, watch: Stopwatch
 ) -> tuple[RunState, Mapping[int, Reply], int]:
     """One leg: who takes part is trained, then the server's stages work on the replies.
 
@@ -191,85 +194,88 @@ def _run_leg(
     """
     experiment, place = run.experiment, state.place
     failed = {client for number, client, _ in state.failures if number == place.round}
-    asked = taking_part(experiment, leg, cohort, failed)
-    stragglers = cohort.stragglers if leg.who == "cohort" else ()
+    asked = participants_of(experiment, exchange, cohort, failed)
+    stragglers = cohort.stragglers if exchange.participants == "cohort" else ()
     work, without_message = broadcast(experiment, state, [*asked, *stragglers])
-    whole = stacks(experiment, place.round, leg, [client for client in asked if client in work.received])
-    missing = {client for stack in Keeper(experiment, run.checkpoint).missing(work, whole) for client in stack}
+    whole = stacks(experiment, place.round, exchange, [client for client in asked if client in work.received])
+    missing = {client for stack in ReplyStore(experiment, run.checkpoint).missing(work, whole) for client in stack}
     failed_early = {client: failure for client, failure in without_message.items() if client in asked}
-    results = dict(sorted((failed_early | _train(run, work, leg, whole)).items()))
+    results = dict(sorted((failed_early | _train(run, work, exchange, whole)).items()))
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
     if failures and not replies:
-        run.checkpoint.turns.forget(work.number)  # so that starting again tries again
-        raise _all_failed(place.round, leg, failures)
-    watch.lap(leg.name)
+        run.checkpoint.client_results.forget(work.number)  # so that starting again tries again
+        raise _all_failed(place.round, exchange, failures)
+    watch.lap(exchange.name)
 
     server, facts = state.server, dict[str, dict[str, float]]()
-    exchange = exchange_in(experiment.method, experiment.setting, place.round, leg)
+    ctx = round_context(experiment.method, experiment.setting, place.round, exchange)
     messages = Replies({client: reply.message for client, reply in replies.items()})
-    stages = experiment.method.stages()
-    for name in (stages if leg.stages is None else leg.stages) if replies else ():
-        server, facts[name] = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, exchange)
+    stages = experiment.method.server_steps()
+    for name in (stages if exchange.server_steps is None else exchange.server_steps) if replies else ():
+        server, facts[name] = run.orchestrator.call(name, _run_stage, stages[name], name, server, messages, ctx)
         watch.lap(name)
 
-    legs = experiment.method.legs(place.round, experiment.setting)
-    training = next((index for index, one in enumerate(legs) if one.phases), 0)
-    told = [*state.told, leg_facts(leg.name, replies, facts, is_cohort=place.leg in (0, training))]
+    exchanges = experiment.method.round_exchanges(place.round, experiment.setting)
+    training = next((index for index, one in enumerate(exchanges) if one.phases), 0)
+    told = [*state.told, leg_facts(exchange.name, replies, facts, is_cohort=place.exchange in (0, training))]
     after = replace(
         state,
         server=server,
-        memories=_remembered(state.memories, replies, work.number),
+        client_states=_remembered(state.client_states, replies, work.number),
         up=added(state.up, cost(messages.values(), experiment)),
         down=added(state.down, cost(work.received.values(), experiment)),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
-        leg=state.leg + 1,
-        legs=work.number,
-        failures=(*state.failures, *((place.round, client, _why(leg, found)) for client, found in failures.items())),
+        exchange=state.exchange + 1,
+        exchanges=work.number,
+        failures=(
+            *state.failures,
+            *((place.round, client, _why(exchange, found)) for client, found in failures.items()),
+        ),
         told=told,
     )
     return after, replies, sum(reply.steps for client, reply in replies.items() if client in missing)
 
 
-def _remembered(memories: Mapping[int, int], replies: Mapping[int, Reply], leg: int) -> dict[int, int]:
-    """The leg of each client's memory after a leg: a reply says what is remembered from now on, which may be nothing.
+def _remembered(client_states: Mapping[int, int], replies: Mapping[int, Reply], exchange: int) -> dict[int, int]:
+    """Return the exchange that left each client's state; a reply says what is kept from now on, which may be nothing.
 
     Who took no part, or failed, remembers what it did.
     """
-    kept = {client: own for client, own in memories.items() if client not in replies}
-    return kept | {client: leg for client, reply in replies.items() if reply.remembers}
+    kept = {client: own for client, own in client_states.items() if client not in replies}
+    return kept | {client: exchange for client, reply in replies.items() if reply.has_state}
 
 
-def _train(run: _Run, work: LegWork, leg: Leg, whole: list[list[int]]) -> dict[int, Reply | Failure]:
-    """Results of a leg by client, from its stacks."""
+def _train(run: _Run, work: LegWork, exchange: Exchange, whole: list[list[int]]) -> dict[int, Reply | Failure]:
+    """Results of an exchange by client, from its stacks."""
     engine = run.experiment.config.engine
     handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
     results: dict[int, Reply | Failure] = {}
-    for found in run.orchestrator.map(leg.name, partial(run.executor.train, work), handed_out):
+    for found in run.orchestrator.map(exchange.name, partial(run.executor.train, work), handed_out):
         results |= found
     return results
 
 
-def _all_failed(number: int, leg: Leg, failures: Mapping[int, Failure]) -> RunError:
+def _all_failed(number: int, exchange: Exchange, failures: Mapping[int, Failure]) -> RunError:
     client, first = next(iter(failures.items()))
     every = f"all {len(failures)} clients failed; the first of them, " if len(failures) > 1 else ""
-    return RunError(f"round {number}: {every}client {client} ({_why(leg, first)})", first.details)
+    return RunError(f"round {number}: {every}client {client} ({_why(exchange, first)})", first.details)
 
 
-def _why(leg: Leg, failure: Failure) -> str:
-    return f"{part_of(leg.name, failure.part)}: {failure.cause}"
+def _why(exchange: Exchange, failure: Failure) -> str:
+    return f"{part_label(exchange.name, failure.part)}: {failure.cause}"
 
 
 def _run_stage(
-    stage: Stage, name: str, server: Record, messages: Replies, exchange: Exchange
+    stage: ServerStep, name: str, server: Record, messages: Replies, ctx: RoundContext
 ) -> tuple[Record, dict[str, float]]:
-    with located(f"round {exchange.round}, server stage {name}"):
-        after, facts = stage(server, messages, exchange)
+    with error_context(f"round {ctx.round}, server stage {name}"):
+        after, facts = stage(server, messages, ctx)
         return Record(after), {fact: float(value) for fact, value in facts.items()}
 
 
 def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the round: what its legs tell; since the start: bytes and scalars by direction and kind."""
+    """Of the round: what its exchanges tell; since the start: bytes and scalars by direction and kind."""
     record: dict[str, Any] = {
         **round_facts(told),
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},

@@ -1,4 +1,4 @@
-"""Where a run stands between two legs, and whose it is."""
+"""Where a run stands between two exchanges, and whose it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flcore.core.errors import listed
-from flcore.engine.turns import Place, Reply
+from flcore.engine.turns import ExchangeId, Reply
 from flcore.experiment.traffic import Traffic
 from flcore.io.records import Record
 
@@ -44,9 +44,9 @@ class RunName:
 
 
 def leg_facts(
-    leg: str, replies: Mapping[int, Reply], stages: Mapping[str, Mapping[str, float]], *, is_cohort: bool
+    exchange: str, replies: Mapping[int, Reply], stages: Mapping[str, Mapping[str, float]], *, is_cohort: bool
 ) -> dict[str, Any]:
-    """Return what one leg adds to its round's record, as JSON values; see :func:`round_facts`.
+    """Return what one exchange adds to its round's record, as JSON values; see :func:`round_facts`.
 
     Args:
         leg: its name. replies: by client. stages: facts of the server's stages by name, in order.
@@ -55,7 +55,7 @@ def leg_facts(
     names = sorted({name for reply in replies.values() for name in reply.losses})
     losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
     return {
-        "leg": leg,
+        "leg": exchange,
         "participants": list(replies) if is_cohort else None,
         "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
         # One client that blows up inside a round is invisible in means.
@@ -64,23 +64,26 @@ def leg_facts(
     }
 
 
-def round_facts(legs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of a round's record that its legs tell, no leg hiding another.
+def round_facts(exchanges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the part of a round's record that its exchanges tell, no exchange hiding another.
 
     ``participants`` are the clients of the round's training cohort that answered; ``train_loss`` and
     ``train_loss_max`` the mean and the largest value over clients of each loss term; ``server`` the facts of the
-    server's stages. Where two legs use a name, it is that of the first loss and of the last fact, which is the state
-    in which the round ends; the others have their leg's name in front.
+    server's stages. Where two exchanges use a name, it is that of the first loss and of the last fact, which is the
+    state in which the round ends; the others have their leg's name in front.
 
     Args:
         legs: what :func:`leg_facts` returned for each, in order.
     """
-    cohorts = [leg["participants"] for leg in legs if leg["participants"] is not None]
+    cohorts = [exchange["participants"] for exchange in exchanges if exchange["participants"] is not None]
     facts = {
         "participants": cohorts[-1],
-        **{key: _joined((leg["leg"], leg[key]) for leg in legs) for key in ("train_loss", "train_loss_max")},
+        **{
+            key: _joined((exchange["leg"], exchange[key]) for exchange in exchanges)
+            for key in ("train_loss", "train_loss_max")
+        },
     }
-    server = _joined((leg["leg"], leg["server"]) for leg in reversed(legs))
+    server = _joined((exchange["leg"], exchange["server"]) for exchange in reversed(exchanges))
     return {**facts, "server": server} if server else facts
 
 
@@ -94,31 +97,31 @@ def _joined(parts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float
 
 @dataclass(frozen=True)
 class RunState:
-    """A run between two legs.
+    """A run between two exchanges.
 
     Attributes:
         round: the last complete round; 0 before the first.
         server: what the server holds.
-        memories: client id to the leg (counted over the run, from 1) that left its current memory.
+        client_states: client id to the exchange (counted over the run, from 1) that left its current memory.
         up: cumulative cost of all replies by kind. down: of all broadcasts.
         steps: mini-batches trained on, by all clients together.
-        leg: complete legs of the round after ``round``.
-        legs: complete legs of the run.
+        leg: complete exchanges of the round after ``round``.
+        legs: complete exchanges of the run.
         evaluated: records in the history.
         failures: (round, client, cause) of every client dropped since the last record, which took over those before it.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
-        told: what the complete legs of the round under way add to its record, see :func:`leg_facts`.
+        told: what the complete exchanges of the round under way add to its record, see :func:`leg_facts`.
     """
 
     round: int
     server: Record
-    memories: Mapping[int, int] = field(default_factory=dict)
+    client_states: Mapping[int, int] = field(default_factory=dict)
     up: Traffic = field(default_factory=dict)
     down: Traffic = field(default_factory=dict)
     steps: int = 0
-    leg: int = 0
-    legs: int = 0
+    exchange: int = 0
+    exchanges: int = 0
     evaluated: int = 0
     failures: tuple[tuple[int, int, str], ...] = ()
     simulated_seconds: float = 0.0
@@ -126,6 +129,6 @@ class RunState:
     told: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     @property
-    def place(self) -> Place:
-        """The leg to do next."""
-        return Place(self.round + 1, self.leg)
+    def place(self) -> ExchangeId:
+        """The exchange to do next."""
+        return ExchangeId(self.round + 1, self.exchange)

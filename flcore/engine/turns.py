@@ -9,39 +9,40 @@ from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.api import Method
-from flcore.methods.types import Exchange, Leg, Setting
+from flcore.methods.types import Exchange, FederationContext, RoundContext
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run is: the round under way (1-based) and the leg of it (0-based)."""
+class ExchangeId:
+    """Where a run is: the round under way (1-based) and the exchange of it (0-based)."""
 
     round: int
-    leg: int
+    exchange: int
 
 
 @dataclass(frozen=True)
 class LegWork:
-    """The turns of one leg as the server hands them out: to each client its message, and nothing else of the server's.
+    """The work of one exchange as the server hands it out: to each client its message, and nothing else of the server.
 
     Attributes:
-        place: the round and leg. number: of the leg, counted over the run from 1.
+        place: the round and exchange. number: of the exchange, counted over the run from 1.
         run: digest of the run's name.
         received: by client the message that it is sent; what clients share is one object.
-        memories: client to the number of the leg that left what it remembers, of those that remember anything.
+        client_states: client to the number of the exchange that left what it remembers, of those that remember
+        anything.
     """
 
-    place: Place
+    place: ExchangeId
     number: int
     run: str
     received: Mapping[int, Record]
-    memories: Mapping[int, int]
+    client_states: Mapping[int, int]
 
     def of(self, clients: Collection[int]) -> LegWork:
         """Return the work of some clients alone."""
         received = {client: self.received[client] for client in clients}
-        memories = {client: self.memories[client] for client in clients if client in self.memories}
-        return replace(self, received=received, memories=memories)
+        client_states = {client: self.client_states[client] for client in clients if client in self.client_states}
+        return replace(self, received=received, client_states=client_states)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Reply:
         message: what goes up.
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
-        remembers: whether the client keeps a memory for its next turn.
+        has_state: whether the client keeps a memory for its next turn.
         seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
             turn is does not depend on them, so that they are not compared.
         trained: the weights on the device that trained them, where the message holds copies of them
@@ -62,7 +63,7 @@ class Reply:
     message: Record
     losses: Mapping[str, float]
     steps: int
-    remembers: bool
+    has_state: bool
     seconds: float = field(default=0.0, compare=False)
     trained: Weights | None = field(default=None, compare=False, repr=False)
 
@@ -82,12 +83,12 @@ class Failure:
     details: str = ""
 
 
-def leg_of(experiment: Experiment, place: Place) -> Leg:
-    """Return the leg at a place."""
-    return experiment.method.legs(place.round, experiment.setting)[place.leg]
+def leg_of(experiment: Experiment, place: ExchangeId) -> Exchange:
+    """Return the exchange at a place."""
+    return experiment.method.round_exchanges(place.round, experiment.setting)[place.exchange]
 
 
-def exchange_in(method: Method, setting: Setting, round_number: int, leg: Leg) -> Exchange:
-    """Return a leg of a round as all parties know it."""
-    first = method.legs(round_number, setting)[0]
-    return Exchange(setting, round_number, leg.name, is_later_leg=leg.name != first.name)
+def round_context(method: Method, setting: FederationContext, round_number: int, exchange: Exchange) -> RoundContext:
+    """Return an exchange of a round as all parties know it."""
+    first = method.round_exchanges(round_number, setting)[0]
+    return RoundContext(setting, round_number, exchange.name, is_later_leg=exchange.name != first.name)

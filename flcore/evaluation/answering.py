@@ -9,16 +9,16 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import leaving
 from flcore.io.messages import Count, Payload, Weights
 from flcore.io.records import Payloads, Record
-from flcore.methods.types import BATCHNORM, MODEL, NUM_SAMPLES, PRIVATE, Exchange, with_statistics
+from flcore.methods.types import BATCHNORM, MODEL, NUM_SAMPLES, PRIVATE, RoundContext, with_statistics
 
-Memories = Callable[[int], Record]
+ClientStates = Callable[[int], Record]
 """Client id → what that client remembers."""
 
 
 def answers_for_itself(experiment: Experiment) -> bool:
     """Whether clients are asked with models of their own; else what they remember is not even read for it."""
     method = experiment.method
-    return not method.has_global_model or method.answers_from_memory or has_own_statistics(experiment)
+    return not method.has_global_model or method.predicts_from_client_state or has_own_statistics(experiment)
 
 
 def scoring_messages(
@@ -32,24 +32,24 @@ def scoring_messages(
     """
     setting = experiment.setting
     number = setting.rounds if round_number is None else round_number
-    exchange = Exchange(setting, number, "evaluate", is_later_leg=True)
-    return leaving([experiment.method.scoring_message(server, client, exchange) for client in clients], experiment)
+    ctx = RoundContext(setting, number, "evaluate", is_later_leg=True)
+    return leaving([experiment.method.scoring_message(server, client, ctx) for client in clients], experiment)
 
 
-def own_model(experiment: Experiment, received: Record, memory: Record) -> Weights | None:
+def personal_model(experiment: Experiment, received: Record, client_state: Record) -> Weights | None:
     """The model that answers for one client alone; None where the global one does.
 
     Args:
         experiment: the run.
-        received: the message that the client was sent for it. memory: what it remembers.
+        received: the message that the client was sent for it. client_state: what it remembers.
     """
     if not answers_for_itself(experiment):
         return None
-    own = experiment.method.client_model(received, memory, experiment.setting)
+    own = experiment.method.client_model(received, client_state, experiment.setting)
     if own is None:
         return None
     # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
-    return with_statistics(own, memory, experiment.setting)
+    return with_statistics(own, client_state, experiment.setting)
 
 
 def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]
 
 
 def contribution(
-    experiment: Experiment, client: int, received: Record, memory: Record, missing: Sequence[str]
+    experiment: Experiment, client: int, received: Record, client_state: Record, missing: Sequence[str]
 ) -> dict[str, Payload]:
     """Return what a client sends for the global model, for scoring alone: what of its model never travels, with n_k.
 
@@ -68,16 +68,16 @@ def contribution(
     """
     found: dict[str, Payload] = {}
     if missing:
-        own = experiment.method.client_model(received, memory, experiment.setting)
+        own = experiment.method.client_model(received, client_state, experiment.setting)
         assert own is not None  # who has no whole global model answers with clients' own
         found[MODEL] = Weights({name: own.params[name] for name in missing})
-    if has_own_statistics(experiment) and BATCHNORM in memory:
-        found[BATCHNORM] = memory[BATCHNORM]
+    if has_own_statistics(experiment) and BATCHNORM in client_state:
+        found[BATCHNORM] = client_state[BATCHNORM]
     return {**found, NUM_SAMPLES: Count(len(experiment.trainers[client]))} if found else found
 
 
 def global_model_of(
-    experiment: Experiment, server: Record, memories: Memories, model: Weights | None = None
+    experiment: Experiment, server: Record, client_states: ClientStates, model: Weights | None = None
 ) -> Weights | None:
     """As :func:`global_model`, where clients' memories are at hand; for another ``model`` of the server's too."""
     model = experiment.method.global_model(server) if model is None else model
@@ -85,7 +85,7 @@ def global_model_of(
     contributions: dict[int, Payloads] = {}
     if missing or has_own_statistics(experiment):
         sent = scoring_messages(experiment, server, clients)
-        contributions = {k: contribution(experiment, k, sent[k], memories(k), missing) for k in clients}
+        contributions = {k: contribution(experiment, k, sent[k], client_states(k), missing) for k in clients}
     return global_model(experiment, model, contributions)
 
 
@@ -114,9 +114,9 @@ def global_model(
     return with_statistics(model, {}, experiment.setting)
 
 
-def private_model(memory: Record) -> Weights | None:
+def private_model(client_state: Record) -> Weights | None:
     """A client's model as its last local training left it; None before its first."""
-    return memory.get(PRIVATE) or memory.get(MODEL)
+    return client_state.get(PRIVATE) or client_state.get(MODEL)
 
 
 def has_own_statistics(experiment: Experiment) -> bool:

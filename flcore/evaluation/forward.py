@@ -18,7 +18,7 @@ from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.types import Predict, with_statistics
 from flcore.models.base import Backbone, laid_out, load_weights
-from flcore.models.network import Network, Values
+from flcore.models.network import Network, ParamDict
 from flcore.models.view import EncodedOnce, ModuleView
 
 
@@ -66,13 +66,13 @@ class Forward:
     def part(self, weights: Weights, images: Images, part: str) -> Tensor:
         """What a part of a model (``encode``, ``features``, ``logits``) makes of images, [N, ...] on the device."""
         self.with_weights(weights)
-        return joined(part_of(self._view, part)(block) for block in self._blocks(images))
+        return concatenate(part_function(self._view, part)(block) for block in self._blocks(images))
 
     @torch.no_grad()
     def over(self, weights: Weights, images: Images, function: Callable[[Backbone, Tensor], Tensor]) -> Tensor:
         """Any function of the module and a block of normalised images, [N, ...] on the device."""
         module = self.with_weights(weights)
-        return joined(function(module, block) for block in self._blocks(images))
+        return concatenate(function(module, block) for block in self._blocks(images))
 
     @torch.no_grad()
     def answers(
@@ -93,7 +93,7 @@ class Forward:
             model = EncodedOnce(self._view, block)
             for way, predict in ways.items():
                 found[way].append(predict(model, block, known, classes).cpu())
-        return {way: joined(blocks) for way, blocks in found.items()}
+        return {way: concatenate(blocks) for way, blocks in found.items()}
 
     def _blocks(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, max(len(images), 1), self._size):  # one empty block without images, for the shapes
@@ -129,26 +129,26 @@ def stacked_part(
         for rank, block in enumerate(blocks):
             found[rank].append(answers[rank, : len(block)])
     empty = found[0][0][:0]
-    by_model = {index: joined(found[rank]) if found[rank] else empty for rank, index in enumerate(order)}
+    by_model = {index: concatenate(found[rank]) if found[rank] else empty for rank, index in enumerate(order)}
     return [by_model[index] for index in range(len(images))]
 
 
-def part_of(model: ModuleView, part: str) -> Callable[[Tensor], Tensor]:
+def part_function(model: ModuleView, part: str) -> Callable[[Tensor], Tensor]:
     """The function of a part's name; ``logits`` are those of the head."""
     if part == "logits":
         return lambda images: model.classify(model.features(images))
     return lambda images: model.ask(part, images, None)
 
 
-def network_part(network: Network, part: str) -> Callable[[Values, Tensor], Tensor]:
+def network_part(network: Network, part: str) -> Callable[[ParamDict, Tensor], Tensor]:
     """Likewise as a function of weights."""
     if part == "logits":
         return lambda values, images: network.classify(network.features(images, values), values)
-    asked: Callable[[Tensor, Values], Tensor] = getattr(network, part)
+    asked: Callable[[Tensor, ParamDict], Tensor] = getattr(network, part)
     return lambda values, images: asked(images, values)
 
 
-def joined(blocks: Iterable[Tensor]) -> Tensor:
+def concatenate(blocks: Iterable[Tensor]) -> Tensor:
     """Blocks behind one another; a single one as it is."""
     found = list(blocks)
     return found[0] if len(found) == 1 else torch.cat(found)

@@ -27,7 +27,7 @@ class Scores:
         client_std: population standard deviation of ``local_accuracy``.
         top1_vote: of the majority vote of all clients' models, where it was asked for and the method has one.
         class_accuracy_vote: its accuracy by class.
-        alternatives: per other way to predict (:meth:`flcore.methods.api.Method.alternatives`) its ``top1_global``,
+        alternatives: per other way to predict (:meth:`flcore.methods.api.Method.predictors`) its ``top1_global``,
             ``mean_local`` and ``pooled_local``.
         tasks: where clients' own models are scored before aggregation: ``tested`` [C], the images of each class in the
             global test set; ``private_correct`` [K, C], those that each client's model gets right;

@@ -28,32 +28,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcore.evaluation.answering import (
-    Memories,
+    ClientStates,
     answers_for_itself,
     contribution,
     global_model,
     missing_of,
-    own_model,
+    personal_model,
     private_model,
     scoring_messages,
 )
 from flcore.evaluation.continual import task_scores
+from flcore.evaluation.eval_data import eval_data
 from flcore.evaluation.forward import Forward, StoredImages
-from flcore.evaluation.scored_data import scored_data
 from flcore.evaluation.scores import Scores, right_answers, summarised
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Record, SharedOnDevice, Slot, on_device
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Record, SharedOnDevice, on_device
 from flcore.methods.types import MODEL, Predict, with_statistics
 
-Share = Callable[["Request", Sequence["Part"]], Sequence[Record] | None]
+Share = Callable[["EvalRequest", Sequence["EvalTask"]], Sequence[Record] | None]
 """Has workers answer the parts of a request, in their order; None where these are better answered here."""
 
 MAIN = ""
 """Name of the method's own way to predict, among all ways."""
 
-ANSWERS = Slot("answers", Arrays)
+ANSWERS = Key("answers", TensorDict)
 """What a part's models say: of shared images ``<way>/scores`` float32 [n, K]. Of a client ``<way>/correct`` int64 [3]
 (right, right among its own classes, tested) where a model of its own answers, and not as everybody's does; ``private``
 int64 [C], the right answers of its own model by class, ``votes`` int64 [N], that model's answers, and ``trained``, 1 if
@@ -61,11 +61,11 @@ it ever trained."""
 
 
 @dataclass(frozen=True)
-class Request:
+class EvalRequest:
     """What to score.
 
     Attributes:
-        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.alternatives`.
+        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.predictors`.
         round: after which round; None for the last. Where data change, it says what clients have met.
         vote: whether the majority vote of clients' models is taken where there is no global model.
         private: whether clients' own models are scored on the global test set.
@@ -80,7 +80,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Part:
+class EvalTask:
     """A piece of a scoring, with what it is answered from: a client, or a range of the shared images.
 
     Attributes:
@@ -110,7 +110,7 @@ class Scorer:
     def score(
         self,
         server: Record,
-        memories: Memories,
+        client_states: ClientStates,
         *,
         vote: bool = False,
         round_number: int | None = None,
@@ -120,7 +120,8 @@ class Scorer:
 
         Args:
             server: what the server holds.
-            memories: client id to what that client remembers; asked for one client at a time, and only where what it
+            client_states: client id to what that client remembers; asked for one client at a time, and only where what
+            it
                 remembers matters: a large population is never in memory at once.
             vote: for methods without a global model, also take the majority vote of all clients' models (costs every
                 client's model on the whole test set).
@@ -130,17 +131,19 @@ class Scorer:
         experiment, server = self._experiment, Record(server)
         method, model = experiment.method, experiment.method.global_model(server)
         private = experiment.keeps_private_models
-        request = Request(
-            (MAIN, *method.alternatives()),
+        request = EvalRequest(
+            (MAIN, *method.predictors()),
             round_number,
             vote=method.has_vote and (vote or private),
             private=private,
             missing=missing_of(experiment, model),
         )
 
-        def answered(parts: Sequence[Part]) -> Iterable[Record]:
+        def answered(parts: Sequence[EvalTask]) -> Iterable[Record]:
             found = share(request, parts) if share is not None and parts else None
-            return found if found is not None else (self._answerer.answer(request, part, memories) for part in parts)
+            return (
+                found if found is not None else (self._answerer.answer(request, part, client_states) for part in parts)
+            )
 
         clients = self._client_parts(request, server)
         found = list(zip(clients, answered(clients), strict=True))
@@ -152,21 +155,21 @@ class Scorer:
         down, up = cost((part.known for part in clients), experiment), cost(uploads.values(), experiment)
         return replace(scores, down=down, up=up)
 
-    def _blocks(self, server: Record, model: Weights | None) -> list[Part]:
+    def _blocks(self, server: Record, model: Weights | None) -> list[EvalTask]:
         """Return the shared images in blocks, for the global model; nothing without one."""
         size = self._experiment.config.evaluation.batch_size
         starts = range(0, max(len(self._data.images), 1), size) if model is not None else ()
-        return [Part(None, (start, start + size), server, model) for start in starts]
+        return [EvalTask(None, (start, start + size), server, model) for start in starts]
 
-    def _client_parts(self, request: Request, server: Record) -> list[Part]:
+    def _client_parts(self, request: EvalRequest, server: Record) -> list[EvalTask]:
         """Return the clients that are asked, each with the message that it is sent for it."""
         itself, clients = answers_for_itself(self._experiment), range(self._experiment.setting.num_clients)
         if itself or (request.private and not self._experiment.trains_models):
             sent = scoring_messages(self._experiment, server, clients, request.round)
-            return [Part(client, known=message) for client, message in zip(clients, sent, strict=True)]
-        return [Part(client) for client in clients] if request.private else []
+            return [EvalTask(client, known=message) for client, message in zip(clients, sent, strict=True)]
+        return [EvalTask(client) for client in clients] if request.private else []
 
-    def images_asked(self, request: Request, parts: Sequence[Part]) -> int:
+    def images_asked(self, request: EvalRequest, parts: Sequence[EvalTask]) -> int:
         """How many answers to images the parts are, all models together."""
         private = self._data.num_shared if request.private or request.vote else 0
         own = [len(self._data.clients[part.client]) + private for part in parts if part.client is not None]
@@ -174,7 +177,9 @@ class Scorer:
 
     # ---- putting together ----------------------------------------------------------------------------------------
 
-    def _put_together(self, request: Request, shared: Sequence[Arrays], by_client: Mapping[int, Arrays]) -> Scores:
+    def _put_together(
+        self, request: EvalRequest, shared: Sequence[TensorDict], by_client: Mapping[int, TensorDict]
+    ) -> Scores:
         labels, num_classes = self._data.shared_labels, self._experiment.setting.num_classes
         votes = None
         if not shared and request.vote:
@@ -196,11 +201,11 @@ class Scorer:
 
     def _local(
         self,
-        request: Request,
+        request: EvalRequest,
         client: int,
         way: str,
         scores: Tensor | None,
-        by_client: Mapping[int, Arrays],
+        by_client: Mapping[int, TensorDict],
     ) -> tuple[int, int, int]:
         """(correct, correct among its own classes, tested) of one client."""
         own = by_client[client].named.get(f"{way}/correct") if client in by_client else None
@@ -212,7 +217,7 @@ class Scorer:
         right, among_own, tested = own.tolist()
         return right, among_own, tested
 
-    def _task_scores(self, request: Request, main: Scores, by_client: Mapping[int, Arrays]) -> dict[str, Any]:
+    def _task_scores(self, request: EvalRequest, main: Scores, by_client: Mapping[int, TensorDict]) -> dict[str, Any]:
         """The counts and accuracies of :attr:`Scores.tasks`."""
         setting, stream = self._experiment.setting, self._experiment.stream
         tested = torch.bincount(self._data.shared_labels, minlength=setting.num_classes).numpy()
@@ -241,66 +246,68 @@ class Answerer:
         """Lay out the data to score on, and build a model."""
         self._experiment = experiment
         self._forward = Forward(experiment)
-        self.data = scored_data(experiment)
+        self.data = eval_data(experiment)
         self._there = SharedOnDevice(experiment.config.engine.device)
         self._met_by: tuple[int, Tensor] | None = None
 
-    def answer(self, request: Request, part: Part, memories: Memories) -> Record:
+    def answer(self, request: EvalRequest, part: EvalTask, client_states: ClientStates) -> Record:
         """Return :data:`ANSWERS`; of a client also what it contributes to the global model.
 
         Args:
             request: what is scored. part: of it.
-            memories: what the part's client remembers; nobody else is asked.
+            client_states: what the part's client remembers; nobody else is asked.
         """
         if part.client is not None:
-            received, memory = self._there.of([part.known, memories(part.client)])
-            found = self._ask_client(request, part.client, received, memory)
-            sent = contribution(self._experiment, part.client, received, memory, request.missing)
-            return Record({ANSWERS: Arrays(found), **on_device(sent, "cpu")})
+            received, client_state = self._there.of([part.known, client_states(part.client)])
+            found = self._ask_client(request, part.client, received, client_state)
+            sent = contribution(self._experiment, part.client, received, client_state, request.missing)
+            return Record({ANSWERS: TensorDict(found), **on_device(sent, "cpu")})
         assert part.model is not None
         (known,) = self._there.of([part.known])
         images = StoredImages(self._experiment, self.data.images[slice(*part.block)])
         answers = self._forward.answers(part.model, images, self._ways(request), known, None)
-        return Record({ANSWERS: Arrays({f"{way}/scores": scores for way, scores in answers.items()})})
+        return Record({ANSWERS: TensorDict({f"{way}/scores": scores for way, scores in answers.items()})})
 
-    def _ways(self, request: Request) -> dict[str, Predict]:
+    def _ways(self, request: EvalRequest) -> dict[str, Predict]:
         method = self._experiment.method
-        named = {MAIN: method.predict, **method.alternatives()}
+        named = {MAIN: method.predict, **method.predictors()}
         return {way: named[way] for way in request.ways}
 
-    def _ask_client(self, request: Request, client: int, received: Record, memory: Record) -> dict[str, Tensor]:
-        held, known = self.met(request)[client], memory | received
-        own, rows = own_model(self._experiment, received, memory), self.tested_rows(request, client)
+    def _ask_client(
+        self, request: EvalRequest, client: int, received: Record, client_state: Record
+    ) -> dict[str, Tensor]:
+        held, known = self.met(request)[client], client_state | received
+        own, rows = personal_model(self._experiment, received, client_state), self.tested_rows(request, client)
         there = held.to(self._experiment.config.engine.device)
         found: dict[str, Tensor] = {}
         ways = self._ways(request)
-        if self._experiment.method.answers_alike:
+        if self._experiment.method.ignores_model:
             ways.pop(MAIN, None)  # said of the shared images, which are all there are
         if own is not None and ways:
             images = StoredImages(self._experiment, self.data.images[rows])
             for way, scores in self._forward.answers(own, images, ways, known, there).items():
                 found[f"{way}/correct"] = right_answers(scores, self.data.labels[rows], held)
         if request.private or (request.vote and own is not None):
-            found |= self._ask_private(request, own, received, memory, there)
+            found |= self._ask_private(request, own, received, client_state, there)
         return found
 
     def _ask_private(
-        self, request: Request, own: Weights | None, received: Record, memory: Record, held: Tensor
+        self, request: EvalRequest, own: Weights | None, received: Record, client_state: Record, held: Tensor
     ) -> dict[str, Tensor]:
         """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
-        setting, trained = self._experiment.setting, private_model(memory)
+        setting, trained = self._experiment.setting, private_model(client_state)
         if trained is None and not self._experiment.trains_models:
             trained = received.get(MODEL)
-        weights = with_statistics(trained or setting.initial, memory, setting) if request.private else own
+        weights = with_statistics(trained or setting.initial, client_state, setting) if request.private else own
         assert weights is not None
         images = StoredImages(self._experiment, self.data.images[: self.data.num_shared])
         way = {MAIN: self._experiment.method.predict_private}
-        answers = self._forward.answers(weights, images, way, memory | received, held)[MAIN].argmax(dim=1)
+        answers = self._forward.answers(weights, images, way, client_state | received, held)[MAIN].argmax(dim=1)
         labels = self.data.shared_labels
         correct = torch.bincount(labels[answers == labels], minlength=setting.num_classes)
         return {"private": correct, "votes": answers, "trained": torch.tensor([int(trained is not None)])}
 
-    def met(self, request: Request) -> Tensor:
+    def met(self, request: EvalRequest) -> Tensor:
         """Return the classes that each client has met in training, bool [K, C]."""
         stream = self._experiment.stream
         number = stream.rounds if request.round is None else request.round
@@ -309,7 +316,7 @@ class Answerer:
             self._met_by = (number, torch.from_numpy(stream.met(number)))
         return self._met_by[1]
 
-    def tested_rows(self, request: Request, client: int) -> Tensor:
+    def tested_rows(self, request: EvalRequest, client: int) -> Tensor:
         """A client's test data: where data change, those of the classes that it has met."""
         rows = self.data.clients[client]
         if self._experiment.stream.schedule == "none":

@@ -12,7 +12,7 @@ from flcore.evaluation.scores import Scores
 from flcore.experiment.experiment import Experiment
 
 
-def summarise(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Everything that ``metrics.json`` holds.
 
     Args:

@@ -21,7 +21,7 @@ from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
 from flcore.experiment.poisoning import poisoned_clients, with_random_labels
 from flcore.methods.api import Method
-from flcore.methods.types import Setting
+from flcore.methods.types import FederationContext
 from flcore.models import Backbone, build_model, extract_weights
 from flcore.models.base import HiddenHead
 from flcore.models.network import Network
@@ -163,7 +163,9 @@ class Experiment:
     def trains_models(self) -> bool:
         """Whether clients train anything; else the model that answers for everybody is also each one's own."""
         rounds = {1, self.config.federation.rounds}
-        return any(leg.phases for number in rounds for leg in self.method.legs(number, self.setting))
+        return any(
+            exchange.phases for number in rounds for exchange in self.method.round_exchanges(number, self.setting)
+        )
 
     def task_counts(self, trainer: int) -> Tensor:
         """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""
@@ -262,10 +264,10 @@ class Experiment:
         return module.to(self.config.engine.device)
 
     @cached_property
-    def setting(self) -> Setting:
+    def setting(self) -> FederationContext:
         """What every party knows before the first round."""
         module = self.new_module()
-        return Setting(
+        return FederationContext(
             seed=self.config.seed,
             num_clients=len(self.partition.clients),
             num_classes=self.dataset.meta.num_classes,

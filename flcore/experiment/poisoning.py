@@ -19,7 +19,7 @@ from flcore.core.errors import ConfigError
 from flcore.core.rng import numpy_stream
 from flcore.io.messages import Payload, Prototypes, Weights
 from flcore.io.records import Payloads, Record
-from flcore.methods.types import MODEL, PROTOTYPES, Turn
+from flcore.methods.types import MODEL, PROTOTYPES, ClientContext
 
 
 def poisoned_clients(federation: FederationConfig, num_clients: int, seed: int) -> tuple[int, ...]:
@@ -56,14 +56,14 @@ def with_random_labels(
     return changed
 
 
-def poisoned_message(message: Payloads, turn: Turn, federation: FederationConfig) -> Record:
+def poisoned_message(message: Payloads, ctx: ClientContext, federation: FederationConfig) -> Record:
     """What a poisoned client sends in place of a message: s times its update and its prototypes, or minus that.
 
     The update is what training did to the parameters of the model it received; BatchNorm statistics stay as they are,
     since variances times a negative number are no variances. Everything else is sent as it is.
 
     Args:
-        message: of the method. turn: the client's. federation: has the attack and s.
+        message: of the method. ctx: the client's. federation: has the attack and s.
     """
     if federation.attack == "random_labels":
         return Record(message)
@@ -73,7 +73,7 @@ def poisoned_message(message: Payloads, turn: Turn, federation: FederationConfig
         if name == PROTOTYPES and isinstance(payload, Prototypes):
             payload = Prototypes(factor * payload.means, payload.present)
         elif name == MODEL and isinstance(payload, Weights):
-            start = turn.inbox[MODEL].params
+            start = ctx.received[MODEL].params
             params = {key: start[key] + factor * (tensor - start[key]) for key, tensor in payload.params.items()}
             payload = Weights(params, payload.buffers)
         changed[name] = payload

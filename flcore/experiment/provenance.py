@@ -16,8 +16,8 @@ from pathlib import Path
 from flcore.config.imports import closure
 from flcore.config.plugins import used
 from flcore.config.schema import Config
+from flcore.core.loaded_code import PACKAGE_SOURCES, EditedError, read_sources, refuse_edited, source_file
 from flcore.core.loaded_code import ROOT as ROOT
-from flcore.core.loaded_code import SOURCES, EditedError, read_sources, refuse_edited, source_file
 
 _STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "compiler"))
 _ENTRIES = (
@@ -82,7 +82,7 @@ def _fingerprint_of(config: Config, start: str, chosen: object) -> str:
     def source_of(module: str) -> bytes | None:
         if module in plugins:
             return plugins[module]
-        return None if module in _REGISTRIES else _library_source(module, SOURCES)  # these name all there are
+        return None if module in _REGISTRIES else _library_source(module, PACKAGE_SOURCES)  # these name all there are
 
     found = closure((start, type(chosen).__module__, *plugins), source_of)
     return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
@@ -111,7 +111,7 @@ def refuse_edited_code(config: Config) -> None:
 
 def _sources(root: Path) -> Mapping[str, bytes]:
     """The sources of the package: as this process began, or of a copy of it, as they are now."""
-    return SOURCES if root == ROOT else read_sources(root)
+    return PACKAGE_SOURCES if root == ROOT else read_sources(root)
 
 
 def _library_source(module: str, sources: Mapping[str, bytes]) -> bytes | None:

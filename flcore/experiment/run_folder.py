@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from flcore.config.plugin_places import located
+from flcore.config.plugin_places import resolve_paths
 from flcore.config.removed_keys import without_removed
 from flcore.core.errors import ConfigError, Cure, DataError
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from flcore.io import disk
 from flcore.io.files import json_text, read_json, replace_file, unsealed
 
@@ -75,7 +75,7 @@ class RunFiles:
 
     @property
     def timing(self) -> Path:
-        """Seconds by leg and phase, and when each leg began and ended (milliseconds since 1970); a side file."""
+        """Seconds by exchange and phase, and when each exchange began and ended, in milliseconds since 1970."""
         return self.directory / "timing.json"
 
     @property
@@ -122,7 +122,7 @@ class RunFiles:
 _CURE = "no run was begun there, or its folder is damaged: delete that, and begin it again"
 
 
-def described(directory: Path) -> dict[str, Any]:
+def read_run_config(directory: Path) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Raises:
@@ -177,14 +177,14 @@ def stored_mapping(directory: Path) -> dict[str, Any]:
     Raises:
         DataError: it names a plug-in elsewhere, which would be carried out as code of this run.
     """
-    stored = described(directory)["config"]
+    stored = read_run_config(directory)["config"]
     for entry in stored.get("plugins") or ():
         path = entry.get("path") if isinstance(entry, dict) else None
         if not isinstance(path, str) or PurePosixPath(path).parent != PurePosixPath("plugins"):
             raise DataError(
                 f"{RunFiles(directory).config}: damaged, names a plug-in that is not in its folder; {_CURE}"
             )
-    return located(stored, directory)
+    return resolve_paths(stored, directory)
 
 
 def stored_config(directory: Path) -> Config:
@@ -196,7 +196,7 @@ def stored_config(directory: Path) -> Config:
 
 def holds_run(directory: Path, run_hash: str) -> bool:
     """Whether a directory holds the run of this hash, whole or half."""
-    return RunFiles(directory).config.exists() and described(directory)["config_hash"] == run_hash
+    return RunFiles(directory).config.exists() and read_run_config(directory)["config_hash"] == run_hash
 
 
 def is_finished(directory: Path, run_hash: str) -> bool:
@@ -207,7 +207,7 @@ def is_finished(directory: Path, run_hash: str) -> bool:
 def finished_by_other_code(directory: Path, code: str) -> bool:
     """Whether a directory holds a run's results, and other code than this has made them."""
     files = RunFiles(directory)
-    return files.history.exists() and files.config.exists() and described(directory).get("code") != code
+    return files.history.exists() and files.config.exists() and read_run_config(directory).get("code") != code
 
 
 def forget_results(directory: Path) -> None:
@@ -266,27 +266,27 @@ def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True)
                 "choose another folder, or delete that one"
             )
         return
-    found, wanted = described(directory), json.loads(json.dumps(config.to_mapping()))
+    found, wanted = read_run_config(directory), json.loads(json.dumps(config.to_mapping()))
     here = json.loads(json.dumps(config.identity()))
     # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
     places = (("data", "root"), ("partition", "path"))
     moved = [{s: {key: held[s].get(key)} for s, key in places} for held in (found["config"], wanted)]
     if found["identity"] != here or (by_places and moved[0] != moved[1]):
-        differs = differences(found["identity"], here) + (differences(*moved) if by_places else [])
+        differs = config_differences(found["identity"], here) + (config_differences(*moved) if by_places else [])
         raise ConfigError(
-            f"{directory}: holds a run with another configuration or other files ({told(differs)}); "
+            f"{directory}: holds a run with another configuration or other files ({list_differences(differs)}); "
             "choose another folder, or delete that one"
         )
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def config_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs between two nested mappings of JSON values: ``local.lr is 0.1 there``, in order of keys."""
     held, wanted = dict(_dotted(there)), dict(_dotted(here))
     differing = [key for key in sorted({*held, *wanted}) if held.get(key, _UNSET) != wanted.get(key, _UNSET)]
-    return [f"{key} is {shown(held[key]) if key in held else 'not set'} there" for key in differing]
+    return [f"{key} is {to_yaml(held[key]) if key in held else 'not set'} there" for key in differing]
 
 
-def told(differing: Sequence[str], most: int = 3) -> str:
+def list_differences(differing: Sequence[str], most: int = 3) -> str:
     """The first of what differs, and that there is more."""
     return ", ".join(differing[:most]) + (", ..." if len(differing) > most else "")
 

@@ -36,7 +36,7 @@ def leaving(messages: Iterable[Payloads], experiment: Experiment) -> list[Record
 
 
 def cost(messages: Iterable[Payloads], experiment: Experiment) -> dict[str, Size]:
-    """Cost of messages by kind (:func:`flcore.io.records.measure`); nothing where the only trainer is at the server."""
+    """Return the cost of messages by kind; nothing where the only trainer is at the server."""
     total: dict[str, Size] = {}
     if experiment.method.data_scope == "union":
         return total

@@ -74,7 +74,7 @@ def open_lock(path: Path) -> LockFile:
     return LockFile(path, "w")
 
 
-def cut(path: Path, length: int) -> None:
+def truncate(path: Path, length: int) -> None:
     """Drop what lies behind the first ``length`` bytes of a file, and let that survive a power failure."""
     with named(path), path.open("rb+") as file:
         file.truncate(length)

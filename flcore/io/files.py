@@ -27,7 +27,7 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.host import host_id, is_alive
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io import disk
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
         The file's length.
     """
     if path.exists() and path.stat().st_size > at:
-        disk.cut(path, at)
+        disk.truncate(path, at)
     with disk.named(path), disk.open_end(path) as file:
         file.write(content)
         if durable:
@@ -107,7 +107,7 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
     return at + len(content)
 
 
-def sweep(folder: Path, name: str | None = None) -> None:
+def remove_stale_temp(folder: Path, name: str | None = None) -> None:
     """Remove what processes that were killed have left half written in a folder; in those below it nothing.
 
     Whether a process of another machine is alive is unknown: its file is removed after a day without a write.
@@ -278,7 +278,11 @@ def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Map
     for name in order:
         array = arrays[name]
         ends.append(ends[-1] + math.prod(array.shape) * array.dtype.itemsize)
-        described[name] = {"dtype": _TYPES[str(array.dtype)], "shape": list(array.shape), "data_offsets": ends[-2:]}
+        described[name] = {
+            "dtype": _TYPES[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": ends[-2:],
+        }
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
 
@@ -321,10 +325,10 @@ def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, An
         raise DataError(f"{path}: not found; {cure}") from error
     # A type that torch does not have is an AttributeError or TypeError of safetensors, or a RuntimeError of torch.
     except (SafetensorError, OSError, AttributeError, TypeError, RuntimeError, *NOT_JSON) as error:
-        raise DataError(f"{path}: damaged or not written by protofl ({brief(str(error))}); {cure}") from error
+        raise DataError(f"{path}: damaged or not written by protofl ({shorten(str(error))}); {cure}") from error
     foreign = [name for name, tensor in arrays.items() if str(tensor.dtype) not in _TYPES]
     if foreign or not isinstance(header, dict):
-        what = f"{brief(foreign[0])} is {arrays[foreign[0]].dtype}" if foreign else "its header is no JSON object"
+        what = f"{shorten(foreign[0])} is {arrays[foreign[0]].dtype}" if foreign else "its header is no JSON object"
         raise DataError(f"{path}: damaged or not written by protofl ({what}); {cure}")
     return arrays, header
 

@@ -120,7 +120,7 @@ def _holder(path: Path) -> str:
 
 
 @contextmanager
-def sole_use(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path) -> Iterator[None]:
     """Keep other processes out of a folder for as long as this lasts; a process that ends, however, lets go of it.
 
     Raises:

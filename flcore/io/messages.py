@@ -224,7 +224,7 @@ class Count(Payload):
 
 
 @dataclass(frozen=True)
-class Arrays(Payload):
+class TensorDict(Payload):
     """Named arrays without a type of their own: label counts, virtual images, statistics, an optimiser's state.
 
     All of them travel and are counted; integers cost bytes and no scalars.
@@ -237,7 +237,7 @@ class Arrays(Payload):
         return dict(self.named)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Arrays:
+    def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> TensorDict:
         return cls(dict(sorted(arrays.items())))
 
     def __getitem__(self, name: str) -> Tensor:

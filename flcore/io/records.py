@@ -18,12 +18,12 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import Tensor
 
 from flcore.core.errors import DataError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io.files import check_sum, raw_values, read_tensors, write_tensors
-from flcore.io.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.io.messages import Count, Mixtures, Payload, Prototypes, Size, TensorDict, Weights
 from flcore.io.twins import moved
 
-PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, Arrays, Mixtures)}
+PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, TensorDict, Mixtures)}
 
 _CHECK = "check"
 """In a file's header, the check sum of the rest of it."""
@@ -34,7 +34,7 @@ Payloads = Mapping[str, Payload]
 """Payloads by name, as a method writes them down: ``{MODEL: weights, NUM_SAMPLES: Count(7)}``."""
 
 
-class Slot(str, Generic[P]):
+class Key(str, Generic[P]):
     """The name of a payload together with its type."""
 
     kind: type[P]
@@ -59,12 +59,12 @@ class Record(Mapping[str, Payload]):
         """
         given = {} if payloads is None else payloads
         for name, payload in given.items():
-            if isinstance(name, Slot) and not isinstance(payload, name.kind):
+            if isinstance(name, Key) and not isinstance(payload, name.kind):
                 raise TypeError(f"{name!r} takes {name.kind.type_name}, got {type(payload).__name__}")
         self._payloads = {str(name): payload for name, payload in given.items()}
 
     @overload
-    def __getitem__(self, key: Slot[P]) -> P: ...
+    def __getitem__(self, key: Key[P]) -> P: ...
 
     @overload
     def __getitem__(self, key: str) -> Payload: ...
@@ -76,15 +76,15 @@ class Record(Mapping[str, Payload]):
             KeyError: there is none. TypeError: it is of another type than the slot's.
         """
         payload = self._payloads[key]
-        if isinstance(key, Slot) and not isinstance(payload, key.kind):
+        if isinstance(key, Key) and not isinstance(payload, key.kind):
             raise TypeError(f"{str(key)!r} is {payload.type_name}, expected {key.kind.type_name}")
         return payload
 
     @overload  # type: ignore[override]  # narrower for slots, the same for names
-    def get(self, key: Slot[P], /) -> P | None: ...
+    def get(self, key: Key[P], /) -> P | None: ...
 
     @overload
-    def get(self, key: Slot[P], default: P, /) -> P: ...
+    def get(self, key: Key[P], default: P, /) -> P: ...
 
     @overload
     def get(self, key: str, default: Any = None, /) -> Any: ...
@@ -147,7 +147,7 @@ class SharedOnDevice:
         return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in found]
 
 
-def measure(record: Payloads) -> dict[str, Size]:
+def payload_sizes(record: Payloads) -> dict[str, Size]:
     """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
     return {str(name) + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
 
@@ -162,7 +162,7 @@ def _flatten(record: Payloads) -> dict[str, Tensor]:
     return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
 
 
-def packed(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
+def pack_record(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
     """A record on its way to another process: what describes it, and the values to be sent behind one another."""
     arrays = _flatten(record)
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each begins where it may
@@ -173,7 +173,7 @@ def packed(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
     return described, [raw_values(arrays[name]) for name in order]
 
 
-def unpacked(described: Mapping[str, Any], values: Tensor) -> Record:
+def unpack_record(described: Mapping[str, Any], values: Tensor) -> Record:
     """What :func:`packed` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
     arrays, begin = {}, 0
     for name, dtype, shape in described["arrays"]:
@@ -187,7 +187,7 @@ def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[m
     """Several records as :func:`packed` one; a payload that they share is there once."""
     shared = {id(payload): payload for record in records for payload in record.values()}
     number = {key: str(place) for place, key in enumerate(shared)}
-    described, values = packed({number[key]: payload for key, payload in shared.items()})
+    described, values = pack_record({number[key]: payload for key, payload in shared.items()})
     places = [{str(name): number[id(payload)] for name, payload in record.items()} for record in records]
     return {"records": places, **described}, values
 
@@ -197,7 +197,7 @@ def unpacked_together(described: Mapping[str, Any], values: Tensor) -> list[Reco
 
     Tensors are copies, each where memory is aligned: last bits of sums depend on that.
     """
-    shared = Record({name: _aligned(payload) for name, payload in unpacked(described, values).items()})
+    shared = Record({name: _aligned(payload) for name, payload in unpack_record(described, values).items()})
     return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
 
 
@@ -251,4 +251,4 @@ def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[s
         return _restored(arrays, header["payloads"]), header["extra"]
     # What payloads raise that are made of what does not belong together; of tensors torch's own RuntimeError.
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
-        raise DataError(f"{path}: not a record of protofl ({brief(repr(error))}); {cure}") from error
+        raise DataError(f"{path}: not a record of protofl ({shorten(repr(error))}); {cure}") from error

@@ -20,20 +20,20 @@ from flcore.math.losses.basic import cross_entropy
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
+    ClientContext,
     Exchange,
+    FederationContext,
     Kind,
-    Leg,
     LocalModel,
+    LossInputs,
     Phase,
     Predict,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-Part = Literal["features", "logits"]
+ModelPart = Literal["features", "logits"]
 """What may be asked of a frozen model: features [B, d], or logits [B, K]."""
 
 ScoreKind = Literal["logits", "probabilities", "ranks"]
@@ -41,14 +41,14 @@ ScoreKind = Literal["logits", "probabilities", "ranks"]
 a meaning (distances, cosines, mixtures of unlike things)."""
 
 
-class Checked:
+class ValidatedParams:
     """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
 
     def __post_init__(self) -> None:
         """Nothing to look at."""
 
 
-class Method(Checked, ABC):
+class Method(ValidatedParams, ABC):
     """A federated method. Defaults describe a method without server, messages or memory; override what the paper says.
 
     Attributes:
@@ -82,7 +82,7 @@ class Method(Checked, ABC):
     has_vote: ClassVar[bool] = False
     trains_locally: ClassVar[bool] = True
     needs_linear_head: ClassVar[bool] = False
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = None
 
     def num_outputs(self, num_classes: int) -> int:
@@ -97,31 +97,31 @@ class Method(Checked, ABC):
         """
         return {}
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """What the server holds before the first round."""
         return {}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """The exchanges of a round, in order."""
-        return (Leg(who=self.trains, phases=self.phases()),)
+        return (Exchange(participants=self.trains, phases=self.phases()),)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The stretches of local training of a method with one leg, in order."""
+        """The stretches of local training of a method with one exchange, in order."""
         return (Phase(),)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The message that goes down to a client."""
         return {}
 
-    def begin(self, turn: Turn) -> Weights:
-        """The weights from which a client's turn starts: those received, else those it kept."""
-        return turn.inbox[MODEL] if MODEL in turn.inbox else own_model(turn)
+    def initial_weights(self, ctx: ClientContext) -> Weights:
+        """Return the weights from which a client starts to train: received ones, else kept ones."""
+        return ctx.received[MODEL] if MODEL in ctx.received else kept_model(ctx)
 
-    def context(self, turn: Turn) -> Context:
-        """Constants of this turn's loss (anchors, prototypes, ...), of the same shapes for every client of a leg."""
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        """Return constants of the loss (anchors, prototypes, ...); shapes are equal for all clients of an exchange."""
         return {}
 
-    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+    def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
         """Models that stand still during a turn, by name: the part that is asked of them, and their weights.
 
         ``{"teacher": ("logits", received)}``. Where a sample's image is the same in every step (no augmentation), the
@@ -129,24 +129,24 @@ class Method(Checked, ABC):
         them through :func:`frozen_answer`, which asks where they are not there.
 
         Returns:
-            Weights with a complete set of buffers; the same names and parts for every client of a leg.
+            Weights with a complete set of buffers; the same names and parts for every client of an exchange.
         """
         return {}
 
-    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
+    def per_sample_inputs(self, ctx: ClientContext) -> Mapping[str, Tensor]:
         """What a client remembers of each of its samples, by name [n, ...]; :attr:`Batch.frozen` has a step's rows.
 
         Returns:
             In the order of :meth:`TrainedClient.images`; the same names, dtypes and shapes behind n for every client of
-            a leg.
+            an exchange.
         """
         return {}
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Random numbers of the loss for all steps of a phase at once, each [steps, ...]."""
         return {}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """The named terms whose sum is minimised: scalars, pure, shape-stable, no branch on a tensor's value.
 
         Here the cross-entropy alone.
@@ -155,15 +155,15 @@ class Method(Checked, ABC):
         return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
 
     @abstractmethod
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The message that goes up, and what the client remembers."""
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
         return {}
 
     @property
-    def no_tasks(self) -> str | None:
+    def task_stream_error(self) -> str | None:
         """Why its clients may not meet one task after the other, and a cure, in words behind its name; None: they may.
 
         A stream of tasks is then refused, before data are read where the partitioner says that it makes one.
@@ -171,27 +171,27 @@ class Method(Checked, ABC):
         return None
 
     @property
-    def folds(self) -> frozenset[Kind]:
+    def aggregates(self) -> frozenset[Kind]:
         """What the server folds as the section ``aggregation`` says; everything else it uses as it comes."""
-        kinds = (getattr(stage, "folds", None) for stage in self.stages().values())
+        kinds = (getattr(stage, "folds", None) for stage in self.server_steps().values())
         return frozenset(kind for kind in kinds if kind is not None)
 
     @property
-    def sends(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[Kind]:
         """What clients send of these kinds, folded as ``aggregation`` says or not: what a poisoned client may change.
 
         By default what is folded; a method whose own stages take weights or prototypes as they come says so.
         """
-        return self.folds
+        return self.aggregates
 
     @property
     def releases_weights_alone(self) -> bool:
         """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
-        stages = self.stages().values()
+        stages = self.server_steps().values()
         return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """Whether it trains a global model that answers by itself through its head: a base of CCVR and FedCSPC."""
         return False
 
@@ -204,12 +204,12 @@ class Method(Checked, ABC):
         return True
 
     @property
-    def answers_from_memory(self) -> bool:
+    def predicts_from_client_state(self) -> bool:
         """Whether clients answer with models of their own although there is a global one."""
         return False
 
     @property
-    def answers_alike(self) -> bool:
+    def ignores_model(self) -> bool:
         """Whether :meth:`predict` says the same of an image whichever model it is given.
 
         Then a client's own test images, which are among those that everybody answers for, are not asked about again.
@@ -224,7 +224,7 @@ class Method(Checked, ABC):
         """
         return server.get(MODEL)
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The message that goes down to a client which is scored with a model of its own, for that alone.
 
         What :meth:`client_model` and :meth:`predict` need of the server's that the client does not keep; counted apart
@@ -233,19 +233,19 @@ class Method(Checked, ABC):
 
         Args:
             server: what the server holds. client: id.
-            exchange: the round that is scored, as everybody knows it.
+            ctx: the round that is scored, as everybody knows it.
         """
         model = self.global_model(server) if self.has_global_model else None
         return {} if model is None else {MODEL: model}
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """The model that answers for one client; None where the global one does.
 
         Args:
-            received: the client's :meth:`scoring_message`. memory: what it remembers.
+            received: the client's :meth:`scoring_message`. client_state: what it remembers.
             setting: common knowledge.
         """
-        return self.global_model(received) if self.has_global_model else memory.get(MODEL, setting.initial)
+        return self.global_model(received) if self.has_global_model else client_state.get(MODEL, setting.initial)
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -271,7 +271,7 @@ class Method(Checked, ABC):
         """
         return self.predict(model, images, known, classes)
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""
         return {}
 
@@ -284,7 +284,7 @@ class Method(Checked, ABC):
         return None
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """What the server's generator (or mixtures, or virtual images through the global model) makes, for analyses.
 
@@ -299,7 +299,7 @@ class Method(Checked, ABC):
         """
         return None
 
-    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+    def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
         """Images beside their own that clients learned from last, for analyses.
 
         Returns:
@@ -317,21 +317,21 @@ class Method(Checked, ABC):
 
 
 @torch.no_grad()
-def frozen_answer(model: LocalModel, batch: Batch, context: Context, name: str, part: Part) -> Tensor:
-    """What a model of :meth:`Method.frozen` says of a batch, [B, ...], in evaluation mode and without gradient.
+def teacher_output(model: LocalModel, batch: Batch, inputs: LossInputs, name: str, part: ModelPart) -> Tensor:
+    """What a model of :meth:`Method.teachers` says of a batch, [B, ...], in evaluation mode and without gradient.
 
     Args:
         model: whose parts are asked with other weights.
         batch: with the answer, or with the images.
-        context: without the answer has the weights (parameters and buffers) under the same name.
+        inputs: without the answer has the weights (parameters and buffers) under the same name.
         name: of the frozen model. part: what is asked of it.
     """
-    if name in batch.frozen:
-        return batch.frozen[name]
-    features = model.features(batch.images, context[name])
-    return features if part == "features" else model.classify(features, context[name])
+    if name in batch.per_sample:
+        return batch.per_sample[name]
+    features = model.features(batch.images, inputs[name])
+    return features if part == "features" else model.classify(features, inputs[name])
 
 
-def own_model(turn: Turn) -> Weights:
+def kept_model(ctx: ClientContext) -> Weights:
     """The model a client kept, or the common initial one before its first turn."""
-    return turn.memory.get(MODEL, turn.setting.initial)
+    return ctx.client_state.get(MODEL, ctx.setting.initial)

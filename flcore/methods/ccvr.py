@@ -1,7 +1,7 @@
 """CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021): calibrate the classifier of a finished federated model.
 
 Any method whose clients train one global model that answers by itself may be the base: with the same seed its part of
-the run is the base's own run to the bit. When its last round is over, one more leg of that round follows:
+the run is the base's own run to the bit. When its last round is over, one more exchange of that round follows:
 
 1. *all* clients receive the final model w_g and send, per class, the number, mean and unbiased covariance of their
    features (evaluation mode, no augmentation);
@@ -49,8 +49,8 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.gaussians import (
     ClassGaussians,
@@ -63,9 +63,9 @@ from flcore.math.prototypes.gaussians import (
 )
 from flcore.methods.kit.new_head import NewHead
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
-from flcore.methods.types import Facts, Replies, Setting, TrainedClient, Turn
+from flcore.methods.types import ClientContext, FederationContext, Metrics, Replies, TrainedClient
 
-STATISTICS = Slot("statistics", Arrays)
+STATISTICS = Key("statistics", TensorDict)
 """Of a client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32
 [k, d·(d + 1)/2]."""
 
@@ -78,7 +78,7 @@ class CCVR(NewHead):
     summary: ClassVar[str] = "another method, after whose last round the head is retrained on virtual features"
     citation: ClassVar[str] = "Luo et al., NeurIPS 2021"
     collect_leg: ClassVar[str] = "collect-statistics"
-    head_slot: ClassVar[Slot[Weights]] = Slot("calibrated_head", Weights)
+    head_slot: ClassVar[Key[Weights]] = Key("calibrated_head", Weights)
     scored_before: ClassVar[str] = "before_calibration"
 
     tap: Literal["feature", "hidden"] = param(
@@ -100,9 +100,9 @@ class CCVR(NewHead):
     @property
     def head_stage(self) -> str:
         """The calibration; over a base that calibrates too, which has the shorter name."""
-        return "calibrate-head" if "calibrate" in self.base_method.stages() else "calibrate"
+        return "calibrate-head" if "calibrate" in self.base_method.server_steps() else "calibrate"
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The base's.
 
         Raises:
@@ -112,11 +112,11 @@ class CCVR(NewHead):
             last_linear(setting)
         return super().start_server(setting)
 
-    def statistics(self, turn: Turn, trained: TrainedClient) -> Payloads:
+    def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
         """Count, mean and covariance of each of the client's classes, of what is tapped."""
         if self.tap == "hidden":
             encoded, labels = trained.encoded()
-            features = hidden_units(encoded, trained.weights, turn.setting)
+            features = hidden_units(encoded, trained.weights, ctx.setting)
         else:
             features, labels = trained.features()
             features = signed_power(features, self.power)
@@ -130,9 +130,9 @@ class CCVR(NewHead):
             "means": torch.cat([held.means for held in own]).float(),
             "covariances": torch.cat([upper_triangles(held.covariances) for held in own]).float(),
         }
-        return {STATISTICS: Arrays(sent)}
+        return {STATISTICS: TensorDict(sent)}
 
-    def new_head(self, model: Weights, replies: Replies, setting: Setting) -> tuple[Weights | None, Facts]:
+    def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights | None, Metrics]:
         """The head, trained on virtual features; None where no class has enough samples.
 
         Facts: the mean loss on the virtual features before and after, how many features and classes they are.
@@ -163,7 +163,7 @@ class CCVR(NewHead):
         }
         return Weights(fitted.values), facts
 
-    def virtual_features(self, model: Weights, replies: Replies, setting: Setting) -> tuple[Tensor, Tensor]:
+    def virtual_features(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Tensor, Tensor]:
         """``per_class`` draws [n, d] of every class with enough samples, and their labels."""
         generator = torch_stream(setting.seed, "calibration features")
         drawn = [(torch.zeros(0, setting.feature_dim), torch.zeros(0, dtype=torch.int64))]
@@ -182,7 +182,7 @@ class CCVR(NewHead):
         return torch.cat(inputs), torch.cat(labels)
 
 
-def received(upload: Arrays, label: int) -> ClassGaussians | None:
+def received(upload: TensorDict, label: int) -> ClassGaussians | None:
     """One client's statistics of a class as a single row; None where it has none."""
     row = upload["classes"] == label
     if not row.any():
@@ -191,7 +191,7 @@ def received(upload: Arrays, label: int) -> ClassGaussians | None:
     return ClassGaussians(upload["counts"][row], upload["means"][row].double(), covariances)
 
 
-def last_linear(setting: Setting) -> str:
+def last_linear(setting: FederationContext) -> str:
     """Prefix of the names of the linear layer that ends the model's projection, such as ``projection.2.``.
 
     Raises:
@@ -211,7 +211,7 @@ def last_linear(setting: Setting) -> str:
     raise ConfigError("method.tap = hidden: the model's projection does not end in a linear layer; use tap=feature")
 
 
-def hidden_units(encoded: Tensor, weights: Weights, setting: Setting) -> Tensor:
+def hidden_units(encoded: Tensor, weights: Weights, setting: FederationContext) -> Tensor:
     """What the last layer of the projection reads, [n, h], for encoded images [n, e]."""
     prefix, device = last_linear(setting), setting.device
     size = weights.params[f"{prefix}weight"].shape[1]

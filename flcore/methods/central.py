@@ -24,6 +24,6 @@ class Central(FedAvg):
     data_scope: ClassVar[Literal["client", "union"]] = "union"
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """No: there are no clients to ask for statistics."""
         return False

@@ -34,38 +34,38 @@ from torch import Tensor
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.gradient_matching import gradient_distance, linear_gradient
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 from flcore.methods.types import (
     MODEL,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    Metrics,
     Predict,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-CLASSIFIER = Slot("classifier", Weights)
+CLASSIFIER = Key("classifier", Weights)
 """h̃."""
 
-FEATURES = Slot("features", Arrays)
+FEATURES = Key("features", TensorDict)
 """``values`` float32 [C·m, d]: the federated features, grouped by class."""
 
-GRADIENTS = Slot("gradients", Arrays)
+GRADIENTS = Key("gradients", TensorDict)
 """A client's real gradients, see :meth:`CReFF.real_gradients`."""
 
-HEAD = ("head.weight", "head.bias")
+HEAD_PARAMS = ("head.weight", "head.bias")
 
 
-Linear = tuple[Tensor, Tensor]
+ClassifierWeights = tuple[Tensor, Tensor]
 """Weight [C, d] and bias [C] of a classifier, or gradients of both."""
 
 
@@ -109,59 +109,59 @@ class CReFF(FedAvg):
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, its head as h̃ and random features."""
         shape = (setting.num_classes * self.per_class, setting.feature_dim)
         features = torch.randn(shape, generator=torch_stream(setting.seed, "federated features"))
-        head = {name: setting.initial.params[name] for name in HEAD}
-        return {**super().start_server(setting), CLASSIFIER: Weights(head), FEATURES: Arrays({"values": features})}
+        head = {name: setting.initial.params[name] for name in HEAD_PARAMS}
+        return {**super().start_server(setting), CLASSIFIER: Weights(head), FEATURES: TensorDict({"values": features})}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and h̃; the features stay."""
         return server.only(MODEL, CLASSIFIER)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, and the real gradients of the client's classes."""
-        message, memory = super().reply(turn, trained)
-        features, labels = trained.features(turn.with_statistics(turn.inbox[MODEL]))
-        return {**message, GRADIENTS: self.real_gradients(turn, features, labels)}, memory
+        message, client_state = super().reply(ctx, trained)
+        features, labels = trained.features(ctx.with_statistics(ctx.received[MODEL]))
+        return {**message, GRADIENTS: self.real_gradients(ctx, features, labels)}, client_state
 
-    def real_gradients(self, turn: Turn, features: Tensor, labels: Tensor) -> Arrays:
+    def real_gradients(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> TensorDict:
         """Gradients of h̃ for each of the client's classes, k of them.
 
         Args:
-            turn: the client's turn, with h̃ in its inbox.
+            ctx: the client's turn, with h̃ in its inbox.
             features: of all training samples under the received body, [n, d]. labels: int64 [n].
 
         Returns:
             ``classes`` int64 [k], ``weight`` float32 [k, C, d], ``bias`` float32 [k, C].
         """
-        weight, bias = _classifier(turn.inbox)
+        weight, bias = _classifier(ctx.received)
         classes = torch.unique(labels)
         weights, biases = weight.new_zeros(len(classes), *weight.shape), bias.new_zeros(len(classes), *bias.shape)
         for row, label in enumerate(classes.tolist()):
             own = features[labels == label]
-            stream = turn.stream("real gradients", label)
+            stream = ctx.stream("real gradients", label)
             draws = [torch.randperm(len(own), generator=stream)[: self.draw_size] for _ in range(self.draws_per_class)]
             # Draws are equally large: the mean of their gradients is the gradient of all of them.
             drawn = own[torch.cat(draws).to(own.device)]
             weights[row], biases[row] = linear_gradient(drawn, labels.new_full((len(drawn),), label), weight, bias)
-        return Arrays({"classes": classes, "weight": weights, "bias": biases})
+        return TensorDict({"classes": classes, "weight": weights, "bias": biases})
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, then the features, then the classifier."""
         return {
-            **super().stages(),
+            **super().server_steps(),
             "match-gradients": self.match_gradients,
             "retrain-classifier": self.retrain_classifier,
         }
 
-    def match_gradients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def match_gradients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: the features of the uploaded classes, moved until their gradients point as the real ones do.
 
         Facts: the mean over these classes of D before and after, and how many classes nobody uploaded.
         """
-        setting = exchange.setting
+        setting = ctx.setting
         present, wanted = mean_gradients(replies.of(GRADIENTS), setting.num_classes)
         moved = server[FEATURES]["values"].reshape(setting.num_classes, self.per_class, -1).clone()
         weight, bias = (value.to(setting.device) for value in _classifier(server))
@@ -176,10 +176,10 @@ class CReFF(FedAvg):
             "matching_distance": after,
             "classes_skipped": float(setting.num_classes - len(present)),
         }
-        return server | {FEATURES: Arrays({"values": moved.flatten(0, 1)})}, facts
+        return server | {FEATURES: TensorDict({"values": moved.flatten(0, 1)})}, facts
 
     def matched(
-        self, features: Tensor, labels: Tensor, classifier: Linear, wanted: Linear
+        self, features: Tensor, labels: Tensor, classifier: ClassifierWeights, wanted: ClassifierWeights
     ) -> tuple[Tensor, float, float]:
         """``match_steps`` steps of SGD on the features of k >= 1 classes.
 
@@ -210,20 +210,20 @@ class CReFF(FedAvg):
         )
         return fitted.values["features"].cpu(), before, float(distances().detach().mean())
 
-    def retrain_classifier(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def retrain_classifier(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: h̃, a fresh linear classifier trained on all features. Fact: its mean loss on them."""
-        setting = exchange.setting
+        setting = ctx.setting
         features = server[FEATURES]["values"].to(setting.device)
         labels = torch.arange(setting.num_classes, device=setting.device).repeat_interleave(self.per_class)
         bound = 1 / math.sqrt(setting.feature_dim)  # PyTorch's initialisation of a linear layer
-        start = exchange.stream("classifier initialisation")
+        start = ctx.stream("classifier initialisation")
         weight, bias = (
             ((2 * torch.rand(value.shape, generator=start) - 1) * bound).to(setting.device)
             for value in _classifier(server)
         )
-        weight, bias = self.retrained(weight, bias, features, labels, exchange.stream("classifier batches"))
+        weight, bias = self.retrained(weight, bias, features, labels, ctx.stream("classifier batches"))
         loss = float(cross_entropy(features @ weight.mT + bias, labels))
-        classifier = Weights(dict(zip(HEAD, (weight.cpu(), bias.cpu()), strict=True)))
+        classifier = Weights(dict(zip(HEAD_PARAMS, (weight.cpu(), bias.cpu()), strict=True)))
         return server | {CLASSIFIER: classifier}, {"retraining_loss": loss}
 
     @torch.no_grad()
@@ -254,21 +254,21 @@ class CReFF(FedAvg):
         model = server[MODEL]
         return Weights({**model.params, **server[CLASSIFIER].params}, model.buffers)
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and h̃, as in training."""
         return server.only(MODEL, CLASSIFIER)
 
     def predict_fedavg_head(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """Logits of FedAvg's head."""
         head = known[MODEL].params
-        return model.classify(model.features(images), weights={name: head[name] for name in HEAD})
+        return model.classify(model.features(images), weights={name: head[name] for name in HEAD_PARAMS})
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """FedAvg's answer."""
         return {"fedavg_head": self.predict_fedavg_head}
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """The federated features, at most ``count`` of each class."""
         taken = server[FEATURES]["values"].reshape(setting.num_classes, self.per_class, -1)[:, :count]
@@ -276,7 +276,7 @@ class CReFF(FedAvg):
         return taken.flatten(0, 1), labels
 
 
-def mean_gradients(uploads: Mapping[int, Arrays], num_classes: int) -> tuple[Tensor, Linear]:
+def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple[Tensor, ClassifierWeights]:
     """Unweighted mean over the clients that uploaded a class, folded in client-id order in float64.
 
     Args:
@@ -301,7 +301,7 @@ def mean_gradients(uploads: Mapping[int, Arrays], num_classes: int) -> tuple[Ten
     return holders.nonzero().flatten(), ((weight / shares[:, None, None]).float(), (bias / shares[:, None]).float())
 
 
-def _classifier(record: Record) -> Linear:
+def _classifier(record: Record) -> ClassifierWeights:
     """h̃ of a server state or a message."""
     classifier = record[CLASSIFIER].params
-    return classifier[HEAD[0]], classifier[HEAD[1]]
+    return classifier[HEAD_PARAMS[0]], classifier[HEAD_PARAMS[1]]

@@ -21,23 +21,23 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import proximal
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
+    ClientContext,
     Exchange,
-    Leg,
+    FederationContext,
     LocalModel,
+    LossInputs,
     Phase,
-    Setting,
+    RoundContext,
     TrainedClient,
-    Turn,
 )
 
-PERSONAL = Slot("personal", Weights)
+PERSONAL = Key("personal", Weights)
 """v_k, at its client."""
 
 
@@ -54,34 +54,34 @@ class Ditto(FedAvg):
         1.0, "weight λ that draws a personal model to the global one", low=0, search=Search(choices=(0.1, 1.0, 2.0))
     )
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """Train w as FedAvg does, then v_k, of which the server hears nothing."""
-        return (Leg(), Leg("train-personal", phases=(Phase(loss=self.personal_loss),), stages=()))
+        return (Exchange(), Exchange("train-personal", phases=(Phase(loss=self.personal_loss),), server_steps=()))
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
-        return {} if exchange.is_later_leg else super().broadcast(server, client, exchange)
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+        return {} if ctx.is_later_leg else super().broadcast(server, client, ctx)
 
-    def begin(self, turn: Turn) -> Weights:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
         """Start from w, then from v_k."""
-        return turn.memory[PERSONAL] if turn.is_later_leg else super().begin(turn)
+        return ctx.client_state[PERSONAL] if ctx.is_later_leg else super().initial_weights(ctx)
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """Fix the w that the client received in this round."""
-        return {"anchor": turn.memory[MODEL].params} if turn.is_later_leg else {}
+        return {"anchor": ctx.client_state[MODEL].params} if ctx.is_later_leg else {}
 
-    def personal_loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def personal_loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Add (λ/2) ‖v_k − w‖² to the cross-entropy."""
-        terms = super().loss(model, batch, context)
-        return {**terms, "proximal": proximal(model.params, context["anchor"], self.lambda_near)}
+        terms = super().loss(model, batch, inputs)
+        return {**terms, "proximal": proximal(model.params, inputs["anchor"], self.lambda_near)}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Send w_k with n_k and keep w for the second exchange; then keep v_k alone."""
-        if turn.is_later_leg:
+        if ctx.is_later_leg:
             return {}, {PERSONAL: trained.weights}
-        message, _ = super().reply(turn, trained)
-        kept = turn.memory.get(PERSONAL, turn.setting.initial)
-        return message, {PERSONAL: kept, MODEL: turn.inbox[MODEL]}
+        message, _ = super().reply(ctx, trained)
+        kept = ctx.client_state.get(PERSONAL, ctx.setting.initial)
+        return message, {PERSONAL: kept, MODEL: ctx.received[MODEL]}
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """Answer with v_k."""
-        return memory.get(PERSONAL, setting.initial)
+        return client_state.get(PERSONAL, setting.initial)

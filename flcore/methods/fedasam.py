@@ -26,14 +26,14 @@ from torch import Tensor
 from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
 from flcore.io.messages import Count, Weights
-from flcore.io.records import Record, Slot
+from flcore.io.records import Key, Record
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Exchange, Facts, Phase, Replies, Stage, Update
+from flcore.methods.types import MODEL, Metrics, Phase, Replies, RoundContext, ServerStep, StepSpec
 
-AVERAGE = Slot("average", Weights)
+AVERAGE = Key("average", Weights)
 """The mean of the global models of some rounds, at the server once there is one."""
 
-AVERAGED = Slot("averaged_rounds", Count)
+AVERAGED = Key("averaged_rounds", Count)
 """Of how many rounds."""
 
 _NO_DIRECTION = 1e-16
@@ -70,7 +70,7 @@ class FedASAM(FedAvg):
 
     def phases(self) -> tuple[Phase, ...]:
         """Steps whose gradient is taken at w + ε."""
-        return (Phase(updates=(Update(probe=self.uphill),)),) if self.rho > 0 else super().phases()
+        return (Phase(updates=(StepSpec(probe=self.uphill),)),) if self.rho > 0 else super().phases()
 
     def uphill(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Where the gradient is taken: w + ε."""
@@ -83,13 +83,13 @@ class FedASAM(FedAvg):
         """T_w of one tensor."""
         return value.abs() + self.eta if self.adaptive and "weight" in name else torch.ones_like(value)
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, then the mean over rounds."""
-        return {**super().stages(), "average-rounds": self.average_rounds} if self.swa else super().stages()
+        return {**super().server_steps(), "average-rounds": self.average_rounds} if self.swa else super().server_steps()
 
-    def average_rounds(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def average_rounds(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """w_swa ← (n·w_swa + w_g)/(n + 1) in the rounds that count."""
-        late = exchange.round - max(1, math.ceil(self.swa_start * exchange.setting.rounds))
+        late = ctx.round - max(1, math.ceil(self.swa_start * ctx.setting.rounds))
         if late < 0 or late % self.swa_every != 0:
             return server, {}
         if AVERAGE not in server:

@@ -18,13 +18,13 @@ from flcore.methods.api import Method
 from flcore.methods.types import (
     MODEL,
     NUM_SAMPLES,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
@@ -39,48 +39,48 @@ class FedAvg(Method):
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {}
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """Its model answers by itself; so do those of most methods that build on it."""
         return self.has_global_model
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         return {MODEL: setting.initial}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         return {MODEL: server[MODEL]}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k; nothing is remembered."""
         return {MODEL: trained.weights, NUM_SAMPLES: Count(trained.num_samples)}, {}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": aggregate}
 
 
 @folds("weights")
-def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and the step that the section ``aggregation`` puts in its place."""
-    model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, exchange)
-    return with_model(server, model, exchange), facts
+    model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, ctx)
+    return with_model(server, model, ctx), facts
 
 
 def fold_models(
-    models: Mapping[int, Weights], sizes: Mapping[int, int], server: Record, exchange: Exchange
-) -> tuple[Weights, Facts]:
+    models: Mapping[int, Weights], sizes: Mapping[int, int], server: Record, ctx: RoundContext
+) -> tuple[Weights, Metrics]:
     """Fold models of clients into one, with weights `sizes`, as the section ``aggregation`` says."""
     return fold_weights(
         models,
         sizes,
         server[MODEL],
-        exchange.setting.aggregation,
-        cohort=exchange.setting.cohort_size,
-        generator=exchange.stream("aggregation noise"),
+        ctx.setting.aggregation,
+        cohort=ctx.setting.cohort_size,
+        generator=ctx.stream("aggregation noise"),
     )
 
 
-def with_model(server: Record, model: Weights, exchange: Exchange) -> Record:
+def with_model(server: Record, model: Weights, ctx: RoundContext) -> Record:
     """Return the record with the model of the round's end: `model`, or a step of the server's optimiser towards it."""
-    stepped, kept = server_step(server[MODEL], model, server, exchange.setting.aggregation)
+    stepped, kept = server_step(server[MODEL], model, server, ctx.setting.aggregation)
     return server | {MODEL: stepped} | kept
 
 

@@ -21,35 +21,35 @@ import torch
 
 from flcore.aggregation.mean import average_weights
 from flcore.core.params import param
-from flcore.io.messages import Arrays, Count, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Count, Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.compression import quantised_all, restored_all
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.types import (
     MODEL,
     NUM_SAMPLES,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-CHANGE = Slot("change", Arrays)
+QUANTIZED_CHANGE = Key("change", TensorDict)
 """A client's quantised difference, see :func:`flcore.math.compression.quantised_all`."""
 
-STATISTICS = Slot("model_statistics", Weights)
+MODEL_STATISTICS = Key("model_statistics", Weights)
 """BatchNorm statistics beside quantised parameters, as they are."""
 
-CHANGES = Slot("changes", Arrays)
+CHANGES = Key("changes", TensorDict)
 """Quantised differences of v, ``<round>/<name>/…``, of as many rounds as are less than v itself."""
 
-SEEN = Slot("seen", Arrays)
+LAST_SEEN = Key("seen", TensorDict)
 """At the server: ``rounds`` int64 [K], of which round the v is that each client has; 0: the initial model."""
 
-ERROR = Slot("error", Weights)
+ERROR = Key("error", Weights)
 """What quantisation left out so far."""
 
 
@@ -65,7 +65,7 @@ class FedAvgQ(FedAvg):
     down_bits: Literal[2, 4, 8] = param(8, "bits of a value on its way down")
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """No: what stands on top would send the model as it is."""
         return False
 
@@ -74,25 +74,25 @@ class FedAvgQ(FedAvg):
         """Its differences; whole only to clients that missed many of them."""
         return False
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, which everybody knows."""
         return {
             MODEL: setting.initial,
-            CHANGES: Arrays({}),
-            SEEN: Arrays({"rounds": torch.zeros(setting.num_clients, dtype=torch.int64)}),
+            CHANGES: TensorDict({}),
+            LAST_SEEN: TensorDict({"rounds": torch.zeros(setting.num_clients, dtype=torch.int64)}),
             ERROR: _zeros(setting.initial),
         }
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The differences that the client has missed, or v where it is smaller; nothing that it has."""
-        seen = int(server[SEEN]["rounds"][client])
+        seen = int(server[LAST_SEEN]["rounds"][client])
         message: dict[str, Payload] = {}
-        if exchange.passed - seen < self._kept_rounds:
-            message[CHANGES] = Arrays(_behind(server[CHANGES], seen))
+        if ctx.rounds_done - seen < self._kept_rounds:
+            message[CHANGES] = TensorDict(_behind(server[CHANGES], seen))
         else:
             message[MODEL] = server[MODEL].without_buffers()
         if server[MODEL].buffers:
-            message[STATISTICS] = Weights({}, server[MODEL].buffers)
+            message[MODEL_STATISTICS] = Weights({}, server[MODEL].buffers)
         return message
 
     @property
@@ -100,55 +100,55 @@ class FedAvgQ(FedAvg):
         """Differences of so many rounds are as large as the model."""
         return 32 // self.down_bits
 
-    def begin(self, turn: Turn) -> Weights:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
         """v: as received, or what the client had with the differences that it missed."""
-        buffers = turn.inbox[STATISTICS].buffers if STATISTICS in turn.inbox else {}
-        if MODEL in turn.inbox:
-            return Weights(turn.inbox[MODEL].params, buffers)
-        own = turn.memory.get(MODEL, turn.setting.initial)
-        return Weights(_moved(own.params, turn.inbox[CHANGES], self.down_bits), buffers)
+        buffers = ctx.received[MODEL_STATISTICS].buffers if MODEL_STATISTICS in ctx.received else {}
+        if MODEL in ctx.received:
+            return Weights(ctx.received[MODEL].params, buffers)
+        own = ctx.client_state.get(MODEL, ctx.setting.initial)
+        return Weights(_moved(own.params, ctx.received[CHANGES], self.down_bits), buffers)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The quantised difference with n_k; v and the error are remembered."""
-        start, error = self.begin(turn), turn.memory.get(ERROR, _zeros(turn.setting.initial))
+        start, error = self.initial_weights(ctx), ctx.client_state.get(ERROR, _zeros(ctx.setting.initial))
         wanted = {
             name: value - start.params[name] + error.params[name] for name, value in trained.weights.params.items()
         }
-        sent = quantised_all(wanted, self.bits, turn.stream("quantisation"))
+        sent = quantised_all(wanted, self.bits, ctx.stream("quantisation"))
         arrived = restored_all(sent, wanted, self.bits)
         left = Weights({name: value - arrived[name] for name, value in wanted.items()})
-        message: dict[str, Payload] = {CHANGE: Arrays(sent), NUM_SAMPLES: Count(trained.num_samples)}
+        message: dict[str, Payload] = {QUANTIZED_CHANGE: TensorDict(sent), NUM_SAMPLES: Count(trained.num_samples)}
         if trained.weights.buffers:
-            message[STATISTICS] = Weights({}, trained.weights.buffers)
+            message[MODEL_STATISTICS] = Weights({}, trained.weights.buffers)
         return message, {MODEL: start.without_buffers(), ERROR: left}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": self.aggregate}
 
-    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: v moves by the quantised mean of what arrived. Fact: the norm of the error that is left."""
         before, sizes = server[MODEL], sample_counts(replies)
         arrived = {
             client: Weights(restored_all(sent.named, before.params, self.bits))
-            for client, sent in replies.of(CHANGE).items()
+            for client, sent in replies.of(QUANTIZED_CHANGE).items()
         }
         mean = average_weights(arrived, sizes)
         wanted = {name: value + server[ERROR].params[name] for name, value in mean.params.items()}
-        sent = quantised_all(wanted, self.down_bits, exchange.stream("quantisation"))
+        sent = quantised_all(wanted, self.down_bits, ctx.stream("quantisation"))
         moved = restored_all(sent, wanted, self.down_bits)
         left = {name: value - moved[name] for name, value in wanted.items()}
-        buffers = replies.of(STATISTICS)
+        buffers = replies.of(MODEL_STATISTICS)
         statistics = average_weights(buffers, sizes).buffers if buffers else before.buffers
         # Whoever took part has had v as it was before this round.
-        rounds = server[SEEN]["rounds"].clone()
-        rounds[list(replies)] = exchange.round - 1
-        changes = _behind(server[CHANGES], exchange.round - self._kept_rounds)
-        changes |= {f"{exchange.round:06d}/{name}": value for name, value in sent.items()}
+        rounds = server[LAST_SEEN]["rounds"].clone()
+        rounds[list(replies)] = ctx.round - 1
+        changes = _behind(server[CHANGES], ctx.round - self._kept_rounds)
+        changes |= {f"{ctx.round:06d}/{name}": value for name, value in sent.items()}
         params = {name: value + moved[name] for name, value in before.params.items()}
         after: dict[str, Payload] = {
             MODEL: Weights(params, statistics),
-            CHANGES: Arrays(changes),
-            SEEN: Arrays({"rounds": rounds}),
+            CHANGES: TensorDict(changes),
+            LAST_SEEN: TensorDict({"rounds": rounds}),
             ERROR: Weights(left),
         }
         norm = float(torch.stack([value.square().sum() for value in left.values()]).sum().sqrt())
@@ -159,12 +159,12 @@ def _zeros(model: Weights) -> Weights:
     return Weights({name: torch.zeros_like(value) for name, value in model.params.items()})
 
 
-def _behind(changes: Arrays, seen: int) -> dict[str, torch.Tensor]:
+def _behind(changes: TensorDict, seen: int) -> dict[str, torch.Tensor]:
     """Differences of the rounds after ``seen``."""
     return {name: value for name, value in changes.named.items() if int(name.split("/", 1)[0]) > seen}
 
 
-def _moved(params: Mapping[str, torch.Tensor], changes: Arrays, bits: int) -> dict[str, torch.Tensor]:
+def _moved(params: Mapping[str, torch.Tensor], changes: TensorDict, bits: int) -> dict[str, torch.Tensor]:
     """Weights with the differences of several rounds, in order of the rounds."""
     found = dict(params)
     for number in sorted({name.split("/", 1)[0] for name in changes.named}):

@@ -61,8 +61,8 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.schedules import Constant, Exponential, Pieces, Schedule
-from flcore.io.messages import Arrays, Payload, Prototypes, Weights
-from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.io.messages import Payload, Prototypes, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
 from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.math.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
@@ -73,43 +73,43 @@ from flcore.math.prototypes.partners import Drawn, Partners
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import sample_counts
 from flcore.methods.kit.class_prototypes import ReleasesVectors
-from flcore.methods.kit.on_top import OnTop, patched
+from flcore.methods.kit.on_top import WrapperMethod, patched
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
+    ClientContext,
     Exchange,
-    Facts,
-    Leg,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Predict,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
-from flcore.models.network import Network, Values
+from flcore.models.network import Network, ParamDict
 from flcore.models.view import EncodedOnce, WithLayers
 
-CLUSTERS = Slot("cluster_prototypes", Arrays)
+CLUSTER_PROTOTYPES = Key("cluster_prototypes", TensorDict)
 """A client's q prototypes: ``vectors`` float32 [q, e] and ``labels`` int64 [q]."""
 
-ENCODER_NORM = Slot("encoder_norm", Arrays)
+ENCODER_NORM = Key("encoder_norm", TensorDict)
 """``mean`` float32 [1]: mean ‖E(x)‖ over a client's samples, E of the model it received."""
 
-ENCODER_PROTOTYPES = Slot("encoder_prototypes", Prototypes)
+ENCODER_PROTOTYPES = Key("encoder_prototypes", Prototypes)
 """u_g [K, e]."""
 
-POOL = Slot("prototype_pool", Arrays)
+POOL = Key("prototype_pool", TensorDict)
 """The latest prototypes of every client: ``vectors`` [n, e], ``labels`` and ``sources`` (client ids) int64 [n]."""
 
-CALIBRATED = Slot("calibrated", Weights)
+CALIBRATED = Key("calibrated", Weights)
 """H and F from the last calibration."""
 
-EXEMPLARS = Slot("exemplars", Prototypes)
+EXEMPLARS = Key("exemplars", Prototypes)
 """e_c [K, d]."""
 
 PARTS = ("projection.", "head.")
@@ -124,7 +124,7 @@ ANGLE_ROWS = 32
 
 
 @dataclass(frozen=True)
-class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
+class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     """A base method whose averaged head is calibrated on prototypes of all clients."""
 
     name: ClassVar[str] = "fedcspc"
@@ -324,7 +324,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
             return max(1, self.min_count)
         return math.ceil((self.min_count - 1e-9) / self.ratio)
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """What the base holds, and no prototypes yet.
 
         Raises:
@@ -342,14 +342,14 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         width = setting.network.encode(image, setting.initial.values).shape[1]
         return self.beside(server, {ENCODER_PROTOTYPES: Prototypes.empty(setting.num_classes, width)})
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """The base's; the prototypes come with the last one, and the stages on them follow its own."""
         return self.legs_with(round_number, setting, *self.own_stages())
 
-    def brings_prototypes(self, exchange: Exchange) -> bool:
-        """Whether this is the leg of the round in which clients send prototypes."""
-        last = self.base_method.legs(exchange.round, exchange.setting)[-1]
-        return self.sends_prototypes and exchange.leg == last.name
+    def brings_prototypes(self, ctx: RoundContext) -> bool:
+        """Whether this is the exchange of the round in which clients send prototypes."""
+        last = self.base_method.round_exchanges(ctx.round, ctx.setting)[-1]
+        return self.sends_prototypes and ctx.exchange == last.name
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """Its own account, or the base's."""
@@ -362,33 +362,33 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         layers = super().extra_layers(feature_dim, num_classes, encoded_dim)
         return self.beside(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used."""
-        message = super().broadcast(self.as_sent(server), client, exchange)
-        if not self.aligns or not self.brings_prototypes(exchange):
+        message = super().broadcast(self.as_sent(server), client, ctx)
+        if not self.aligns or not self.brings_prototypes(ctx):
             return message
         return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The base's constants and, from the second round on, the global prototypes."""
         own: dict[str, Any] = {}
-        if turn.passed > 0 and ENCODER_PROTOTYPES in turn.inbox:
-            prototypes = turn.inbox[ENCODER_PROTOTYPES]
+        if ctx.rounds_done > 0 and ENCODER_PROTOTYPES in ctx.received:
+            prototypes = ctx.received[ENCODER_PROTOTYPES]
             own = {"encoder_means": prototypes.means, "encoder_present": prototypes.present}
-        return self.beside(super().context(turn), own)
+        return self.beside(super().loss_inputs(ctx), own)
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """The base's terms, the auxiliary classifier's, and the three of the alignment."""
-        if not self.aux_ce and "encoder_means" not in context:
-            return super().loss(model, batch, context)
+        if not self.aux_ce and "encoder_means" not in inputs:
+            return super().loss(model, batch, inputs)
         once = EncodedOnce(model, batch.images)
-        terms = super().loss(once, batch, context)
+        terms = super().loss(once, batch, inputs)
         own: dict[str, Tensor] = {}
         if self.aux_ce:
             logits = once.apply_extra(AUXILIARY, once.encoded)
             own["auxiliary"] = cross_entropy(logits, batch.labels, batch.weight)
-        if "encoder_means" in context:
-            own |= self.alignment(once.encoded, batch, context["encoder_means"], context["encoder_present"])
+        if "encoder_means" in inputs:
+            own |= self.alignment(once.encoded, batch, inputs["encoder_means"], inputs["encoder_present"])
         return self.beside(terms, own)
 
     def alignment(self, encoded: Tensor, batch: Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:
@@ -408,39 +408,39 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
             terms["edge"] = self.kappa * self.w_edge * edge
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The base's message and memory, the client's prototypes with their labels, perhaps a norm."""
-        message, memory = super().reply(turn, trained)
-        if not self.brings_prototypes(turn):
-            return message, memory
-        own: dict[str, Payload] = {CLUSTERS: self.own_prototypes(turn, *trained.encoded())}
+        message, client_state = super().reply(ctx, trained)
+        if not self.brings_prototypes(ctx):
+            return message, client_state
+        own: dict[str, Payload] = {CLUSTER_PROTOTYPES: self.own_prototypes(ctx, *trained.encoded())}
         if self.rescales:
-            own[ENCODER_NORM] = Arrays({"mean": received_norm(turn, trained)})
-        return self.beside(message, own), memory
+            own[ENCODER_NORM] = TensorDict({"mean": received_norm(ctx, trained)})
+        return self.beside(message, own), client_state
 
-    def own_prototypes(self, turn: Turn, encoded: Tensor, labels: Tensor) -> Arrays:
+    def own_prototypes(self, ctx: ClientContext, encoded: Tensor, labels: Tensor) -> TensorDict:
         """:data:`CLUSTERS` of encoded samples [n, e] with labels [n]."""
         encoded, labels = encoded.cpu(), labels.cpu()
         enough = torch.bincount(labels, minlength=1)[labels] >= self.smallest_cluster
         vectors, labels = encoded[enough], labels[enough]
         if not self.use_cpm:
-            means = class_means(vectors, labels, turn.setting.num_classes).arrays()
+            means = class_means(vectors, labels, ctx.setting.num_classes).arrays()
             vectors, labels = means["means"], means["classes"]
         elif len(labels):
             vectors, labels = cluster_prototypes(
                 vectors,
                 labels,
-                lambda label: turn.numpy_stream("fedcspc prototypes", label),
+                lambda label: ctx.numpy_stream("fedcspc prototypes", label),
                 num_clusters=self.clusters,
                 ratio=self.ratio,
                 repeats=self.n_repeat,
                 min_size=max(self.min_cluster, self.smallest_cluster),
             )
-        return Arrays({"labels": labels, "vectors": self.release_vectors(turn, vectors)})
+        return TensorDict({"labels": labels, "vectors": self.release_vectors(ctx, vectors)})
 
     # ---- server --------------------------------------------------------------------------------------------------
 
-    def own_stages(self) -> dict[str, Stage]:
+    def own_stages(self) -> dict[str, ServerStep]:
         """What follows the base's stages: gather-prototypes, calibrate and build-exemplars, each if it is used."""
         used = {
             "gather-prototypes": (self.sends_prototypes, self.gather_prototypes),
@@ -449,11 +449,11 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         }
         return {name: stage for name, (on, stage) in used.items() if on}
 
-    def stages(self) -> Mapping[str, Stage]:
-        theirs = {name: self.after_feedback(stage) for name, stage in super().stages().items()}
+    def server_steps(self) -> Mapping[str, ServerStep]:
+        theirs = {name: self.after_feedback(stage) for name, stage in super().server_steps().items()}
         return self.beside(theirs, self.own_stages())
 
-    def after_feedback(self, stage: Stage) -> Stage:
+    def after_feedback(self, stage: ServerStep) -> ServerStep:
         """A stage of the base, for which the server's model is the one that clients were sent.
 
         Updates are clipped, and FedDC's drift is measured, from there. The first stage of a round takes H and F over,
@@ -461,9 +461,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         """
 
         @wraps(stage)
-        def sent_first(server: Record, replies: Replies, exchange: Exchange) -> tuple[Payloads, Facts]:
+        def sent_first(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Payloads, Metrics]:
             sent = self.as_sent(server)
-            return stage(server if sent is server else sent.without(CALIBRATED), replies, exchange)
+            return stage(server if sent is server else sent.without(CALIBRATED), replies, ctx)
 
         return sent_first
 
@@ -474,12 +474,12 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         answers, and does not travel), they do not fit it, and it goes down as it is.
         """
         fits = self.base_model(server) is server[MODEL]
-        return with_calibrated(server) if self.feedback and fits else server
+        return with_calibrated_encoder(server) if self.feedback and fits else server
 
-    def gather_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def gather_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: u_g; with ``keep_stale`` also every client's latest prototypes."""
         pool = pooled(server, replies)
-        own = class_means(pool["vectors"], pool["labels"], exchange.setting.num_classes)
+        own = class_means(pool["vectors"], pool["labels"], ctx.setting.num_classes)
         previous = server[ENCODER_PROTOTYPES]
         fused = torch.where(own.present.unsqueeze(1), own.means, previous.means)
         gathered: dict[str, Payload] = {ENCODER_PROTOTYPES: Prototypes(fused, previous.present | own.present)}
@@ -503,7 +503,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
                 vectors = vectors * facts["norm_factor"]
         return PrototypeSet(vectors, pool["labels"], pool["sources"]), facts
 
-    def calibrate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def calibrate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: H and F of the base's model, trained on the prototypes; without any nothing changes.
 
         Facts: the mean of each term in the last epoch, the number of prototypes and their mean length.
@@ -511,13 +511,13 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         Raises:
             ArithmeticError: the calibration diverged.
         """
-        setting = exchange.setting
+        setting = ctx.setting
         pool, facts = self.fitting_pool(server, replies, setting.device)
         if len(pool) == 0:
             return server, facts
         start = on_device({CALIBRATED: calibrated_part(self.base_model(server))}, setting.device)[CALIBRATED]
-        rate = self.round_rate(exchange.passed)
-        part, losses = self.fit_part(setting.network, start, pool, rate, exchange.stream("calibrate"))
+        rate = self.round_rate(ctx.rounds_done)
+        part, losses = self.fit_part(setting.network, start, pool, rate, ctx.stream("calibrate"))
         facts |= {f"calibration_{name}": value for name, value in losses.items()}
         return server | on_device({CALIBRATED: Weights(part)}, "cpu"), facts
 
@@ -572,7 +572,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         return fitted.values, means
 
     def calibration_loss(
-        self, network: Network, values: Values, pool: PrototypeSet, rows: Tensor, partners: Drawn | None
+        self, network: Network, values: ParamDict, pool: PrototypeSet, rows: Tensor, partners: Drawn | None
     ) -> dict[str, Tensor]:
         """CE + η·(L_WCL + L_ACL) of a mini-batch, term by term.
 
@@ -599,7 +599,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         return terms
 
     def source_contrast(
-        self, network: Network, values: Values, pool: PrototypeSet, rows: Tensor, projected: Tensor
+        self, network: Network, values: ParamDict, pool: PrototypeSet, rows: Tensor, projected: Tensor
     ) -> Tensor:
         """L_WCL of the prototypes at ``rows``, within themselves or among all: B² or B·n pairs."""
         if self.contrast == "batch":
@@ -610,9 +610,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         losses, counted = contrastive_terms(among, labels, self.tau_g, pair_weights=weights, anchors=anchors)
         return weighted_mean(losses, counted.to(losses.dtype))
 
-    def build_exemplars(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def build_exemplars(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: e_c of the model that now answers; none for a class without prototypes."""
-        setting = exchange.setting
+        setting = ctx.setting
         pool, _ = self.fitting_pool(server, replies, setting.device)
         part = calibrated_part(self.global_model(server))
         values = on_device({CALIBRATED: part}, setting.device)[CALIBRATED].values
@@ -628,20 +628,20 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
         """The base's, with calibrated H and F."""
         return patched(self.base_model(server), server.get(CALIBRATED))
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The base's, with calibrated H and F and the exemplars."""
-        message = super().scoring_message(server, client, exchange)
+        message = super().scoring_message(server, client, ctx)
         return self.beside(message, server.only(CALIBRATED, EXEMPLARS))
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """The base's, with calibrated H and F."""
-        return patched(super().client_model(received, memory, setting), received.get(CALIBRATED))
+        return patched(super().client_model(received, client_state, setting), received.get(CALIBRATED))
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """The base's, of the model that answers."""
-        return super().generated_features(with_calibrated(server), setting, count, generator)
+        return super().generated_features(with_calibrated_encoder(server), setting, count, generator)
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -669,12 +669,12 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, OnTop):
             model = WithLayers(model, calibrated_part(self.base_model(known)).values)
         return super().predict(model, images, known, classes)
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """The base's; ``network`` (head alone), ``knowledge`` (exemplars alone) and ``before_calibration``."""
         own: dict[str, Predict] = {"network": super().predict, "knowledge": self.by_exemplars} if self.use_kp else {}
         if self.use_ca:
             own["before_calibration"] = self.by_average
-        return self.beside(super().alternatives(), own)
+        return self.beside(super().predictors(), own)
 
 
 @dataclass(frozen=True)
@@ -689,30 +689,30 @@ class PrototypeSet:
         return len(self.labels)
 
 
-def pooled(server: Record, replies: Replies) -> Arrays:
+def pooled(server: Record, replies: Replies) -> TensorDict:
     """:data:`POOL` of the replies' prototypes, in client-id order.
 
     If the server holds one, clients that did not reply are there with what it has of them.
     """
-    own = replies.of(CLUSTERS)
+    own = replies.of(CLUSTER_PROTOTYPES)
     parts = [{**sent.named, "sources": torch.full_like(sent["labels"], client)} for client, sent in own.items()]
     if POOL in server:
         absent = ~torch.isin(server[POOL]["sources"], torch.tensor(list(own)))
         parts.append({name: tensor[absent] for name, tensor in server[POOL].named.items()})
     joined = {name: torch.cat([part[name] for part in parts]) for name in ("labels", "sources", "vectors")}
     order = torch.argsort(joined["sources"], stable=True)
-    return Arrays({name: tensor[order] for name, tensor in joined.items()})
+    return TensorDict({name: tensor[order] for name, tensor in joined.items()})
 
 
-def received_norm(turn: Turn, trained: TrainedClient) -> Tensor:
+def received_norm(ctx: ClientContext, trained: TrainedClient) -> Tensor:
     """float32 [1]: mean ‖E(x)‖ over the client's samples, E of the received model; 0 without samples."""
-    received = turn.inbox[MODEL]
+    received = ctx.received[MODEL]
     # Under `model.batchnorm: local` no statistics are received: the client has its own.
     encoded, labels = trained.encoded(Weights(received.params, received.buffers or trained.weights.buffers))
     return encoded.norm(dim=1).sum().reshape(1) / max(len(labels), 1)
 
 
-def with_calibrated(server: Record) -> Record:
+def with_calibrated_encoder(server: Record) -> Record:
     """The server's record as the base would hold it with calibrated H and F."""
     return server | {MODEL: patched(server[MODEL], server[CALIBRATED])} if CALIBRATED in server else server
 

@@ -38,32 +38,32 @@ from torch import Tensor
 from flcore.aggregation.mean import uniform_mean
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product, proximal
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     Kind,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-DRIFT = Slot("drift", Weights)
+DRIFT = Key("drift", Weights)
 """h_k in a client's memory; at the server h, the mean over all clients."""
 
-CHANGE = Slot("change", Weights)
+LOCAL_CHANGE = Key("change", Weights)
 """g_k (or s_k) in a client's memory; at the server and on its way down g, the mean over all clients."""
 
-STEP = Slot("change_step", Weights)
+STEP = Key("change_step", Weights)
 """On its way up, by how much the client's g_k (or s_k) has changed."""
 
 
@@ -76,7 +76,7 @@ class FedDC(AuthorsPreset, FedAvg):
     citation: ClassVar[str] = "Gao et al., CVPR 2022"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_drift": False, "use_correction": False}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"correction": "recursive"}
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
+    required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 
     alpha: float = param(
         0.01,
@@ -90,94 +90,94 @@ class FedDC(AuthorsPreset, FedAvg):
     use_drift: bool = param(True, "the drift h_k: its penalty at clients, its mean at the server", switch=True)
     use_correction: bool = param(True, "the correction of gradients by g_k − g", switch=True)
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, and for everybody neither drift nor change."""
         server = {**super().start_server(setting)}
         if self.use_drift:
             server[DRIFT] = setting.initial.zeros()
         if self.use_correction:
-            server[CHANGE] = setting.initial.zeros()
+            server[LOCAL_CHANGE] = setting.initial.zeros()
         return server
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """w_g and g."""
-        message = super().broadcast(server, client, exchange)
-        return {**message, CHANGE: server[CHANGE]} if self.use_correction else message
+        message = super().broadcast(server, client, ctx)
+        return {**message, LOCAL_CHANGE: server[LOCAL_CHANGE]} if self.use_correction else message
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """w_g − h_k, to which the penalty draws, and the direction of the correction."""
-        context = {}
+        inputs = {}
         if self.use_drift and self.alpha > 0:
-            drift = turn.memory.get(DRIFT, turn.inbox[MODEL].zeros())
-            context["anchor"] = (turn.inbox[MODEL] - drift).params
+            drift = ctx.client_state.get(DRIFT, ctx.received[MODEL].zeros())
+            inputs["anchor"] = (ctx.received[MODEL] - drift).params
         if self.use_correction:
-            own, mean = turn.memory.get(CHANGE, turn.inbox[MODEL].zeros()), turn.inbox[CHANGE]
-            context["direction"] = (own - mean if self.correction == "last" else mean - own).params
-        return context
+            own, mean = ctx.client_state.get(LOCAL_CHANGE, ctx.received[MODEL].zeros()), ctx.received[LOCAL_CHANGE]
+            inputs["direction"] = (own - mean if self.correction == "last" else mean - own).params
+        return inputs
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """What the correction is multiplied with in each step: 1/(η·S_k), which s_k has in it already."""
         if not self.use_correction:
             return {}
-        factor = 1 / response(turn, steps) if self.correction == "last" else 1.0
+        factor = 1 / response(ctx, steps) if self.correction == "last" else 1.0
         return {"correction": torch.full((steps,), factor)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy, and what is switched on of penalty and correction."""
-        terms = super().loss(model, batch, context)
-        if "anchor" in context:
-            terms["drift"] = proximal(model.params, context["anchor"], self.alpha)
-        if "direction" in context:
-            terms["correction"] = batch.draws["correction"] * inner_product(model.params, context["direction"])
+        terms = super().loss(model, batch, inputs)
+        if "anchor" in inputs:
+            terms["drift"] = proximal(model.params, inputs["anchor"], self.alpha)
+        if "direction" in inputs:
+            terms["correction"] = batch.random_inputs["correction"] * inner_product(model.params, inputs["direction"])
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """w_k and the change of g_k; the client remembers h_k and g_k."""
-        message, memory = (dict(part) for part in super().reply(turn, trained))
-        moved = trained.weights - turn.inbox[MODEL]
+        message, client_state = (dict(part) for part in super().reply(ctx, trained))
+        moved = trained.weights - ctx.received[MODEL]
         if self.use_drift:
-            memory[DRIFT] = turn.memory.get(DRIFT, turn.inbox[MODEL].zeros()) + moved
+            client_state[DRIFT] = ctx.client_state.get(DRIFT, ctx.received[MODEL].zeros()) + moved
         if self.use_correction:
-            before = turn.memory.get(CHANGE, turn.inbox[MODEL].zeros())
-            memory[CHANGE] = after = self.next_change(turn, before, moved, trained.steps)
+            before = ctx.client_state.get(LOCAL_CHANGE, ctx.received[MODEL].zeros())
+            client_state[LOCAL_CHANGE] = after = self.next_change(ctx, before, moved, trained.steps)
             message[STEP] = after - before
-        return message, memory
+        return message, client_state
 
-    def next_change(self, turn: Turn, before: Weights, moved: Weights, steps: int) -> Weights:
+    def next_change(self, ctx: ClientContext, before: Weights, moved: Weights, steps: int) -> Weights:
         """New g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
         if self.correction == "last":
             return moved
-        return before - turn.inbox[CHANGE] - moved * (1 / response(turn, steps))
+        return before - ctx.received[LOCAL_CHANGE] - moved * (1 / response(ctx, steps))
 
     @property
-    def sends(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[Kind]:
         """Weights, which no stage here folds as ``aggregation`` says."""
         return frozenset({"weights"})
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """The means over all clients, then the model."""
         tracks = self.use_drift or self.use_correction
-        return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate}
+        return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate_with_drift}
 
 
-def response(turn: Turn, steps: int) -> float:
+def response(ctx: ClientContext, steps: int) -> float:
     """Return η·S_k, the displacement of a weight by a constant gradient of 1; 0 steps count as 1."""
-    count, kept = max(steps, 1), turn.momentum
-    return turn.learning_rate * ((count - kept * (1 - kept**count) / (1 - kept)) / (1 - kept))
+    count, kept = max(steps, 1), ctx.momentum
+    return ctx.learning_rate * ((count - kept * (1 - kept**count) / (1 - kept)) / (1 - kept))
 
 
-def track_drift(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def track_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Bring h and g up to date, means over all clients; those without a reply kept theirs."""
-    share = len(replies) / exchange.setting.num_clients
+    share = len(replies) / ctx.setting.num_clients
     if DRIFT in server:
         moved = uniform_mean(replies.of(MODEL)) - server[MODEL]
         server = server | {DRIFT: server[DRIFT] + share * moved}
-    if CHANGE in server:
-        server = server | {CHANGE: server[CHANGE] + share * uniform_mean(replies.of(STEP))}
+    if LOCAL_CHANGE in server:
+        server = server | {LOCAL_CHANGE: server[LOCAL_CHANGE] + share * uniform_mean(replies.of(STEP))}
     return server, {}
 
 
-def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate_with_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """w_g ← the mean of the round's w_k, shifted by h; with BatchNorm statistics, which nothing shifts."""
     mean = uniform_mean(replies.of(MODEL))
     if DRIFT in server:

@@ -20,7 +20,7 @@ from flcore.core.params import Search, param
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.decorrelation import correlation_penalty
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Batch, Context, LocalModel
+from flcore.methods.types import Batch, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FedDecorr(FedAvg):
     beta: float = param(0.1, "weight β of the penalty", low=0, search=Search(choices=(0.01, 0.05, 0.1, 0.2)))
     scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the penalty."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}

@@ -25,25 +25,25 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product, proximal
 from flcore.methods.fedavg import FedAvg, fold_models, with_model
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
-GRADIENT = Slot("gradient", Weights)
+GRADIENT = Key("gradient", Weights)
 """g_k at a client, h at the server."""
 
 
@@ -60,46 +60,46 @@ class FedDyn(FedAvg):
         0.01, "weight α of the regulariser; 0 switches it off", low=0, search=Search(choices=(0.001, 0.01, 0.1))
     )
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """Hold the initial model and h = 0."""
         server = super().start_server(setting)
         return {**server, GRADIENT: setting.initial.zeros()} if self.alpha > 0 else server
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """Fix w and g_k for this turn."""
-        return {"anchor": turn.inbox[MODEL].params, "gradient": own_gradient(turn).params} if self.alpha > 0 else {}
+        return {"anchor": ctx.received[MODEL].params, "gradient": own_gradient(ctx).params} if self.alpha > 0 else {}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Add −⟨g_k, w_k⟩ and the proximal term to the cross-entropy."""
-        terms = super().loss(model, batch, context)
+        terms = super().loss(model, batch, inputs)
         if self.alpha > 0:
-            terms["linear"] = -inner_product(model.params, context["gradient"])
-            terms["proximal"] = proximal(model.params, context["anchor"], self.alpha)
+            terms["linear"] = -inner_product(model.params, inputs["gradient"])
+            terms["proximal"] = proximal(model.params, inputs["anchor"], self.alpha)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Send w_k with n_k; keep g_k − α (w_k − w)."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if self.alpha > 0:
-            memory = {GRADIENT: own_gradient(turn) - self.alpha * (trained.weights - turn.inbox[MODEL])}
-        return message, memory
+            client_state = {GRADIENT: own_gradient(ctx) - self.alpha * (trained.weights - ctx.received[MODEL])}
+        return message, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Return the one stage of the server."""
         return {"aggregate": self.aggregate}
 
     @folds("weights")
-    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Update h and w, both by the mean of the round's w_k."""
-        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
+        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)
         if self.alpha == 0:
-            return with_model(server, mean, exchange), facts
-        share = len(replies) / exchange.setting.num_clients
+            return with_model(server, mean, ctx), facts
+        share = len(replies) / ctx.setting.num_clients
         h = server[GRADIENT] - self.alpha * share * (mean - server[MODEL])
         model = Weights((mean - h * (1 / self.alpha)).params, mean.buffers)
-        return with_model(server, model, exchange) | {GRADIENT: h}, facts
+        return with_model(server, model, ctx) | {GRADIENT: h}, facts
 
 
-def own_gradient(turn: Turn) -> Weights:
+def own_gradient(ctx: ClientContext) -> Weights:
     """Return g_k, 0 before the client's first turn."""
-    return turn.memory.get(GRADIENT, turn.inbox[MODEL].zeros())
+    return ctx.client_state.get(GRADIENT, ctx.received[MODEL].zeros())

@@ -39,29 +39,29 @@ from torch import Tensor
 from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.types import (
     MODEL,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     Kind,
     LocalModel,
+    Metrics,
     Predict,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-ASSIGNMENT = Slot("assignment", Arrays)
+MEMBER_ASSIGNMENT = Key("assignment", TensorDict)
 """``model`` int64 [N]: which of the models side by side each client gets in the coming round."""
 
-STATISTICS = Slot("member", Weights)
+MEMBER_STATISTICS = Key("member", Weights)
 """A member's BatchNorm statistics alone, where the model travels without."""
 
 MEMBER = "member_"
@@ -89,65 +89,65 @@ class FedEnsemble(AuthorsPreset, FedAvg):
     )
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """No: no single model answers."""
         return False
 
     @property
-    def answers_from_memory(self) -> bool:
+    def predicts_from_client_state(self) -> bool:
         """Where clients' own models are scored beside the ensemble."""
         return self.variant == "clients"
 
     @property
-    def answers_alike(self) -> bool:
+    def ignores_model(self) -> bool:
         """Always: members answer, each with its own statistics."""
         return True
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model; or M of them, and who gets which first."""
         if self.variant == "clients":
             return super().start_server(setting)
         members: dict[str, Payload] = {
             member_slot(m): shuffled(setting.initial, m, setting.seed) for m in range(self.models)
         }
-        return members | {ASSIGNMENT: self.assignment(1, setting)}
+        return members | {MEMBER_ASSIGNMENT: self.assignment(1, setting)}
 
-    def assignment(self, round_number: int, setting: Setting) -> Arrays:
+    def assignment(self, round_number: int, setting: FederationContext) -> TensorDict:
         """Which model each client gets in a round, int64 [N]: a random permutation, dealt out in turn."""
         stream = torch_stream(setting.seed, "ensemble assignment", round_number)
-        return Arrays({"model": torch.randperm(setting.num_clients, generator=stream) % self.models})
+        return TensorDict({"model": torch.randperm(setting.num_clients, generator=stream) % self.models})
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model, or the one of the round's permutation."""
         if self.variant == "clients":
-            return super().broadcast(server, client, exchange)
-        return {MODEL: server[member_slot(int(server[ASSIGNMENT]["model"][client]))]}
+            return super().broadcast(server, client, ctx)
+        return {MODEL: server[member_slot(int(server[MEMBER_ASSIGNMENT]["model"][client]))]}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, statistics as a member needs them; with ``clients`` the client keeps both."""
-        message, _ = super().reply(turn, trained)
+        message, _ = super().reply(ctx, trained)
         statistics = trained.weights.buffers
-        travel = bool(turn.inbox[MODEL].buffers)
-        if not travel and differ(statistics, turn.setting.initial.buffers):
-            message = {**message, STATISTICS: Weights({}, statistics)}
+        travel = bool(ctx.received[MODEL].buffers)
+        if not travel and differ(statistics, ctx.setting.initial.buffers):
+            message = {**message, MEMBER_STATISTICS: Weights({}, statistics)}
         return message, {MODEL: trained.weights} if self.variant == "clients" else {}
 
     @property
-    def sends(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[Kind]:
         """Weights; with ``permutation`` no stage folds them as ``aggregation`` says."""
         return frozenset({"weights"})
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Aggregate and keep the members, or aggregate each model by itself."""
         if self.variant == "clients":
             return {"aggregate": aggregate, "collect-members": collect_members}
         return {"aggregate": self.aggregate_each}
 
-    def aggregate_each(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate_each(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Each model ← Σ_k (n_k / N) w_k over the clients that trained it; then the next round's permutation."""
-        given = server[ASSIGNMENT]["model"].tolist()
-        models = uploaded(replies, exchange.setting)
-        updated: dict[str, Payload] = {ASSIGNMENT: self.assignment(exchange.round + 1, exchange.setting)}
+        given = server[MEMBER_ASSIGNMENT]["model"].tolist()
+        models = uploaded(replies, ctx.setting)
+        updated: dict[str, Payload] = {MEMBER_ASSIGNMENT: self.assignment(ctx.round + 1, ctx.setting)}
         for m in range(self.models):
             own = {client: model for client, model in models.items() if given[client] == m}
             if own:
@@ -158,14 +158,14 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         """One model that stands for all where a single one is asked for: w_g, or the first member."""
         return server[MODEL if self.variant == "clients" else member_slot(0)]
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """w_g, for who has never trained a model of its own."""
         is_own = self.variant == "clients" and member_slot(client) not in server
         return {MODEL: server[MODEL]} if is_own else {}
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """A client's own model, or w_g before its first turn; None where members are nobody's own."""
-        return (memory.get(MODEL) or received.get(MODEL)) if self.variant == "clients" else None
+        return (client_state.get(MODEL) or received.get(MODEL)) if self.variant == "clients" else None
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -184,20 +184,20 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         """What the client's own model says alone."""
         return super().predict(model, images, known, classes)
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """What one model says alone: w_g, or a client's own."""
         return {"single_model": super().predict} if self.variant == "clients" else {}
 
 
-def collect_members(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def collect_members(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Keep every sampled client's model in place of its last one."""
-    members = uploaded(replies, exchange.setting)
+    members = uploaded(replies, ctx.setting)
     return server | {member_slot(client): model for client, model in members.items()}, {}
 
 
-def uploaded(replies: Replies, setting: Setting) -> dict[int, Weights]:
+def uploaded(replies: Replies, setting: FederationContext) -> dict[int, Weights]:
     """The clients' models, each with its statistics: the initial ones where those never move."""
-    statistics = {client: weights.buffers for client, weights in replies.of(STATISTICS).items()}
+    statistics = {client: weights.buffers for client, weights in replies.of(MEMBER_STATISTICS).items()}
     return {
         client: Weights(model.params, model.buffers or statistics.get(client, setting.initial.buffers))
         for client, model in replies.of(MODEL).items()
@@ -209,9 +209,9 @@ def differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return any(not torch.equal(tensor.cpu(), second[name]) for name, tensor in first.items())
 
 
-def member_slot(number: int) -> Slot[Weights]:
+def member_slot(number: int) -> Key[Weights]:
     """Where a member stands at the server."""
-    return Slot(f"{MEMBER}{number:04d}", Weights)
+    return Key(f"{MEMBER}{number:04d}", Weights)
 
 
 def members_of(server: Record) -> list[dict[str, Tensor]]:

@@ -30,27 +30,27 @@ from torch import Tensor
 from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import anchor_distance, cross_entropy
 from flcore.math.losses.vectors import unit_vectors
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.types import (
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Phase,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
+    StepSpec,
     TrainedClient,
-    Turn,
-    Update,
 )
 
-ANCHORS = Slot("anchors", Arrays)
+ANCHORS = Key("anchors", TensorDict)
 """``anchors`` float32 [C, d]; with ``anchor_mean: holders`` also, on its way up, ``held`` bool [C]."""
 
 
@@ -84,40 +84,40 @@ class FedFA(FedAvg):
     def has_anchors(self) -> bool:
         return self.lambda_anchor > 0 or self.use_calibration
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model and anchors."""
         server = super().start_server(setting)
-        return {**server, ANCHORS: Arrays({"anchors": first_anchors(setting)})} if self.has_anchors else server
+        return {**server, ANCHORS: TensorDict({"anchors": first_anchors(setting)})} if self.has_anchors else server
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and the anchors."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         return {**message, ANCHORS: server[ANCHORS]} if self.has_anchors else message
 
     def phases(self) -> tuple[Phase, ...]:
         """Steps of one or two updates, whose features are averaged by pass."""
         if not self.has_anchors:
             return super().phases()
-        own = Update(loss=self.calibration, trainable=("head.",), optimizer=self.calibration_optimizer)
-        return (Phase(note="passes", updates=(Update(), own) if self.use_calibration else (Update(),)),)
+        own = StepSpec(loss=self.calibration, trainable=("head.",), optimizer=self.calibration_optimizer)
+        return (Phase(note="passes", updates=(StepSpec(), own) if self.use_calibration else (StepSpec(),)),)
 
-    def context(self, turn: Turn) -> Context:
-        return {"anchors": turn.inbox[ANCHORS]["anchors"]} if self.has_anchors else {}
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        return {"anchors": ctx.received[ANCHORS]["anchors"]} if self.has_anchors else {}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and the distance to anchors."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.has_anchors:
             model.note(features)
         if self.lambda_anchor > 0:
-            distance = anchor_distance(features, batch.labels, context["anchors"], batch.weight)
+            distance = anchor_distance(features, batch.labels, inputs["anchors"], batch.weight)
             terms["anchors"] = self.lambda_anchor * distance
         return terms
 
-    def calibration(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def calibration(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """What the head says of the anchors, whatever the mini-batch is."""
-        anchors = context["anchors"]
+        anchors = inputs["anchors"]
         labels = torch.arange(len(anchors), device=anchors.device)
         return {"calibration": cross_entropy(model.beside().classify(anchors), labels)}
 
@@ -125,25 +125,25 @@ class FedFA(FedAvg):
         """A fresh one for each turn."""
         return Adam(self.calibration_lr)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, and the anchors as this client leaves them."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if not self.has_anchors:
-            return message, memory
+            return message, client_state
         means, present = trained.noted_passes()
-        anchors = moved_anchors(turn.inbox[ANCHORS]["anchors"], means, present, self.anchor_momentum)
+        anchors = moved_anchors(ctx.received[ANCHORS]["anchors"], means, present, self.anchor_momentum)
         upload = {"anchors": anchors}
         if self.anchor_mean == "holders":
-            upload["held"] = turn.counts > 0
-        return {**message, ANCHORS: Arrays(upload)}, memory
+            upload["held"] = ctx.class_counts > 0
+        return {**message, ANCHORS: TensorDict(upload)}, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, then the mean of the anchors."""
-        stages = super().stages()
+        stages = super().server_steps()
         return {**stages, "average-anchors": average_anchors} if self.has_anchors else stages
 
 
-def first_anchors(setting: Setting) -> Tensor:
+def first_anchors(setting: FederationContext) -> Tensor:
     """Unit vectors [C, d], distinct axes where there are enough."""
     classes, dim = setting.num_classes, setting.feature_dim
     if dim >= classes:
@@ -158,7 +158,7 @@ def moved_anchors(anchors: Tensor, means: Tensor, present: Tensor, momentum: flo
     return anchors
 
 
-def average_anchors(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def average_anchors(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """a_c ← Σ_k n_k·a_{k,c} / Σ_k n_k, over those that say they hold c where that is said; nobody: it stays."""
     before, sizes = server[ANCHORS]["anchors"], sample_counts(replies)
     total = torch.zeros_like(before, dtype=torch.float64)
@@ -170,4 +170,4 @@ def average_anchors(server: Record, replies: Replies, exchange: Exchange) -> tup
         total += counts.unsqueeze(1) * upload["anchors"]
         weight += counts.unsqueeze(1)
     mean = torch.where(weight > 0, total / weight.clamp_min(1), before.double())
-    return server | {ANCHORS: Arrays({"anchors": mean.float()})}, {}
+    return server | {ANCHORS: TensorDict({"anchors": mean.float()})}, {}

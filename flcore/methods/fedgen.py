@@ -31,15 +31,15 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.core.schedules import Exponential
-from flcore.io.messages import Arrays
+from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.generators.draws import draw_noise
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
 from flcore.math.generators.networks import constant_output
 from flcore.math.losses.basic import cross_entropy
 from flcore.methods.kit.feature_generator import (
+    FEATURE_GENERATOR,
     FLOOR,
-    GENERATOR,
     LABEL_COUNTS,
     FeatureGeneratorMethod,
     Heads,
@@ -47,7 +47,7 @@ from flcore.methods.kit.feature_generator import (
     generated_cross_entropy,
 )
 from flcore.methods.kit.server_training import Terms
-from flcore.methods.types import Batch, Context, LocalModel, Stage, TrainedClient, Turn
+from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs, ServerStep, TrainedClient
 
 
 @dataclass(frozen=True)
@@ -89,54 +89,58 @@ class FedGen(FeatureGeneratorMethod):
         """Whether clients use the generator."""
         return self.gamma > 0 or self.beta > 0
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The weights of the two terms, of those that count, and the generator; fixed during the round."""
-        if GENERATOR not in turn.inbox:
+        if FEATURE_GENERATOR not in ctx.received:
             return {}
-        gamma, beta = (Exponential(weight, self.decay, FLOOR)(turn.passed) for weight in (self.gamma, self.beta))
-        generator = turn.inbox[GENERATOR]
-        weights = {"gamma": gamma * self.generated_share(turn), "beta": beta}
+        gamma, beta = (Exponential(weight, self.decay, FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta))
+        generator = ctx.received[FEATURE_GENERATOR]
+        weights = {"gamma": gamma * self.generated_share(ctx), "beta": beta}
         return {
             **{name: weight for name, weight in weights.items() if weight > 0},
-            "architecture": self.architecture(turn.setting),
+            "architecture": self.architecture(ctx.setting),
             "generator": {"params": generator.params, "buffers": generator.buffers},
         }
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Generated features with their labels, and the noise of the features that stand beside the real samples."""
-        if GENERATOR not in turn.inbox:
+        if FEATURE_GENERATOR not in ctx.received:
             return {}
-        drawn = self.generated(turn, steps, generator) if self.gamma > 0 else {}
+        drawn = self.generated(ctx, steps, generator) if self.gamma > 0 else {}
         if self.beta > 0:
-            size = turn.setting.batch_size
+            size = ctx.setting.batch_size
             noise = draw_noise(steps * size, self.noise_dim, generator, self.noise)
             drawn["noise"] = noise.reshape(steps, size, self.noise_dim)
         return drawn
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy, that of generated features, and the divergence of real samples from generated ones."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
-        if "gamma" in context:
-            terms["generated"] = context["gamma"] * generated_cross_entropy(model, batch)
-        if "beta" in context:
-            noise = batch.draws["noise"][: batch.labels.shape[0]]
-            generator = context["architecture"].network
-            counterparts = constant_output(generator, **context["generator"], noise=noise, labels=batch.labels)
+        if "gamma" in inputs:
+            terms["generated"] = inputs["gamma"] * generated_cross_entropy(model, batch)
+        if "beta" in inputs:
+            noise = batch.random_inputs["noise"][: batch.labels.shape[0]]
+            generator = inputs["architecture"].network
+            counterparts = constant_output(generator, **inputs["generator"], noise=noise, labels=batch.labels)
             teacher = model.beside().classify(counterparts)
-            terms["divergence"] = context["beta"] * teacher_divergence(logits, teacher, batch.weight)
+            terms["divergence"] = inputs["beta"] * teacher_divergence(logits, teacher, batch.weight)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, and how often each class was drawn; nothing is remembered."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if self.generates:
-            message = {**message, LABEL_COUNTS: Arrays({"drawn": trained.drawn_labels()})}
-        return message, memory
+            message = {**message, LABEL_COUNTS: TensorDict({"drawn": trained.drawn_labels()})}
+        return message, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Train the generator on the uploaded heads, then aggregate."""
-        return {"train-generator": self.train_generator, **super().stages()} if self.generates else super().stages()
+        return (
+            {"train-generator": self.train_generator, **super().server_steps()}
+            if self.generates
+            else super().server_steps()
+        )
 
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
         """α · fidelity + η · diversity, the same in every round."""

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Prototypes
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Prototypes, TensorDict
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import row_distance
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.class_means import class_means
@@ -43,18 +43,18 @@ from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesPrototypes
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.types import (
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 
-KNOWLEDGE = Slot("knowledge", Prototypes)
+KNOWLEDGE = Key("knowledge", Prototypes)
 """Per class a row of d + C: the mean feature, then the mean soft prediction."""
 
 
@@ -106,7 +106,7 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         """Whether anybody has a use for knowledge."""
         return self.lambda_head > 0 or self.gamma > 0
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model and no knowledge yet."""
         server = super().start_server(setting)
         if not self.sends_prototypes:
@@ -114,30 +114,30 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         width = setting.feature_dim + setting.num_classes
         return {**server, KNOWLEDGE: Prototypes.empty(setting.num_classes, width)}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model, and the knowledge of the classes that have some."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         return {**message, KNOWLEDGE: server[KNOWLEDGE]} if self.sends_prototypes else message
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """H̄ and Q̄, from the second round on."""
-        if not self.sends_prototypes or turn.passed == 0:
+        if not self.sends_prototypes or ctx.rounds_done == 0:
             return {}
-        knowledge = turn.inbox[KNOWLEDGE]
-        features = knowledge.means[:, : turn.setting.feature_dim]
-        answers = knowledge.means[:, turn.setting.feature_dim :]
+        knowledge = ctx.received[KNOWLEDGE]
+        features = knowledge.means[:, : ctx.setting.feature_dim]
+        answers = knowledge.means[:, ctx.setting.feature_dim :]
         return {"features": features, "answers": answers, "present": knowledge.present}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy, the answers to the mean features, and the distance to them; a term of weight 0 is left out."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
-        if "present" not in context:
+        if "present" not in inputs:
             return terms
-        means, present = context["features"], context["present"]
+        means, present = inputs["features"], inputs["present"]
         if self.lambda_head > 0:
             answers = (model.beside().classify(means) / self.temperature).softmax(1)
-            apart = row_distance(answers, context["answers"], present, form=self.distance)
+            apart = row_distance(answers, inputs["answers"], present, form=self.distance)
             terms["answers"] = self.lambda_head * apart
         if self.gamma > 0:
             known = present[batch.labels].to(features.dtype)
@@ -145,25 +145,25 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
             terms["features"] = self.gamma * row_distance(features, means[batch.labels], weight, form=self.distance)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, the knowledge and n_{k,c} of the classes released."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if not self.sends_prototypes:
-            return message, memory
+            return message, client_state
         features, labels = trained.features()
-        logits = turn.setting.network.classify(features, trained.weights.values)
-        answers = class_means((logits / self.temperature).softmax(1), labels, turn.setting.num_classes)
-        own = self.release(turn, self.means_of(turn, features, labels), turn.counts)
+        logits = ctx.setting.network.classify(features, trained.weights.values)
+        answers = class_means((logits / self.temperature).softmax(1), labels, ctx.setting.num_classes)
+        own = self.release(ctx, self.means_of(ctx, features, labels), ctx.class_counts)
         rows = torch.cat([own.means, torch.where(own.present.unsqueeze(1), answers.means, 0.0)], dim=1)
-        held = Arrays({"held": turn.counts[own.present.cpu()]})
-        return {**message, KNOWLEDGE: Prototypes(rows, own.present), CLASS_COUNTS: held}, memory
+        held = TensorDict({"held": ctx.class_counts[own.present.cpu()]})
+        return {**message, KNOWLEDGE: Prototypes(rows, own.present), CLASS_COUNTS: held}, client_state
 
-    def release(self, turn: Turn, own: Prototypes, counts: Tensor) -> Prototypes:
+    def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
         """The release of prototypes, with σ where that is how the noise is told."""
-        own = super().release(turn, own, counts)
+        own = super().release(ctx, own, counts)
         if self.noise == 0:
             return own
-        noise = torch.randn(own.means.shape, generator=turn.stream("fedhkd noise")).to(own.means.device) * self.noise
+        noise = torch.randn(own.means.shape, generator=ctx.stream("fedhkd noise")).to(own.means.device) * self.noise
         return Prototypes(own.means + noise * own.present.unsqueeze(1), own.present)
 
     @property
@@ -183,12 +183,12 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
             return self.proto_noise
         return 0.0 if self.clip is None else self.noise * max(1, self.min_count) / (2 * self.clip)
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, then the mean of the knowledge."""
-        stages = dict(super().stages())
+        stages = dict(super().server_steps())
         return {**stages, "fuse-knowledge": self.fuse_knowledge} if self.sends_prototypes else stages
 
-    def fuse_knowledge(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def fuse_knowledge(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """H̄_c, Q̄_c ← the weighted mean of the round's uploads of class c."""
         counts, sizes = counts_of_uploads(replies, KNOWLEDGE), sample_counts(replies)
         held, all_held = torch.stack(list(counts.values())), torch.tensor([sizes[client] for client in counts])

@@ -43,11 +43,11 @@ from torch import Tensor
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, param
 from flcore.data.imbalance import minority_classes
-from flcore.io.messages import Arrays, Count, Payload, Prototypes, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Count, Payload, Prototypes, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.clustering import Partition, cluster_classes, partition_by
+from flcore.math.prototypes.clustering import ClusterFunction, cluster_classes, partition_by
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
@@ -62,35 +62,35 @@ from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
-    Context,
+    ClientContext,
     Exchange,
-    Facts,
-    Leg,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Predict,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
 REPORT_LEG = "report-counts"
 
-SEMANTIC = Slot("semantic", Prototypes)
+SEMANTIC = Key("semantic", Prototypes)
 """P, the clusters' centres."""
 
-CLUSTERS = Slot("clusters", Arrays)
+CLUSTERS = Key("clusters", TensorDict)
 """``assignment`` int64 [K], the row of P that is a class's centre; ``minority`` bool [K], J where L_S has a target."""
 
-COUNTS = Slot("class_counts", Arrays)
+COUNTS = Key("class_counts", TensorDict)
 """At the server ``classes`` int64 [K], samples of all tasks told so far; in a message ``tasks`` int64 [t, K]."""
 
-EARLIER, NEWEST, STRETCH = Slot("earlier", Prototypes), Slot("newest", Prototypes), Slot("stretch", Count)
+EARLIER, NEWEST, STRETCH = Key("earlier", Prototypes), Key("newest", Prototypes), Key("stretch", Count)
 """In a memory: the last prototype of each class from earlier stages; those of the client's last turn, and its stage."""
 
-SEEN = Slot("seen", Arrays)
+SEEN = Key("seen", TensorDict)
 """``tasks`` bool [T], those whose counts a client has told the server."""
 
 _PARTS = FedPer(head_from="head")  # what is shared and what is personal with share = extractor
@@ -129,18 +129,18 @@ class FedMLP(RunningPrototypes, FedAvg):
         "samples", "L_S as the mean over minority samples, or the sum over minority classes of their means"
     )
     kl_temp: float = param(
-        1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True, when=lambda m: m.remembers)
+        1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True, when=lambda m: m.has_state)
     )
     kl_dir: Literal["zc", "cz"] = param(
         "zc",
         "KL(feature ‖ memory), or KL(memory ‖ feature)",
-        search=Search(choices=("zc", "cz"), when=lambda m: m.remembers),
+        search=Search(choices=("zc", "cz"), when=lambda m: m.has_state),
     )
     cluster: Literal["finch", "centred", "kmeans", "agglomerative", "none"] = param(
         "finch",
         "clusters of prototypes: FINCH by cosine, likewise after centring, k-means, average linkage, each its own",
         search=Search(
-            choices=("finch", "centred", "kmeans", "none"), when=lambda m: m.remembers or m.draws_to_clusters
+            choices=("finch", "centred", "kmeans", "none"), when=lambda m: m.has_state or m.draws_to_clusters
         ),
     )
     num_clusters: int | None = param(
@@ -155,7 +155,7 @@ class FedMLP(RunningPrototypes, FedAvg):
         None,
         "u of kmeans and agglomerative in a client's memory; null: max(2, round(√K))",
         low=1,
-        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.remembers),
+        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.has_state),
     )
     minority_fraction: float = param(
         0.5,
@@ -176,7 +176,7 @@ class FedMLP(RunningPrototypes, FedAvg):
         return self.use_prototypes and self.weight_prototypes > 0
 
     @property
-    def remembers(self) -> bool:
+    def has_state(self) -> bool:
         """Whether there is L_I."""
         return self.use_memory and self.weight_memory > 0
 
@@ -188,19 +188,19 @@ class FedMLP(RunningPrototypes, FedAvg):
     @property
     def sends_prototypes(self) -> bool:
         """Whether clients send any: with L_I alone only for the record and for the nearest-prototype answer."""
-        return self.draws_to_prototypes or self.draws_to_clusters or self.remembers or self.share == "extractor"
+        return self.draws_to_prototypes or self.draws_to_clusters or self.has_state or self.share == "extractor"
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """Whether its global model has a head."""
         return self.share == "all"
 
     @property
-    def answers_from_memory(self) -> bool:
+    def predicts_from_client_state(self) -> bool:
         """Whether clients answer with heads of their own."""
         return self.share == "extractor"
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, or what is shared of it, and no prototypes yet.
 
         Raises:
@@ -211,18 +211,21 @@ class FedMLP(RunningPrototypes, FedAvg):
             raise ConfigError("method.share = extractor: this model has no layers below its head")
         return {MODEL: shared, **(no_prototypes(setting) if self.sends_prototypes else {})}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """Local training; before that of the first round perhaps the report of all clients' counts."""
         phases = self.phases()
         if not self.draws_to_clusters or self.counts == "running":
-            return (Leg(phases=phases, stages=tuple(self.stages())),)
-        told, *others = self.stages()
-        report, training = Leg(REPORT_LEG, "all", phases=(), stages=(told,)), Leg(phases=phases, stages=tuple(others))
+            return (Exchange(phases=phases, server_steps=tuple(self.server_steps())),)
+        told, *others = self.server_steps()
+        report, training = (
+            Exchange(REPORT_LEG, "all", phases=(), server_steps=(told,)),
+            Exchange(phases=phases, server_steps=tuple(others)),
+        )
         return (report, training) if round_number == 1 else (training,)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The shared weights, G, P, the classes' clusters and J, as far as a term needs them; nothing for a report."""
-        if exchange.leg == REPORT_LEG:
+        if ctx.exchange == REPORT_LEG:
             return {}
         names: list[str] = [MODEL]
         if self.draws_to_prototypes:
@@ -231,59 +234,59 @@ class FedMLP(RunningPrototypes, FedAvg):
             names += [SEMANTIC, CLUSTERS]
         return server.only(*names)
 
-    def begin(self, turn: Turn) -> Weights:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
         """The received model, with ``extractor`` under the client's own head."""
-        if self.share == "all" or MODEL not in turn.inbox:
-            return super().begin(turn)
-        return _PARTS.whole(turn.inbox[MODEL], turn.memory, turn.setting)
+        if self.share == "all" or MODEL not in ctx.received:
+            return super().initial_weights(ctx)
+        return _PARTS.whole(ctx.received[MODEL], ctx.client_state, ctx.setting)
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """G from the second round on, P once there is one, the memory from the second stage on."""
-        context: dict[str, Context | Tensor] = {}
+        inputs: dict[str, LossInputs | Tensor] = {}
         if self.mask_absent:
-            context["held"] = (turn.counts > 0).to(turn.setting.device)
-        if self.draws_to_prototypes and turn.passed > 0:
-            context["prototypes"] = received_prototypes(turn)
-        if self.draws_to_clusters and CLUSTERS in turn.inbox:
-            clusters, centres = turn.inbox[CLUSTERS], turn.inbox[SEMANTIC].means
-            context["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
-        if self.remembers and turn.stretch > 0:
-            context["memory"] = self.remembered(turn)
-        return context
+            inputs["held"] = (ctx.class_counts > 0).to(ctx.setting.device)
+        if self.draws_to_prototypes and ctx.rounds_done > 0:
+            inputs["prototypes"] = received_prototypes(ctx)
+        if self.draws_to_clusters and CLUSTERS in ctx.received:
+            clusters, centres = ctx.received[CLUSTERS], ctx.received[SEMANTIC].means
+            inputs["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
+        if self.has_state and ctx.task_visit > 0:
+            inputs["memory"] = self.remembered(ctx)
+        return inputs
 
-    def remembered(self, turn: Turn) -> Context:
+    def remembered(self, ctx: ClientContext) -> LossInputs:
         """The prototypes of earlier stages, and O_m, the centres of their clusters."""
-        memory = recall(turn)
-        means, present = memory.means.cpu(), memory.present.cpu()
-        found = cluster_classes(means, present, self.partition(self.local_clusters, turn, "fedmlp local clusters"))
+        client_state = recall(ctx)
+        means, present = client_state.means.cpu(), client_state.present.cpu()
+        found = cluster_classes(means, present, self.partition(self.local_clusters, ctx, "fedmlp local clusters"))
         arrays = {"means": means, "present": present, "centres": found.centres, "centres_present": found.present}
-        return {name: tensor.to(turn.setting.device) for name, tensor in arrays.items()}
+        return {name: tensor.to(ctx.setting.device) for name, tensor in arrays.items()}
 
-    def partition(self, asked: int | None, exchange: Exchange, purpose: str) -> Partition:
+    def partition(self, asked: int | None, ctx: RoundContext, purpose: str) -> ClusterFunction:
         """What clusters points [n, d]: into as many clusters as asked for, or the default, where the number is free."""
-        number = asked or max(2, round(math.sqrt(exchange.setting.num_classes)))
-        return partition_by(self.cluster, number, exchange.numpy_stream(purpose))
+        number = asked or max(2, round(math.sqrt(ctx.setting.num_classes)))
+        return partition_by(self.cluster, number, ctx.numpy_stream(purpose))
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """L_C, w_P·L_P, w_I·L_I and α·L_S; a term without weight or before it has a target is left out."""
         features, labels, weight = model.features(batch.images), batch.labels, batch.weight
         model.note(features)
         logits = model.classify(features)
         if self.mask_absent:
-            logits = without_classes(logits, ~context["held"])
+            logits = without_classes(logits, ~inputs["held"])
         terms = {"cross_entropy": cross_entropy(logits, labels, weight)}
-        if "prototypes" in context:
+        if "prototypes" in inputs:
             distance = smooth_l1_to_prototypes(
-                features, labels, **context["prototypes"], reduction=self.proto_reduction, weight=weight
+                features, labels, **inputs["prototypes"], reduction=self.proto_reduction, weight=weight
             )
             terms["prototypes"] = self.weight_prototypes * distance
-        if "memory" in context:
+        if "memory" in inputs:
             divergence = memory_divergence(
-                features, labels, **context["memory"], temperature=self.kl_temp, direction=self.kl_dir, weight=weight
+                features, labels, **inputs["memory"], temperature=self.kl_temp, direction=self.kl_dir, weight=weight
             )
             terms["memory"] = self.weight_memory * divergence
-        if "semantic" in context:
-            terms["semantic"] = self.alpha * self.minority_distance(features, labels, weight, **context["semantic"])
+        if "semantic" in inputs:
+            terms["semantic"] = self.alpha * self.minority_distance(features, labels, weight, **inputs["semantic"])
         return terms
 
     def minority_distance(
@@ -299,43 +302,43 @@ class FedMLP(RunningPrototypes, FedAvg):
         shares = real / same.sum(1).clamp_min(1)
         return distance(weight=shares) * (shares * present[labels]).sum()
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The shared weights with n_k, the prototypes of the task's classes and perhaps their counts.
 
         The client remembers its prototypes of earlier stages, those of this one aside, and its head if that is its own.
         """
-        if turn.leg == REPORT_LEG:
-            return {COUNTS: Arrays({"tasks": turn.task_counts})}, turn.memory
-        sent, kept = super().reply(turn, trained) if self.share == "all" else _PARTS.reply(turn, trained)
+        if ctx.exchange == REPORT_LEG:
+            return {COUNTS: TensorDict({"tasks": ctx.task_counts})}, ctx.client_state
+        sent, kept = super().reply(ctx, trained) if self.share == "all" else _PARTS.reply(ctx, trained)
         message: dict[str, Payload] = {**sent}
-        memory: dict[str, Payload] = {**kept}
+        client_state: dict[str, Payload] = {**kept}
         if self.sends_prototypes:
-            own = self.made_prototypes(turn, trained)
-            message[PROTOTYPES] = self.release(turn, own, turn.counts)
-            if self.remembers:
-                memory |= {EARLIER: recall(turn), NEWEST: own, STRETCH: Count(turn.stretch)}
+            own = self.made_prototypes(ctx, trained)
+            message[PROTOTYPES] = self.release(ctx, own, ctx.class_counts)
+            if self.has_state:
+                client_state |= {EARLIER: recall(ctx), NEWEST: own, STRETCH: Count(ctx.task_visit)}
         if self.draws_to_clusters and self.counts == "running":
-            task, seen = turn.task or 0, torch.zeros(len(turn.task_counts), dtype=torch.bool)
-            if SEEN in turn.memory:
-                seen = turn.memory[SEEN]["tasks"].cpu()
+            task, seen = ctx.task or 0, torch.zeros(len(ctx.task_counts), dtype=torch.bool)
+            if SEEN in ctx.client_state:
+                seen = ctx.client_state[SEEN]["tasks"].cpu()
             if not seen[task]:
-                message[COUNTS] = Arrays({"tasks": turn.task_counts[task : task + 1]})
-            memory[SEEN] = Arrays({"tasks": seen | (torch.arange(len(seen)) == task)})
-        return message, memory
+                message[COUNTS] = TensorDict({"tasks": ctx.task_counts[task : task + 1]})
+            client_state[SEEN] = TensorDict({"tasks": seen | (torch.arange(len(seen)) == task)})
+        return message, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """The sum of the counts, the average of the weights, G, and P with J, as far as a term needs them."""
-        stages: dict[str, Stage] = {"count-classes": count_classes} if self.draws_to_clusters else {}
+        stages: dict[str, ServerStep] = {"count-classes": count_classes} if self.draws_to_clusters else {}
         stages["aggregate"] = aggregate
         if self.sends_prototypes:
-            stages["aggregate-prototypes"] = aggregate_prototypes
+            stages["aggregate-prototypes"] = aggregate_local_prototypes
         if self.draws_to_clusters:
             stages["cluster-prototypes"] = self.cluster_prototypes
         return stages
 
-    def cluster_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def cluster_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """P ← centres of the clusters of {g^k}, and J as far as its classes have a cluster."""
-        prototypes, partition = server[PROTOTYPES], self.partition(self.num_clusters, exchange, "fedmlp clusters")
+        prototypes, partition = server[PROTOTYPES], self.partition(self.num_clusters, ctx, "fedmlp clusters")
         found = cluster_classes(prototypes.means, prototypes.present, partition)
         few = torch.zeros_like(prototypes.present)
         few[list(minority_classes(server[COUNTS]["classes"].numpy(), self.minority_fraction))] = True
@@ -343,20 +346,20 @@ class FedMLP(RunningPrototypes, FedAvg):
         pulled = few & prototypes.present & apart
         after: Payloads = {
             SEMANTIC: Prototypes(found.centres * apart, found.present & apart),
-            CLUSTERS: Arrays({"assignment": found.assignment, "minority": pulled}),
+            CLUSTERS: TensorDict({"assignment": found.assignment, "minority": pulled}),
         }
         return server | after, {"clusters": found.count, "minority_classes": int(few.sum())}
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The model, or the current extractor; the prototypes where a client answers with them too."""
-        message = super().scoring_message(server, client, exchange)
+        message = super().scoring_message(server, client, ctx)
         return {**message, **server.only(PROTOTYPES)} if self.share == "all" else message
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """With ``extractor`` the current extractor under the client's own head; else the global model."""
         if self.share == "all":
-            return super().client_model(received, memory, setting)
-        return _PARTS.client_model(received, memory, setting)
+            return super().client_model(received, client_state, setting)
+        return _PARTS.client_model(received, client_state, setting)
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -369,45 +372,45 @@ class FedMLP(RunningPrototypes, FedAvg):
             return nearest_prototype(model, images, known, classes)
         return super().predict(model, images, known, classes)
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """The other of heads and nearest prototypes."""
         if self.share == "extractor":
             return {"averaged_heads": super().predict}
         return {"nearest_prototype": nearest_prototype} if self.sends_prototypes else {}
 
 
-def recall(turn: Turn) -> Prototypes:
+def recall(ctx: ClientContext) -> Prototypes:
     """A client's last prototype of each class from the stages before this one.
 
     What it computed in the stage of its last turn stands aside until that stage is over, and then overwrites what it
     had, class by class.
     """
-    setting, memory = turn.setting, turn.memory
-    if NEWEST not in memory:
+    setting, client_state = ctx.setting, ctx.client_state
+    if NEWEST not in client_state:
         return Prototypes.empty(setting.num_classes, setting.feature_dim)
-    earlier, newest = memory[EARLIER], memory[NEWEST]
-    if memory[STRETCH].value == turn.stretch:
+    earlier, newest = client_state[EARLIER], client_state[NEWEST]
+    if client_state[STRETCH].value == ctx.task_visit:
         return earlier
     means = torch.where(newest.present.unsqueeze(1), newest.means, earlier.means)
     return Prototypes(means, earlier.present | newest.present)
 
 
-def count_classes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Server stage: samples per class of all tasks told so far."""
-    none = torch.zeros(exchange.setting.num_classes, dtype=torch.int64)
+    none = torch.zeros(ctx.setting.num_classes, dtype=torch.int64)
     before = server[COUNTS]["classes"] if COUNTS in server else none
     total = sum((told["tasks"].sum(0) for told in replies.of(COUNTS).values()), before)
-    return server | {COUNTS: Arrays({"classes": total})}, {}
+    return server | {COUNTS: TensorDict({"classes": total})}, {}
 
 
 @folds("prototypes")
-def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """g^k ← mean of c^k over the clients that uploaded class k.
 
     Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features grow
     without bound shows, as it does not in g.
     """
-    after, found = fused_prototypes(server, replies, exchange)
+    after, found = fused_prototypes(server, replies, ctx)
     facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **found}
     sent = [upload.means[upload.present] for upload in replies.of(PROTOTYPES).values()]
     norms = torch.cat(sent).double().norm(dim=1)

@@ -24,13 +24,13 @@ import torch
 
 from flcore.aggregation.weights import scaled_update
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.methods.fedavg import fold_models, sample_counts, with_model
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import MODEL, Exchange, Facts, Replies, Stage, TrainedClient, Turn, folds
+from flcore.methods.types import MODEL, ClientContext, Metrics, Replies, RoundContext, ServerStep, TrainedClient, folds
 
-STEPS = Slot("effective_steps", Arrays)
+STEPS = Key("effective_steps", TensorDict)
 """‖a_i‖₁, one float64."""
 
 
@@ -41,17 +41,17 @@ class FedNova(FedProx):
     name: ClassVar[str] = "fednova"
     summary: ClassVar[str] = "FedAvg of updates that are normalised by the steps of their clients"
     citation: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
+    required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 
     mu: float = param(0.0, "weight μ of FedProx's proximal term", low=0, search=Search(choices=(0.0, 0.001, 0.01, 0.1)))
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Send w_i with n_i and ‖a_i‖₁."""
-        message, memory = super().reply(turn, trained)
-        steps = effective_steps(trained.steps, turn.momentum, turn.learning_rate * self.mu)
-        return {**message, STEPS: Arrays({"norm": torch.tensor([steps], dtype=torch.float64)})}, memory
+        message, client_state = super().reply(ctx, trained)
+        steps = effective_steps(trained.steps, ctx.momentum, ctx.learning_rate * self.mu)
+        return {**message, STEPS: TensorDict({"norm": torch.tensor([steps], dtype=torch.float64)})}, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": aggregate}
 
 
@@ -65,12 +65,12 @@ def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
 
 
 @folds("weights")
-def aggregate(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Average updates that are scaled to equal steps, w ← w + Σ p_i (τ_eff / ‖a_i‖₁) (w_i − w)."""
     sizes, before = sample_counts(replies), server[MODEL]
     steps = {client: float(sent["norm"]) or 1.0 for client, sent in replies.of(STEPS).items()}  # 0: it has not moved
     longer = {i: sum(sizes[j] * (steps[j] / steps[i]) for j in sizes) / sum(sizes.values()) for i in sizes}
     models = {i: Weights(scaled_update(Weights(w.params), before, longer[i]).params, w.buffers)
               for i, w in replies.of(MODEL).items()}  # fmt: skip
-    model, facts = fold_models(models, sizes, server, exchange)
-    return with_model(server, model, exchange), facts
+    model, facts = fold_models(models, sizes, server, ctx)
+    return with_model(server, model, ctx), facts

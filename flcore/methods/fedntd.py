@@ -21,9 +21,9 @@ from flcore.io.messages import Weights
 from flcore.io.records import Payloads
 from flcore.math.losses.alignment import not_true_distillation
 from flcore.math.losses.basic import cross_entropy
-from flcore.methods.api import Part, frozen_answer
+from flcore.methods.api import ModelPart, teacher_output
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, Context, LocalModel, Setting, Turn
+from flcore.methods.types import MODEL, Batch, ClientContext, FederationContext, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedNTD(FedAvg):
     )
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model; warns where the term cannot do anything."""
         if setting.num_classes == 2 and self.beta > 0:
             warnings.warn(
@@ -53,23 +53,23 @@ class FedNTD(FedAvg):
             )
         return super().start_server(setting)
 
-    def context(self, turn: Turn) -> Context:
-        return {name: weights.values for name, (_, weights) in self.frozen(turn).items()}
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        return {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
 
-    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+    def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
         """What says z_g."""
         if self.beta == 0:
             return {}
-        return {"teacher": ("logits", turn.with_statistics(turn.inbox[MODEL]))}
+        return {"teacher": ("logits", ctx.with_statistics(ctx.received[MODEL]))}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the distillation."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if self.beta > 0:
             terms["distillation"] = self.beta * not_true_distillation(
                 logits,
-                frozen_answer(model, batch, context, "teacher", "logits"),
+                teacher_output(model, batch, inputs, "teacher", "logits"),
                 batch.labels,
                 temperature=self.tau,
                 tau_squared=self.tau_squared,

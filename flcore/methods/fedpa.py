@@ -47,8 +47,8 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.core.schedules import Exponential
-from flcore.io.messages import Arrays
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
 from flcore.math.losses.alignment import prototype_pull
 from flcore.math.losses.basic import cross_entropy
@@ -59,8 +59,8 @@ from flcore.methods.kit.class_prototypes import (
     received_prototypes,
 )
 from flcore.methods.kit.feature_generator import (
+    FEATURE_GENERATOR,
     FLOOR,
-    GENERATOR,
     LABEL_COUNTS,
     LABEL_DISTRIBUTION,
     FeatureGeneratorMethod,
@@ -74,19 +74,19 @@ from flcore.methods.kit.server_training import Terms
 from flcore.methods.types import (
     PROTOTYPES,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
-KNOWN_COUNTS = Slot("known_counts", Arrays)
+KNOWN_COUNTS = Key("known_counts", TensorDict)
 """``held`` int64 [N, K]: every client's latest label counts, which the server sends to nobody."""
 
 
@@ -185,84 +185,84 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
         """Whether anybody looks at prototypes."""
         return self.pulls or self.pushes
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, an untrained generator and no prototypes, each if it is used."""
         server = super().start_server(setting)
         return {**server, **no_prototypes(setting)} if self.sends_prototypes else server
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model, the trained generator with the label distribution, and the prototypes if they pull."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         return {**message, PROTOTYPES: server[PROTOTYPES]} if self.pulls else message
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The weights of the two terms and the prototypes, fixed during the round."""
-        context: dict[str, Any] = {}
-        if GENERATOR in turn.inbox:
+        inputs: dict[str, Any] = {}
+        if FEATURE_GENERATOR in ctx.received:
             weight = Exponential(self.lambda_ge0, self.decay, FLOOR)
-            context["lambda_ge"] = weight(turn.passed) * self.generated_share(turn)
-        if self.pulls and turn.passed > 0:
+            inputs["lambda_ge"] = weight(ctx.rounds_done) * self.generated_share(ctx)
+        if self.pulls and ctx.rounds_done > 0:
             weight = Exponential(self.lambda_po0, self.decay, self.lambda_po_floor)
-            context |= {"lambda_po": weight(turn.passed), **received_prototypes(turn)}
-        return context
+            inputs |= {"lambda_po": weight(ctx.rounds_done), **received_prototypes(ctx)}
+        return inputs
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Generated features with their labels."""
-        return self.generated(turn, steps, generator) if GENERATOR in turn.inbox else {}
+        return self.generated(ctx, steps, generator) if FEATURE_GENERATOR in ctx.received else {}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy, that of generated features (L_ge), and the distance to prototypes (L_po)."""
         features = model.features(batch.images)
         model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
-        if "lambda_ge" in context:
-            terms["generated"] = context["lambda_ge"] * generated_cross_entropy(model, batch)
-        if "lambda_po" in context:
-            known = context["means"], context["present"]
+        if "lambda_ge" in inputs:
+            terms["generated"] = inputs["lambda_ge"] * generated_cross_entropy(model, batch)
+        if "lambda_po" in inputs:
+            known = inputs["means"], inputs["present"]
             pull = prototype_pull(features, batch.labels, *known, self.po_form, weight=batch.weight)
-            terms["prototype_pull"] = context["lambda_po"] * pull
+            terms["prototype_pull"] = inputs["lambda_po"] * pull
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k, prototypes and label counts; nothing is remembered.
 
         Counts: ``held``, of all training samples, weigh prototypes and tell which labels exist; ``drawn``, of the
         mini-batches, weigh heads, unless one vector has to do for both.
         """
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         counts: dict[str, Tensor] = {}
         if self.sends_prototypes:
-            message = {**message, PROTOTYPES: self.own_prototypes(turn, trained)}
-            counts["held"] = turn.counts
+            message = {**message, PROTOTYPES: self.own_prototypes(ctx, trained)}
+            counts["held"] = ctx.class_counts
         if self.generates:
-            counts["held"] = turn.counts
+            counts["held"] = ctx.class_counts
             if self.counts == "both":
                 counts["drawn"] = trained.drawn_labels()
-        return ({**message, LABEL_COUNTS: Arrays(counts)} if counts else message), memory
+        return ({**message, LABEL_COUNTS: TensorDict(counts)} if counts else message), client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Prototypes, generator, aggregate, each if it is used; with ``gen_proto: old`` prototypes come last."""
-        fuse: dict[str, Stage] = {"fuse-prototypes": fuse_prototypes} if self.sends_prototypes else {}
-        train: dict[str, Stage] = {"train-generator": self.train_generator} if self.generates else {}
+        fuse: dict[str, ServerStep] = {"fuse-prototypes": fuse_client_prototypes} if self.sends_prototypes else {}
+        train: dict[str, ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
         if self.gen_proto == "old":
-            return {**train, **super().stages(), **fuse}
-        return {**fuse, **train, **super().stages()}
+            return {**train, **super().server_steps(), **fuse}
+        return {**fuse, **train, **super().server_steps()}
 
     def head_counts(self, replies: Replies) -> Tensor:
         return reported(replies, "drawn" if self.counts == "both" else "held")
 
-    def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
+    def known_labels(self, server: Record, replies: Replies, setting: FederationContext) -> Payloads:
         """``label_distribution``: uniform over the labels that anyone has reported, or by their frequency."""
         held = reported(replies, "held")
         if self.gen_label_dist == "uniform":
             return {LABEL_DISTRIBUTION: uniform_distribution(server, held)}
         nobody = torch.zeros(setting.num_clients, setting.num_classes, dtype=torch.int64)
-        known = server.get(KNOWN_COUNTS, Arrays({"held": nobody}))["held"].clone()
+        known = server.get(KNOWN_COUNTS, TensorDict({"held": nobody}))["held"].clone()
         known[list(replies)] = held
         chances = known.sum(dim=0).double()
         return {
-            KNOWN_COUNTS: Arrays({"held": known}),
-            LABEL_DISTRIBUTION: Arrays({"p": (chances / chances.sum()).float()}),
+            KNOWN_COUNTS: TensorDict({"held": known}),
+            LABEL_DISTRIBUTION: TensorDict({"p": (chances / chances.sum()).float()}),
         }
 
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
@@ -295,7 +295,7 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
 
 
 @folds("prototypes")
-def fuse_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def fuse_client_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """φ^c ← Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; the others keep theirs."""
     held = {client: counts["held"] for client, counts in replies.of(LABEL_COUNTS).items()}
-    return fused_prototypes(server, replies, exchange, held)
+    return fused_prototypes(server, replies, ctx, held)

@@ -19,11 +19,11 @@ from typing import ClassVar, Literal
 from flcore.core.errors import ConfigError
 from flcore.core.params import param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Exchange, Setting, TrainedClient, Turn
+from flcore.methods.types import MODEL, ClientContext, FederationContext, RoundContext, TrainedClient
 
-TOP = Slot("top", Weights)
+TOP = Key("top", Weights)
 """A client's personal layers, in its memory."""
 
 
@@ -40,7 +40,7 @@ class FedPer(FedAvg):
         "head", "personal: the last layer, or all fully connected layers (GFPL's choice for small CNNs)"
     )
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial base.
 
         Raises:
@@ -51,23 +51,23 @@ class FedPer(FedAvg):
             raise ConfigError(f"method.head_from = {self.head_from}: this model has no other layers to share")
         return {MODEL: shared}
 
-    def begin(self, turn: Turn) -> Weights:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
         """The received base under the client's own top."""
-        return self.whole(turn.inbox[MODEL], turn.memory, turn.setting)
+        return self.whole(ctx.received[MODEL], ctx.client_state, ctx.setting)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained base with n_k; the top stays."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
-        return {**message, MODEL: self.base(trained.weights)}, {**memory, TOP: Weights(top)}
+        return {**message, MODEL: self.base(trained.weights)}, {**client_state, TOP: Weights(top)}
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The current base."""
         return {MODEL: server[MODEL]}
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """The current base under the client's own top."""
-        return self.whole(received[MODEL], memory, setting)
+        return self.whole(received[MODEL], client_state, setting)
 
     def personal(self, weights: Weights) -> tuple[str, ...]:
         """Names of the personal parameters of a whole model."""
@@ -82,9 +82,9 @@ class FedPer(FedAvg):
         shared = {name: tensor for name, tensor in weights.params.items() if name not in personal}
         return Weights(shared, weights.buffers)
 
-    def whole(self, base: Weights, memory: Record, setting: Setting) -> Weights:
+    def whole(self, base: Weights, client_state: Record, setting: FederationContext) -> Weights:
         """A base under the top that a client remembers, the initial one before its first turn."""
-        top = memory[TOP].params if TOP in memory else {}
+        top = client_state[TOP].params if TOP in client_state else {}
         return Weights({**setting.initial.params, **base.params, **top}, base.buffers)
 
 

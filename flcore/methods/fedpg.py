@@ -48,8 +48,8 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Count, Prototypes
-from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.io.messages import Count, Prototypes, TensorDict
+from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.images import (
     dce_loss,
     guided_targets,
@@ -61,7 +61,7 @@ from flcore.math.generators.images import (
 )
 from flcore.math.prototypes.supports import support_means
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
-from flcore.methods.kit.image_generator import GENERATOR, SHIPPING, ImageGeneratorMethod
+from flcore.methods.kit.image_generator import IMAGE_GENERATOR, SHIPPING, ImageGeneratorMethod
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Terms, leaves
 from flcore.methods.kit.virtual_images import VIRTUAL, VirtualLoss, global_features
@@ -69,19 +69,19 @@ from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
-TARGETS = Slot("targets", Arrays)
+TARGETS = Key("targets", TensorDict)
 """``means`` [K, d]: P' of the last training; not there before the first."""
 
 
@@ -215,77 +215,77 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
             joint=self.passes == "joint",
         )
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, an untrained generator, and no prototypes."""
         return {**super().start_server(setting), **no_prototypes(setting)}
 
-    def is_over(self, exchange: Exchange) -> bool:
+    def is_over(self, ctx: RoundContext) -> bool:
         """Whether the round is one of plain FedAvg, behind ``stop_round``."""
-        return self.stop_round is not None and exchange.round > self.stop_round
+        return self.stop_round is not None and ctx.round > self.stop_round
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and, up to ``stop_round``, the virtual images.
 
         A round in which nobody answers has no stages: after it the last images would be there still.
         """
-        message = super().broadcast(server, client, exchange)
-        return {name: payload for name, payload in message.items() if name != VIRTUAL or not self.is_over(exchange)}
+        message = super().broadcast(server, client, ctx)
+        return {name: payload for name, payload in message.items() if name != VIRTUAL or not self.is_over(ctx)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy of real and of virtual images, and the contrastive part."""
-        if "virtual" not in context:
-            return super().loss(model, batch, context)
-        return self.client_loss.terms(model, batch, context["virtual"])
+        if "virtual" not in inputs:
+            return super().loss(model, batch, inputs)
+        return self.client_loss.terms(model, batch, inputs["virtual"])
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k and, up to ``stop_round``, prototypes; nothing is remembered."""
-        message, memory = super().reply(turn, trained)
-        if self.is_over(turn):
-            return message, memory
-        stream = turn.stream("fedpg support")
-        own = support_means(*trained.features(), turn.setting.num_classes, self.support, stream)
-        return {**message, PROTOTYPES: self.release(turn, own, turn.counts.clamp_max(self.support))}, memory
+        message, client_state = super().reply(ctx, trained)
+        if self.is_over(ctx):
+            return message, client_state
+        stream = ctx.stream("fedpg support")
+        own = support_means(*trained.features(), ctx.setting.num_classes, self.support, stream)
+        return {**message, PROTOTYPES: self.release(ctx, own, ctx.class_counts.clamp_max(self.support))}, client_state
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """The account of the prototypes, which are sent up to ``stop_round``."""
         return super().privacy(releases if self.stop_round is None else min(releases, self.stop_round))
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Average weights and prototypes, train the generator, make the next round's images."""
         return {
-            **super().stages(),
-            "aggregate-prototypes": aggregate_prototypes,
+            **super().server_steps(),
+            "aggregate-prototypes": aggregate_supports,
             "train-generator": self.train_generator,
             "generate-images": self.generate_images,
         }
 
-    def prepares_images(self, server: Record, exchange: Exchange) -> bool:
+    def prepares_images(self, server: Record, ctx: RoundContext) -> bool:
         """Whether the next round is one with virtual images, and there is something for them to aim at."""
-        rounds = exchange.setting.rounds
+        rounds = ctx.setting.rounds
         last = rounds if self.stop_round is None else min(rounds, self.stop_round)
-        return exchange.round < last and (TARGETS in server or bool(server[PROTOTYPES].present.any()))
+        return ctx.round < last and (TARGETS in server or bool(server[PROTOTYPES].present.any()))
 
-    def train_generator(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def train_generator(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """The generator, ``gen_steps`` steps further; the model stays as it is.
 
         Raises:
             ArithmeticError: the generator diverged.
         """
         server |= {SHIPPING: Count(0)}
-        if not self.prepares_images(server, exchange):
+        if not self.prepares_images(server, ctx):
             return server, {}
-        held = on_device(server.without(VIRTUAL), exchange.setting.device)
-        prototypes, start = held[PROTOTYPES], self.first_targets(held, exchange.stream("fedpg targets"))
+        held = on_device(server.without(VIRTUAL), ctx.setting.device)
+        prototypes, start = held[PROTOTYPES], self.first_targets(held, ctx.stream("fedpg targets"))
         moving = leaves({"targets": start})
         weights, fitted = self.fit_generator(
             held,
-            exchange.setting,
-            exchange.stream("fedpg generator"),
+            ctx.setting,
+            ctx.stream("fedpg generator"),
             lambda features, labels: self.terms(features, labels, moving["targets"], prototypes),
             beside=(moving, self.proto_lr),
         )
         targets = moving["targets"].detach()
-        trained = on_device(Record({GENERATOR: weights, TARGETS: Arrays({"means": targets})}), "cpu")
+        trained = on_device(Record({IMAGE_GENERATOR: weights, TARGETS: TensorDict({"means": targets})}), "cpu")
         facts = fitted.facts("generator_", 0, "_first") | fitted.facts("generator_", -1, "_last")
         facts["match"] = self.match(targets, prototypes).item()
         return server | trained, facts | target_facts(targets, prototypes.means, prototypes.present)
@@ -312,14 +312,14 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         means, present, reduction = prototypes.means, prototypes.present, self.d_reduction
         return prototype_match(targets, means, present, scale=self.dce_scale, reduction=reduction, form=self.d_form)
 
-    def generate_images(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def generate_images(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """The virtual images of the next round, and what the global model makes of them."""
-        if not self.prepares_images(server, exchange):
+        if not self.prepares_images(server, ctx):
             return server, {}
-        setting = exchange.setting
-        held = on_device(server.only(MODEL, PROTOTYPES, GENERATOR), setting.device)
+        setting = ctx.setting
+        held = on_device(server.only(MODEL, PROTOTYPES, IMAGE_GENERATOR), setting.device)
         model, prototypes = held[MODEL], held[PROTOTYPES]
-        virtual = self.virtual_set(held, setting, exchange.stream("fedpg images"))
+        virtual = self.virtual_set(held, setting, ctx.stream("fedpg images"))
         features = global_features(setting, virtual["images"], model, self.pixel_range)
         logits = setting.network.classify(features, model.values)
         facts = image_facts(features, logits, virtual["labels"], prototypes.means, prototypes.present)
@@ -328,13 +328,13 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         return server | made, {**facts, "shipped": float(ships)}
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Features of new images of every class, by the global model; None before the generator was trained."""
         return super().generated_features(server, setting, count, generator) if TARGETS in server else None
 
 
 @folds("prototypes")
-def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate_supports(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """P_c ← mean of P_{k,c} over this round's clients that sent class c; classes nobody sent are absent."""
-    return fused_prototypes(server, replies, exchange, keep=False)
+    return fused_prototypes(server, replies, ctx, keep=False)

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.core.schedules import Linear
-from flcore.io.messages import Arrays
+from flcore.core.schedules import LinearSchedule
+from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import prototype_contrast
@@ -40,15 +40,15 @@ from flcore.methods.kit.class_prototypes import (
 from flcore.methods.types import (
     PROTOTYPES,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
@@ -69,63 +69,63 @@ class FedProc(ReleasesPrototypes, FedAvg):
     similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model and no prototypes yet."""
         server = super().start_server(setting)
         if self.alpha == 0:
             return server
         return {**server, **no_prototypes(setting)}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and the prototypes of the classes that have one."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         return message if self.alpha == 0 else {**message, PROTOTYPES: server[PROTOTYPES]}
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """α_t and the prototypes, from the second round on."""
-        if self.alpha == 0 or turn.passed == 0:
+        if self.alpha == 0 or ctx.rounds_done == 0:
             return {}
-        share = Linear(self.alpha, turn.setting.rounds)
-        return {"share": share(turn.passed), **received_prototypes(turn)}
+        share = LinearSchedule(self.alpha, ctx.setting.rounds)
+        return {"share": share(ctx.rounds_done), **received_prototypes(ctx)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """(1 − α_t)·CE and α_t·ℓ_gpc."""
         features = model.features(batch.images)
         supervised = cross_entropy(model.classify(features), batch.labels, batch.weight)
-        if "share" not in context:
+        if "share" not in inputs:
             return {"cross_entropy": supervised}
         contrast = prototype_contrast(
             features,
             batch.labels,
-            context["means"],
-            context["present"],
+            inputs["means"],
+            inputs["present"],
             self.tau,
             similarity=self.similarity,
             weight=batch.weight,
         )
-        return {"cross_entropy": (1 - context["share"]) * supervised, "contrast": context["share"] * contrast}
+        return {"cross_entropy": (1 - inputs["share"]) * supervised, "contrast": inputs["share"] * contrast}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k and the class means, with ``weighted`` also their numbers of samples."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if self.alpha == 0:
-            return message, memory
-        prototypes = self.own_prototypes(turn, trained)
+            return message, client_state
+        prototypes = self.own_prototypes(ctx, trained)
         message = {**message, PROTOTYPES: prototypes}
         if self.weighted:
-            message |= {CLASS_COUNTS: Arrays({"held": turn.counts[prototypes.present.cpu()]})}
-        return message, memory
+            message |= {CLASS_COUNTS: TensorDict({"held": ctx.class_counts[prototypes.present.cpu()]})}
+        return message, client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, then the prototypes' mean over clients."""
-        stages = dict(super().stages())
+        stages = dict(super().server_steps())
         return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
 
     @folds("prototypes")
-    def fuse_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """c_j ← the mean of the round's uploads of class j."""
         counts = counts_of_uploads(replies) if self.weighted else None
-        return fused_prototypes(server, replies, exchange, counts)
+        return fused_prototypes(server, replies, ctx, counts)
 
     @property
     def sends_prototypes(self) -> bool:

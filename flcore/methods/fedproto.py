@@ -37,15 +37,15 @@ from flcore.methods.types import (
     MODEL,
     PROTOTYPES,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
@@ -66,36 +66,36 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
         "classifier", "answer with the own head, or with the nearest prototype among the client's own classes"
     )
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         return no_prototypes(setting)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The prototypes of the classes that have one."""
         return {PROTOTYPES: server[PROTOTYPES]}
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The global prototypes, fixed during the round."""
-        return received_prototypes(turn)
+        return received_prototypes(ctx)
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the prototype of the label."""
         features = model.features(batch.images)
         model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.weight > 0:
-            known = context["means"], context["present"]
+            known = inputs["means"], inputs["present"]
             terms["alignment"] = self.weight * prototype_pull(features, batch.labels, *known, weight=batch.weight)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The client's class means; its model stays with it."""
-        return {PROTOTYPES: self.own_prototypes(turn, trained)}, {MODEL: trained.weights}
+        return {PROTOTYPES: self.own_prototypes(ctx, trained)}, {MODEL: trained.weights}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """One stage: the prototypes' mean over clients."""
         return {"aggregate-prototypes": aggregate_prototypes}
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The current prototypes, where they answer."""
         return {} if self.inference == "classifier" else {PROTOTYPES: server[PROTOTYPES]}
 
@@ -117,6 +117,6 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
 
 
 @folds("prototypes")
-def aggregate_prototypes(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def aggregate_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """p̄_c ← mean of p_{k,c} over the clients that uploaded class c."""
-    return fused_prototypes(server, replies, exchange)
+    return fused_prototypes(server, replies, ctx)

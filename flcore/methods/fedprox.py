@@ -15,7 +15,7 @@ from torch import Tensor
 from flcore.core.params import Search, param
 from flcore.math.losses.basic import proximal
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, Context, LocalModel, Turn
+from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class FedProx(FedAvg):
 
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The anchor w_g."""
-        return {"anchor": turn.inbox[MODEL].params}
+        return {"anchor": ctx.received[MODEL].params}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, the proximal term."""
-        terms = super().loss(model, batch, context)
+        terms = super().loss(model, batch, inputs)
         if self.mu > 0:
-            terms["proximal"] = proximal(model.params, context["anchor"], self.mu)
+            terms["proximal"] = proximal(model.params, inputs["anchor"], self.mu)
         return terms

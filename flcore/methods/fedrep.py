@@ -20,7 +20,7 @@ from torch import Tensor
 from flcore.core.params import Search, param
 from flcore.math.losses.basic import cross_entropy
 from flcore.methods.fedper import FedPer, layer_of
-from flcore.methods.types import Batch, Context, Leg, LocalModel, Phase, Setting
+from flcore.methods.types import Batch, Exchange, FederationContext, LocalModel, LossInputs, Phase
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class FedRep(FedPer):
     )
     body_epochs: int = param(1, "E_f, passes that then train the shared part", low=1, search=Search(1, 5))
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
-        """One leg of two phases: the personal part, then the shared one."""
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
+        """One exchange of two phases: the personal part, then the shared one."""
         personal = tuple(map(layer_of, self.personal(setting.initial)))
         # Layers, not parameters: statistics move where a whole layer does.
         shared = tuple(map(layer_of, self.base(setting.initial).params))
         head = Phase(trainable=personal, epochs=self.head_epochs, loss=loss_on_frozen_base)
-        return (Leg(who=self.trains, phases=(head, Phase(trainable=shared, epochs=self.body_epochs))),)
+        return (Exchange(participants=self.trains, phases=(head, Phase(trainable=shared, epochs=self.body_epochs))),)
 
 
-def loss_on_frozen_base(model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+def loss_on_frozen_base(model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
     """Cross-entropy over features without dropout; the head keeps its own."""
     logits = model.classify(model.beside().features(batch.images))
     return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}

@@ -35,14 +35,14 @@ import torch
 
 from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.types import MODEL, Exchange, Facts, Kind, Leg, Replies, Setting, Stage
+from flcore.methods.types import MODEL, Exchange, FederationContext, Kind, Metrics, Replies, RoundContext, ServerStep
 
 Models = Mapping[int, Weights]
 
-ASSIGNMENT = Slot("assignment", Arrays)
+CLUSTER_ASSIGNMENT = Key("assignment", TensorDict)
 """``centre`` int64 [K]: the centre of each client; −1 for who never answered."""
 
 MOST_ITERATIONS = 50
@@ -61,42 +61,42 @@ class FeSEM(FedAvg):
     centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """J times the initial model; of nobody the centre is known."""
-        unknown = Arrays({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
-        return {ASSIGNMENT: unknown, **{centre_slot(j): setting.initial for j in range(self.centres)}}
+        unknown = TensorDict({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
+        return {CLUSTER_ASSIGNMENT: unknown, **{centre_slot(j): setting.initial for j in range(self.centres)}}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
-        """One leg; in round 1 everybody takes part, unless there is only one centre to belong to."""
-        return (Leg(who="all" if round_number == 1 and self.centres > 1 else "cohort"),)
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
+        """One exchange; in round 1 everybody takes part, unless there is only one centre to belong to."""
+        return (Exchange(participants="all" if round_number == 1 and self.centres > 1 else "cohort"),)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The client's centre."""
         return {MODEL: own_centre(server, client)}
 
     @property
-    def sends(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[Kind]:
         """Weights, which no stage here folds as ``aggregation`` says."""
         return frozenset({"weights"})
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """E-step, M-step."""
         return {"assign-clients": self.assign_clients, "aggregate": self.aggregate}
 
-    def assign_clients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def assign_clients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage, E: the centre of each client that answered."""
         models, before = replies.of(MODEL), assignment_of(server)
         if all(centre < 0 for centre in before):
-            found = kmeans(models, self.centres, exchange.numpy_stream("fesem centres"))
+            found = cluster_models(models, self.centres, ctx.numpy_stream("fesem centres"))
         else:
             absent = Counter(centre for k, centre in enumerate(before) if k not in models and centre >= 0)
             found = assign(models, self.centres_of(server), absent)
         after = [found.get(client, centre) for client, centre in enumerate(before)]
         moved = sum(before[client] not in (-1, centre) for client, centre in found.items())
-        assignment = Arrays({"centre": torch.tensor(after, dtype=torch.int64)})
-        return server | {ASSIGNMENT: assignment}, {"moved": float(moved)}
+        assignment = TensorDict({"centre": torch.tensor(after, dtype=torch.int64)})
+        return server | {CLUSTER_ASSIGNMENT: assignment}, {"moved": float(moved)}
 
-    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage, M: each centre is the mean of the models of its members in this round."""
         models, assignment = replies.of(MODEL), assignment_of(server)
         sizes = sample_counts(replies) if self.weighted else dict.fromkeys(models, 1)
@@ -118,23 +118,23 @@ class FeSEM(FedAvg):
             return server[centre_slot(0)]  # nobody has answered: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The client's centre, as in training."""
-        return self.broadcast(server, client, exchange)
+        return self.broadcast(server, client, ctx)
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """The client's centre."""
         return received[MODEL]
 
 
-def centre_slot(number: int) -> Slot[Weights]:
+def centre_slot(number: int) -> Key[Weights]:
     """Where a centre stands at the server."""
-    return Slot(f"centre_{number:04d}", Weights)
+    return Key(f"centre_{number:04d}", Weights)
 
 
 def assignment_of(server: Record) -> list[int]:
     """The centre of each client, −1 where it is not known."""
-    assignment: list[int] = server[ASSIGNMENT]["centre"].tolist()
+    assignment: list[int] = server[CLUSTER_ASSIGNMENT]["centre"].tolist()
     return assignment
 
 
@@ -183,7 +183,7 @@ def cluster_means(models: Models, assignment: Mapping[int, int], sizes: Mapping[
     return means
 
 
-def kmeans(models: Models, count: int, generator: np.random.Generator) -> dict[int, int]:
+def cluster_models(models: Models, count: int, generator: np.random.Generator) -> dict[int, int]:
     """Clusters of models by their parameters: k-means++ start, then E and M until nothing changes.
 
     Nothing but whole models and distances between them is held: vectors of all clients side by side, in float64, would

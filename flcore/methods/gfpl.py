@@ -51,31 +51,38 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Count, Mixtures, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Count, Mixtures, Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import dot_regression
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.vectors import unit_vectors
 from flcore.math.prototypes.etf import simplex_etf
-from flcore.math.prototypes.mixtures import Mixture, fit_class_mixtures, fuse_uploads, packed, sample_classes, unpacked
-from flcore.methods.api import Method, ScoreKind, own_model
+from flcore.math.prototypes.mixtures import (
+    Mixture,
+    fit_class_mixtures,
+    fuse_uploads,
+    pack_mixtures,
+    sample_classes,
+    unpack_mixtures,
+)
+from flcore.methods.api import Method, ScoreKind, kept_model
 from flcore.methods.kit.class_prototypes import ReleasesVectors
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
+    ClientContext,
     Exchange,
-    Facts,
-    Leg,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Phase,
     Predict,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
+    StepSpec,
     TrainedClient,
-    Turn,
-    Update,
 )
 from flcore.models.view import WithLayers
 
@@ -84,19 +91,19 @@ RETRAIN_LEG = "retrain-heads"
 Head = Literal["linear", "etf", "sum"]
 HEADS: tuple[Head, ...] = get_args(Head)
 
-MIXTURES = Slot("mixtures", Mixtures)
-"""In a message those of a client or the fused ones; in a memory, between the legs, the client's own."""
+MIXTURES = Key("mixtures", Mixtures)
+"""In a message those of a client or the fused ones; in a memory, between the exchanges, the client's own."""
 
-FRAME = Slot("frame", Arrays)
+FRAME = Key("frame", TensorDict)
 """``frame`` float32 [d_p, K] at the server and in its messages for scoring."""
 
-BEFORE = Slot("heads_before", Weights)
+BEFORE = Key("heads_before", Weights)
 """A client's heads as its last retraining found them, in its memory."""
 
-RETRAINED = Slot("retrained", Count)
+RETRAINED = Key("retrained", Count)
 """The round of that retraining."""
 
-ROUND = Slot("round", Count)
+ROUND = Key("round", Count)
 """For scoring: the round, where it had an exchange."""
 
 _HEADS = ("head.", "extra.")
@@ -210,118 +217,124 @@ class GFPL(ReleasesVectors, Method):
             raise ConfigError(f"method.projection_dim = {dim}: a frame of {num_classes} classes needs as many")
         return {"projection": nn.Linear(feature_dim, dim)}
 
-    def frame(self, setting: Setting) -> Tensor:
+    def frame(self, setting: FederationContext) -> Tensor:
         """Z [d_p, K], the same for everybody who knows the seed."""
         dim = len(setting.initial.params["extra.projection.bias"])
         return simplex_etf(dim, setting.num_classes, torch_stream(setting.seed, "simplex frame"))
 
-    def start_server(self, setting: Setting) -> Payloads:
-        return {FRAME: Arrays({"frame": self.frame(setting)})} if self.dual else {}
+    def start_server(self, setting: FederationContext) -> Payloads:
+        return {FRAME: TensorDict({"frame": self.frame(setting)})} if self.dual else {}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """Local training; in rounds with an exchange also the retraining of the heads."""
         if not self.exchanges(round_number):
-            return (Leg(stages=()),)
+            return (Exchange(server_steps=()),)
         own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
-        moves = (Update(optimizer=own),)
+        moves = (StepSpec(optimizer=own),)
         retraining = Phase(_HEADS, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
-        return (Leg(stages=tuple(self.stages())), Leg(RETRAIN_LEG, phases=(retraining,), stages=()))
+        return (
+            Exchange(server_steps=tuple(self.server_steps())),
+            Exchange(RETRAIN_LEG, phases=(retraining,), server_steps=()),
+        )
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The fused mixtures, for the retraining; else nothing."""
-        return server.only(MIXTURES) if exchange.leg == RETRAIN_LEG else {}
+        return server.only(MIXTURES) if ctx.exchange == RETRAIN_LEG else {}
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The frame; for the retraining the pseudo-features, of which there may be none."""
-        device = turn.setting.device
-        context: dict[str, Context | Tensor] = {"frame": self.frame(turn.setting).to(device)} if self.dual else {}
-        if turn.leg != RETRAIN_LEG:
-            return context
-        inputs, labels = torch.zeros(0, turn.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
-        if mixtures := self.retraining_mixtures(turn):
-            # One leg draws them, so that the name of the leg, which `turn.stream` would add, is not in the key.
-            stream = torch_stream(turn.setting.seed, "pseudo-features", turn.round, turn.client)
+        device = ctx.setting.device
+        loss_inputs: dict[str, LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
+        if ctx.exchange != RETRAIN_LEG:
+            return loss_inputs
+        inputs, labels = torch.zeros(0, ctx.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
+        if mixtures := self.retraining_mixtures(ctx):
+            # One exchange draws them, so that the name of the exchange, which `turn.stream` would add, is not in the
+            # key.
+            stream = torch_stream(ctx.setting.seed, "pseudo-features", ctx.round, ctx.client)
             inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
-        return {**context, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
+        return {**loss_inputs, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
 
-    def retraining_mixtures(self, turn: Turn) -> dict[int, Mixture]:
+    def retraining_mixtures(self, ctx: ClientContext) -> dict[int, Mixture]:
         """What a client draws from, by class."""
-        found = (turn.inbox if self.retrain_source == "global" else turn.memory).get(MIXTURES)
-        mixtures = {} if found is None else unpacked(found)
+        found = (ctx.received if self.retrain_source == "global" else ctx.client_state).get(MIXTURES)
+        mixtures = {} if found is None else unpack_mixtures(found)
         if self.retrain_classes == "all":
             return mixtures
-        return {label: mixture for label, mixture in mixtures.items() if turn.counts[label] > 0}
+        return {label: mixture for label, mixture in mixtures.items() if ctx.class_counts[label] > 0}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        return self.both_heads(model, model.features(batch.images), batch, context)
+    def loss(self, model: LocalModel, batch: Batch, loss_inputs: LossInputs) -> dict[str, Tensor]:
+        return self.both_heads(model, model.features(batch.images), batch, loss_inputs)
 
-    def retrain_loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        terms = self.both_heads(model, batch.images, batch, context)
+    def retrain_loss(self, model: LocalModel, batch: Batch, loss_inputs: LossInputs) -> dict[str, Tensor]:
+        terms = self.both_heads(model, batch.images, batch, loss_inputs)
         return {f"retrain_{name}": term for name, term in terms.items()}
 
-    def both_heads(self, model: LocalModel, features: Tensor, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def both_heads(
+        self, model: LocalModel, features: Tensor, batch: Batch, loss_inputs: LossInputs
+    ) -> dict[str, Tensor]:
         """Cross-entropy of the linear head and, with a second head, its dot regression."""
         terms = {}
         if self.use_ce:
             terms["cross_entropy"] = cross_entropy(model.classify(features), batch.labels, batch.weight)
         if self.dual:
             projected = model.apply_extra("projection", features)
-            regression = dot_regression(projected, batch.labels, context["frame"], batch.weight)
+            regression = dot_regression(projected, batch.labels, loss_inputs["frame"], batch.weight)
             terms["dot_regression"] = self.weight * regression
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """In an exchange the mixtures of the client's classes; its model stays, with the heads of before after it."""
-        memory: Payloads = {MODEL: trained.weights}
-        if turn.leg == RETRAIN_LEG:
-            before = own_model(turn).params
+        client_state: Payloads = {MODEL: trained.weights}
+        if ctx.exchange == RETRAIN_LEG:
+            before = kept_model(ctx).params
             heads = Weights({name: value for name, value in before.items() if name.startswith(_HEADS)})
-            return {}, {**memory, BEFORE: heads, RETRAINED: Count(turn.round)}
-        if not self.exchanges(turn.round):
-            return {}, memory
-        own: Payloads = {MIXTURES: self.own_mixtures(turn, trained)}
-        return (own, memory) if self.sends_prototypes else ({}, {**memory, **own})
+            return {}, {**client_state, BEFORE: heads, RETRAINED: Count(ctx.round)}
+        if not self.exchanges(ctx.round):
+            return {}, client_state
+        own: Payloads = {MIXTURES: self.own_mixtures(ctx, trained)}
+        return (own, client_state) if self.sends_prototypes else ({}, {**client_state, **own})
 
-    def own_mixtures(self, turn: Turn, trained: TrainedClient) -> Mixtures:
+    def own_mixtures(self, ctx: ClientContext, trained: TrainedClient) -> Mixtures:
         """A mixture of the features of each of the client's classes; released, if they leave it."""
         features, labels = (values.cpu() for values in trained.features())
-        kept = (turn.counts >= (self.min_count if self.sends_prototypes else 0))[labels]
+        kept = (ctx.class_counts >= (self.min_count if self.sends_prototypes else 0))[labels]
         fitted = fit_class_mixtures(
             features[kept],
             labels[kept],
             self.components,
-            lambda label: turn.numpy_stream("mixtures", label),
+            lambda label: ctx.numpy_stream("mixtures", label),
             variance_floor=self.variance_floor,
         )
-        own = packed(fitted, turn.counts if self.use_counts else None, turn.setting.feature_dim)
+        own = pack_mixtures(fitted, ctx.class_counts if self.use_counts else None, ctx.setting.feature_dim)
         if self.bound is None or not self.sends_prototypes:
             return own
-        means, deviations = self.release_vectors(turn, torch.cat([own.means, own.deviations])).tensor_split(2)
+        means, deviations = self.release_vectors(ctx, torch.cat([own.means, own.deviations])).tensor_split(2)
         return replace(own, means=means, deviations=deviations.clamp_min(self.variance_floor**0.5))
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """The account after so many rounds, of those that had an exchange."""
         return super().privacy(sum(map(self.exchanges, range(1, releases + 1))))
 
-    def stages(self) -> Mapping[str, Stage]:
-        """Fuse the mixtures, between the two legs of an exchange."""
+    def server_steps(self) -> Mapping[str, ServerStep]:
+        """Fuse the mixtures, between the two exchanges of an exchange."""
         return {"fuse-prototypes": self.fuse_prototypes} if self.sends_prototypes else {}
 
-    def fuse_prototypes(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Per class Algorithm 1 on the union of all clients' Gaussians, in order of their ids."""
         uploads = replies.of(MIXTURES)
         merged = fuse_uploads(uploads, self.merge_distance, per_dimension=self.bd_per_dim)
-        fused = packed(merged, None, exchange.setting.feature_dim)
+        fused = pack_mixtures(merged, None, ctx.setting.feature_dim)
         return server | {MIXTURES: fused}, {
             "components_uploaded": sum(len(upload.weights) for upload in uploads.values()),
             "components": len(fused.weights),
             "classes": len(fused.classes),
         }
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The frame; after an exchange the number of its round, so that clients know whose heads of before are old."""
         message: dict[str, Payload] = {**server.only(FRAME)}
-        return {**message, ROUND: Count(exchange.round)} if self.exchanges(exchange.round) else message
+        return {**message, ROUND: Count(ctx.round)} if self.exchanges(ctx.round) else message
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -332,7 +345,7 @@ class GFPL(ReleasesVectors, Method):
         """Scores of the chosen head; of classes that do not count -inf."""
         return self.scores(model, images, known, classes, head=self.head, among=self.eval_classes)
 
-    def alternatives(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, Predict]:
         """The other heads, the other set of classes, and the heads before a retraining."""
         heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
@@ -365,10 +378,10 @@ class GFPL(ReleasesVectors, Method):
         return (lambda model, images, server, classes: projected(model, model.features(images))) if self.dual else None
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Draws from the fused mixtures of the last exchange."""
-        mixtures = unpacked(server[MIXTURES]) if MIXTURES in server else {}
+        mixtures = unpack_mixtures(server[MIXTURES]) if MIXTURES in server else {}
         if not mixtures:
             return None
         features, labels = sample_classes(mixtures, count, generator, clip_nonnegative=self.clip_nonneg)

@@ -1,7 +1,7 @@
 """A discriminant head for any finished model: ProtoLDA's statistics on the features of another method.
 
-When the base's last round is over, one more leg of that round follows: *all* clients receive the final model w_g and
-send class counts, class sums and one second moment of their features (evaluation mode, no augmentation); the server
+When the base's last round is over, one more exchange of that round follows: *all* clients receive the final model w_g
+and send class counts, class sums and one second moment of their features (evaluation mode, no augmentation); the server
 (stage ``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`). Where
 CCVR sends a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
 
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads
 from flcore.math.prototypes.discriminant import (
     GRID,
     ClassSums,
-    added,
-    class_sums,
+    add_sums,
     cross_validated,
     discriminant,
-    packed,
-    unpacked,
+    discriminant_sums,
+    pack_sums,
+    unpack_sums,
 )
 from flcore.methods.kit.new_head import NewHead
-from flcore.methods.types import Facts, Replies, Setting, TrainedClient, Turn
+from flcore.methods.types import ClientContext, FederationContext, Metrics, Replies, TrainedClient
 
-SUMS = Slot("class_sums", Arrays)
-"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.packed`."""
+SUMS = Key("class_sums", TensorDict)
+"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.pack_sums`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LdaHead(NewHead):
     citation: ClassVar[str] = "protofl, 2026"
     needs_linear_head: ClassVar[bool] = True
     collect_leg: ClassVar[str] = "class-sums"
-    head_slot: ClassVar[Slot[Weights]] = Slot("discriminant_head", Weights)
+    head_slot: ClassVar[Key[Weights]] = Key("discriminant_head", Weights)
     scored_before: ClassVar[str] = "before_discriminant"
 
     shrinkage: float | None = param(
@@ -62,18 +62,18 @@ class LdaHead(NewHead):
     def head_stage(self) -> str:
         return "solve-head"
 
-    def statistics(self, turn: Turn, trained: TrainedClient) -> Payloads:
+    def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
         """Class counts, class sums and the second moment of all features."""
         features, labels = trained.features()
-        sums = class_sums(features.cpu(), labels.cpu(), turn.setting.num_classes)
-        return {SUMS: Arrays(packed(sums, self.wire))}
+        sums = discriminant_sums(features.cpu(), labels.cpu(), ctx.setting.num_classes)
+        return {SUMS: TensorDict(pack_sums(sums, self.wire))}
 
-    def new_head(self, model: Weights, replies: Replies, setting: Setting) -> tuple[Weights, Facts]:
+    def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights, Metrics]:
         """The head for the summed statistics. Facts: λ, and how many clients are in the sums."""
         # A base may have outputs beside the classes: nobody has samples of those, and they never answer.
         classes, dim = len(model.params["head.bias"]), setting.feature_dim
         sent = replies.of(SUMS)
-        totals = added((unpacked(own.named, classes) for own in sent.values()), ClassSums.nothing(classes, dim))
+        totals = add_sums((unpack_sums(own.named, classes) for own in sent.values()), ClassSums.nothing(classes, dim))
         shrinkage = cross_validated(totals, GRID) if self.shrinkage is None else self.shrinkage
         weight, bias = discriminant(totals, shrinkage)
         head = Weights({"head.weight": weight.float(), "head.bias": bias.float()})

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from flcore.io.records import Payloads
 from flcore.methods.api import Method
-from flcore.methods.types import MODEL, TrainedClient, Turn
+from flcore.methods.types import MODEL, ClientContext, TrainedClient
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,6 @@ class Local(Method):
     trains: ClassVar[Literal["cohort", "all"]] = "all"
     has_global_model: ClassVar[bool] = False
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Nothing goes up; the model is kept."""
         return {}, {MODEL: trained.weights}

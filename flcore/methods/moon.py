@@ -24,14 +24,14 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Slot
+from flcore.io.records import Key, Payloads
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import model_contrast
-from flcore.methods.api import Part, frozen_answer
+from flcore.methods.api import ModelPart, teacher_output
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, Context, LocalModel, TrainedClient, Turn
+from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, TrainedClient
 
-PREVIOUS = Slot("previous", Weights)
+PREVIOUS = Key("previous", Weights)
 """The model with which a client ended its last turn, in its memory."""
 
 
@@ -54,42 +54,42 @@ class Moon(FedAvg):
         0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=lambda m: m.mu > 0)
     )
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """Both frozen models, and whether there is a previous one."""
-        models = {name: weights.values for name, (_, weights) in self.frozen(turn).items()}
+        models = {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
         if not models:
             return {}
-        return {"present": torch.tensor([PREVIOUS in turn.memory], device=turn.setting.device), **models}
+        return {"present": torch.tensor([PREVIOUS in ctx.client_state], device=ctx.setting.device), **models}
 
-    def frozen(self, turn: Turn) -> Mapping[str, tuple[Part, Weights]]:
+    def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
         """What says z_g and z_prev, from the second round on; before it nobody has a previous model.
 
         Where this client has none, the received one stands in and does not count.
         """
-        if self.mu == 0 or turn.round == 1:
+        if self.mu == 0 or ctx.round == 1:
             return {}
-        received = turn.with_statistics(turn.inbox[MODEL])
-        previous = turn.with_statistics(turn.memory[PREVIOUS]) if PREVIOUS in turn.memory else received
+        received = ctx.with_statistics(ctx.received[MODEL])
+        previous = ctx.with_statistics(ctx.client_state[PREVIOUS]) if PREVIOUS in ctx.client_state else received
         return {"global": ("features", received), "previous": ("features", previous)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and, unless switched off, μ·ℓ_con."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
-        if "present" in context:
-            shared, own = (frozen_answer(model, batch, context, name, "features") for name in ("global", "previous"))
+        if "present" in inputs:
+            shared, own = (teacher_output(model, batch, inputs, name, "features") for name in ("global", "previous"))
             contrast = model_contrast(
-                features, shared, own.unsqueeze(0), context["present"], self.tau, weight=batch.weight
+                features, shared, own.unsqueeze(0), inputs["present"], self.tau, weight=batch.weight
             )
             terms["contrast"] = self.mu * contrast
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights with n_k; the client remembers them."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if self.mu == 0:
-            return message, memory
+            return message, client_state
         # Statistics that do not travel are in the client's memory already.
-        travel = bool(turn.inbox[MODEL].buffers)
+        travel = bool(ctx.received[MODEL].buffers)
         previous = trained.weights if travel else trained.weights.without_buffers()
-        return message, {**memory, PREVIOUS: previous}
+        return message, {**client_state, PREVIOUS: previous}

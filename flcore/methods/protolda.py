@@ -41,45 +41,55 @@ from torch import Tensor
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Count, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Count, Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes.discriminant import (
     GRID,
     ClassSums,
-    Linear,
-    added,
-    class_sums,
+    LinearMap,
+    add_sums,
     cross_validated,
     discriminant,
-    packed,
+    discriminant_sums,
+    pack_sums,
     reweighted,
     ridge,
-    unpacked,
+    unpack_sums,
 )
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods.api import ScoreKind
 from flcore.methods.kit.patch_sums import CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.kit.sums_by_client import EACH, joined, only, sums_of_each
-from flcore.methods.types import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.methods.kit.sums_by_client import EACH, merge_sums, only, sums_of_each
+from flcore.methods.types import (
+    MODEL,
+    ClientContext,
+    Exchange,
+    FederationContext,
+    Metrics,
+    Replies,
+    RoundContext,
+    ServerStep,
+    TrainedClient,
+)
 
-STATISTICS = Slot("statistics", Arrays)
-"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.packed`."""
+CLASS_STATISTICS = Key("statistics", TensorDict)
+"""A client's class sums, see :func:`flcore.math.prototypes.discriminant.pack_sums`."""
 
-TASK = Slot("task", Count)
+TASK = Key("task", Count)
 """The task of the stream that statistics are of."""
 
-TOTALS = Slot("totals", Arrays)
+TOTALS = Key("totals", TensorDict)
 """At the server, float64: ``counts`` [C], ``sums`` [C, D], ``second`` [D(D + 1)/2]; ``answered`` int64 [m, 2]: the
 client and task of every answer in them."""
 
-HEAD = Slot("head", Weights)
+LDA_HEAD = Key("head", Weights)
 """The head as it is delivered."""
 
-CLASS_COUNTS = Slot("class_counts", Arrays)
+CLASS_COUNTS = Key("class_counts", TensorDict)
 """For scoring, on its way down: ``counts`` float64 [C], everybody's samples by class."""
 
-OWN = Slot("own", Arrays)
+OWN = Key("own", TensorDict)
 """In a client's memory: ``counts`` int64 [C] of what it told, ``tasks`` int64 [m] that it answered for."""
 
 STATISTICS_LEG, DELIVERY_LEG, FORGET_LEG = "statistics", "deliver-head", "forget"
@@ -128,7 +138,7 @@ class ProtoLDA(PatchSums):
             raise ValueError("personal = mixture: with balance sums do not tell a client's class shares; use shares")
 
     @property
-    def no_tasks(self) -> str | None:
+    def task_stream_error(self) -> str | None:
         """With ``forget`` a client sends the sums of the data that it has then, which are one task's."""
         if not self.forget:
             return None
@@ -136,7 +146,7 @@ class ProtoLDA(PatchSums):
 
     # ---- the round -----------------------------------------------------------------------------------------------
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model; sums are there once somebody has answered.
 
         Raises:
@@ -148,80 +158,84 @@ class ProtoLDA(PatchSums):
             )
         return {MODEL: setting.initial}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """The dictionary's in the first round; statistics in every one; the head's delivery in the last, or in all."""
-        legs = list(self.dictionary_legs() if round_number == 1 else ())
-        legs.append(Leg(STATISTICS_LEG, phases=(), stages=("solve-head",)))
+        exchanges = list(self.dictionary_legs() if round_number == 1 else ())
+        exchanges.append(Exchange(STATISTICS_LEG, phases=(), server_steps=("solve-head",)))
         last = round_number == setting.rounds
         if last and self.forget:
-            legs.append(Leg(FORGET_LEG, who="all", phases=(), stages=("forget-clients",)))
+            exchanges.append(Exchange(FORGET_LEG, participants="all", phases=(), server_steps=("forget-clients",)))
         if last or self.deliver == "every_round":
-            legs.append(Leg(DELIVERY_LEG, who="all" if last else "cohort", phases=(), stages=()))
-        return tuple(legs)
+            exchanges.append(
+                Exchange(DELIVERY_LEG, participants="all" if last else "cohort", phases=(), server_steps=())
+            )
+        return tuple(exchanges)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """Filters to whom they are new; class weights where samples have any; at the end the head.
 
         Raises:
             ConfigError: nobody was there in the first round, when the dictionary is made.
         """
-        if exchange.leg in (STATISTICS_LEG, DELIVERY_LEG) and FILTERS not in server:
+        if ctx.exchange in (STATISTICS_LEG, DELIVERY_LEG) and FILTERS not in server:
             raise ConfigError(
                 "federation.dropout and federation.participation left nobody in round 1, whose cohort (here of "
-                f"{exchange.setting.cohort_size}) makes the dictionary; lower dropout, or raise participation"
+                f"{ctx.setting.cohort_size}) makes the dictionary; lower dropout, or raise participation"
             )
-        if exchange.leg == FORGET_LEG and client not in self.forget:
+        if ctx.exchange == FORGET_LEG and client not in self.forget:
             return {}
-        if exchange.leg == DELIVERY_LEG:
+        if ctx.exchange == DELIVERY_LEG:
             model = self._own_model(server, client) or server[MODEL]
-            return {HEAD: _head_of(model)}
-        if exchange.leg not in (STATISTICS_LEG, FORGET_LEG):
-            return super().broadcast(server, client, exchange)
+            return {LDA_HEAD: _head_of(model)}
+        if ctx.exchange not in (STATISTICS_LEG, FORGET_LEG):
+            return super().broadcast(server, client, ctx)
         if TOTALS in server and bool((server[TOTALS]["answered"][:, 0] == client).any()):
             return {}
         return server.only(FILTERS, CLASS_WEIGHTS)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """What the leg asks for; nothing where this client has told it already."""
-        if turn.leg == DELIVERY_LEG:
-            return {}, turn.memory
-        if turn.leg == FORGET_LEG:
-            if turn.client not in self.forget or OWN not in turn.memory:
-                return {}, turn.memory
-            return self._told(turn, trained, turn.memory), turn.memory
-        if turn.leg != STATISTICS_LEG:
-            return super().reply(turn, trained)
-        task = turn.task or 0
-        own = turn.memory.get(OWN, Arrays({"counts": torch.zeros_like(turn.counts), "tasks": turn.counts[:0]}))
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        """What the exchange asks for; nothing where this client has told it already."""
+        if ctx.exchange == DELIVERY_LEG:
+            return {}, ctx.client_state
+        if ctx.exchange == FORGET_LEG:
+            if ctx.client not in self.forget or OWN not in ctx.client_state:
+                return {}, ctx.client_state
+            return self._told(ctx, trained, ctx.client_state), ctx.client_state
+        if ctx.exchange != STATISTICS_LEG:
+            return super().reply(ctx, trained)
+        task = ctx.task or 0
+        own = ctx.client_state.get(
+            OWN, TensorDict({"counts": torch.zeros_like(ctx.class_counts), "tasks": ctx.class_counts[:0]})
+        )
         if task in own["tasks"].tolist():
-            return {}, turn.memory
-        known = Record({**turn.memory, **turn.inbox})
-        counts, tasks = own["counts"].cpu() + turn.counts.cpu(), [*own["tasks"].tolist(), task]
-        told = Arrays({"counts": counts, "tasks": torch.tensor(tasks, dtype=torch.int64)})
-        return {**self._told(turn, trained, known), TASK: Count(task)}, {**known, OWN: told}
+            return {}, ctx.client_state
+        known = Record({**ctx.client_state, **ctx.received})
+        counts, tasks = own["counts"].cpu() + ctx.class_counts.cpu(), [*own["tasks"].tolist(), task]
+        told = TensorDict({"counts": counts, "tasks": torch.tensor(tasks, dtype=torch.int64)})
+        return {**self._told(ctx, trained, known), TASK: Count(task)}, {**known, OWN: told}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Whitening, k-means, the head, and taking sums off again."""
-        return {**super().stages(), "solve-head": self.solve_head, "forget-clients": self.forget_clients}
+        return {**super().server_steps(), "solve-head": self.solve_head, "forget-clients": self.forget_clients}
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    def _told(self, turn: Turn, trained: TrainedClient, known: Record) -> dict[str, Payload]:
+    def _told(self, ctx: ClientContext, trained: TrainedClient, known: Record) -> dict[str, Payload]:
         """The client's class sums, or nothing where all of its classes are too rare to be told of."""
-        found = self.statistics(turn, trained, known)
-        return {} if found is None else {STATISTICS: found}
+        found = self.statistics(ctx, trained, known)
+        return {} if found is None else {CLASS_STATISTICS: found}
 
-    def statistics(self, turn: Turn, trained: TrainedClient, known: Record) -> Arrays | None:
+    def statistics(self, ctx: ClientContext, trained: TrainedClient, known: Record) -> TensorDict | None:
         """Class sums of the client's features, as they travel; None where no class has ``min_count`` samples.
 
         With noise: features of norm at most ``clip``. Replacing an image's f by g moves (sums/clip, second/clip²) by at
         most √(2 − 2c + 2 − 2c²) ≤ √4.5 for their cosine c = −½. Class counts are taken to be public.
 
         Args:
-            turn: the client's. trained: its samples. known: what it received now and before.
+            ctx: the client's. trained: its samples. known: what it received now and before.
         """
-        setting = turn.setting
-        frequent = turn.counts.cpu() >= max(self.min_count, 1)
+        setting = ctx.setting
+        frequent = ctx.class_counts.cpu() >= max(self.min_count, 1)
         if not frequent.any():
             return None
         weights = Weights({**setting.initial.params, **known[FILTERS].params})
@@ -231,51 +245,53 @@ class ProtoLDA(PatchSums):
         if self.noise_multiplier:
             features = clip_to_norm(features, self.clip)
         own = known[CLASS_WEIGHTS]["weights"].cpu() if CLASS_WEIGHTS in known else None
-        sums = class_sums(features, labels, setting.num_classes, own)
+        sums = discriminant_sums(features, labels, setting.num_classes, own)
         if self.noise_multiplier:
             moved = math.sqrt(4.5) * self.clip
-            noise = self._noise(turn, "class sums", sums.sums.shape, moved)
+            noise = self._noise(ctx, "class sums", sums.sums.shape, moved)
             # Of a class that one client holds the others add the rest of the noise: all tell of all classes then.
             held = (sums.counts > 0).unsqueeze(1) | (self.noise_of == "sum")
-            second = self._symmetric(turn, "second moment", setting.feature_dim, moved * self.clip)
+            second = self._symmetric(ctx, "second moment", setting.feature_dim, moved * self.clip)
             sums = ClassSums(sums.counts, sums.sums + noise * held, sums.second + second)
         every = bool(self.noise_multiplier) and self.noise_of == "sum"
-        return Arrays(packed(sums, self.wire, every=every))
+        return TensorDict(pack_sums(sums, self.wire, every=every))
 
     # ---- the server ----------------------------------------------------------------------------------------------
 
-    def solve_head(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def solve_head(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: new answers join the sums, and the head is solved from them.
 
         Facts: how many answers are in the sums, the λ that was taken, and answers that were there already.
         """
-        totals, before = _sums(server, exchange.setting)
-        answered, classes = [(client, task) for client, task in before.tolist()], exchange.setting.num_classes
+        totals, before = _sums(server, ctx.setting)
+        answered, classes = [(client, task) for client, task in before.tolist()], ctx.setting.num_classes
         tasks, new, repeated = replies.of(TASK), [], 0
-        for client, statistics in replies.of(STATISTICS).items():
+        for client, statistics in replies.of(CLASS_STATISTICS).items():
             if (client, tasks[client].value) in answered:
                 repeated += 1
                 continue
             answered.append((client, tasks[client].value))
             new.append((client, statistics))
-        totals = added((unpacked(own.named, classes) for _, own in new), totals)
+        totals = add_sums((unpack_sums(own.named, classes) for _, own in new), totals)
         pairs = torch.tensor(answered, dtype=torch.int64).reshape(-1, 2)
         if self.personal == "mixture" and new:
-            server |= {EACH: joined(server, ((client, unpacked(own.named, classes)) for client, own in new))}
-        after, facts = self._solved(server, totals, pairs, exchange.setting)
+            server |= {EACH: merge_sums(server, ((client, unpack_sums(own.named, classes)) for client, own in new))}
+        after, facts = self._solved(server, totals, pairs, ctx.setting)
         return after, {**facts, "repeated_answers": float(repeated)} if repeated else facts
 
-    def forget_clients(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def forget_clients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: sums of those who are forgotten are taken off, and the head is solved again."""
-        totals, pairs = _sums(server, exchange.setting)
-        for client, statistics in replies.of(STATISTICS).items():
-            totals = totals - unpacked(statistics.named, exchange.setting.num_classes)
+        totals, pairs = _sums(server, ctx.setting)
+        for client, statistics in replies.of(CLASS_STATISTICS).items():
+            totals = totals - unpack_sums(statistics.named, ctx.setting.num_classes)
             pairs = pairs[pairs[:, 0] != client]
         if EACH in server:
             server |= {EACH: only(server[EACH], set(pairs[:, 0].tolist()))}
-        return self._solved(server, totals, pairs, exchange.setting)
+        return self._solved(server, totals, pairs, ctx.setting)
 
-    def _solved(self, server: Record, totals: ClassSums, pairs: Tensor, setting: Setting) -> tuple[Record, Facts]:
+    def _solved(
+        self, server: Record, totals: ClassSums, pairs: Tensor, setting: FederationContext
+    ) -> tuple[Record, Metrics]:
         facts = {"answers": float(len(pairs))}
         model = setting.initial
         if float(totals.counts.sum()) > 0:
@@ -288,11 +304,11 @@ class ProtoLDA(PatchSums):
                 server |= {EACH: self._with_heads(server[EACH], totals, shrinkage)}
         return server | {MODEL: model, TOTALS: _kept(totals, pairs)}, facts
 
-    def _head(self, totals: ClassSums, shrinkage: float) -> Linear:
+    def _head(self, totals: ClassSums, shrinkage: float) -> LinearMap:
         solve = discriminant if self.head == "discriminant" else ridge
         return solve(totals, shrinkage, noisy=self.noise_multiplier > 0)
 
-    def _with_heads(self, each: Arrays, totals: ClassSums, shrinkage: float) -> Arrays:
+    def _with_heads(self, each: TensorDict, totals: ClassSums, shrinkage: float) -> TensorDict:
         """With the head of each client: of everybody's sums and κ times its own, with the client's own class shares."""
         heads = []
         for own in sums_of_each(each):
@@ -301,7 +317,7 @@ class ProtoLDA(PatchSums):
             solved, bias = self._head(mixed, shrinkage)
             heads.append((solved.float(), reweighted(bias, mixed.counts, own.counts).float()))
         weights, biases = (torch.stack(list(part)) for part in zip(*heads, strict=True))
-        return Arrays({**each.named, "weight": weights, "bias": biases})
+        return TensorDict({**each.named, "weight": weights, "bias": biases})
 
     def _own_model(self, server: Record, client: int) -> Weights | None:
         """A client's own model, where it has one: the dictionary with its own head."""
@@ -319,27 +335,27 @@ class ProtoLDA(PatchSums):
         return "logits" if self.head == "discriminant" else "ranks"
 
     @property
-    def answers_from_memory(self) -> bool:
+    def predicts_from_client_state(self) -> bool:
         """With personal answers, which makes clients be asked; with its own shares it knows its class counts."""
         return self.personal != "none"
 
-    def scoring_message(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model, with the client's own head or with everybody's class counts where it answers by these."""
-        message: dict[str, Payload] = {**super().scoring_message(server, client, exchange)}
+        message: dict[str, Payload] = {**super().scoring_message(server, client, ctx)}
         if self.personal == "mixture" and (own := self._own_model(server, client)):
-            message[HEAD] = _head_of(own)
+            message[LDA_HEAD] = _head_of(own)
         if self.personal == "shares" and TOTALS in server:
-            message[CLASS_COUNTS] = Arrays({"counts": server[TOTALS]["counts"]})
+            message[CLASS_COUNTS] = TensorDict({"counts": server[TOTALS]["counts"]})
         return message
 
-    def client_model(self, received: Record, memory: Record, setting: Setting) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
         """With personal answers the global head with the client's own class shares, or the client's own head."""
         if self.personal == "mixture":
-            return Weights({**received[MODEL].params, **received[HEAD].params}) if HEAD in received else None
-        if self.personal == "none" or OWN not in memory:
+            return Weights({**received[MODEL].params, **received[LDA_HEAD].params}) if LDA_HEAD in received else None
+        if self.personal == "none" or OWN not in client_state:
             return None
         model, before = received[MODEL], received[CLASS_COUNTS]["counts"]
-        bias = reweighted(model.params["head.bias"], before, memory[OWN]["counts"].double())
+        bias = reweighted(model.params["head.bias"], before, client_state[OWN]["counts"].double())
         return Weights({**model.params, "head.bias": bias.float()})
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
@@ -351,12 +367,12 @@ def _head_of(model: Weights) -> Weights:
     return Weights({name: value for name, value in model.params.items() if name.startswith("head.")})
 
 
-def _kept(totals: ClassSums, answered: Tensor) -> Arrays:
+def _kept(totals: ClassSums, answered: Tensor) -> TensorDict:
     second = upper_triangles(totals.second)
-    return Arrays({"counts": totals.counts, "sums": totals.sums, "second": second, "answered": answered})
+    return TensorDict({"counts": totals.counts, "sums": totals.sums, "second": second, "answered": answered})
 
 
-def _sums(server: Record, setting: Setting) -> tuple[ClassSums, Tensor]:
+def _sums(server: Record, setting: FederationContext) -> tuple[ClassSums, Tensor]:
     """What the server has summed so far, and whose answers for which task are in it."""
     if TOTALS not in server:
         nothing = ClassSums.nothing(setting.num_classes, setting.feature_dim)

@@ -24,27 +24,37 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes.discriminant import Margins, head
 from flcore.math.prototypes.krylov import directions, next_block, solved, standardised_products
 from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods.kit.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.types import MODEL, Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.methods.types import (
+    MODEL,
+    ClientContext,
+    Exchange,
+    FederationContext,
+    Metrics,
+    Replies,
+    RoundContext,
+    ServerStep,
+    TrainedClient,
+)
 
-MARGINS = Slot("margins", Arrays)
+MARGINS = Key("margins", TensorDict)
 """``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""
 
-BLOCK = Slot("block", Arrays)
+BLOCK = Key("block", TensorDict)
 """``vectors`` [D, k]: directions for features as they are."""
 
-PRODUCTS = Slot("products", Arrays)
+MOMENT_PRODUCTS = Key("products", TensorDict)
 """A client's ``products`` [D, k] of its second moment with the block."""
 
-BASIS = Slot("basis", Arrays)
+BASIS = Key("basis", TensorDict)
 """At the server, float64: ``basis`` and ``products`` [D, m], of standardised features; ``first`` [1], a size."""
 
-HEAD = Slot("head", Weights)
+BLOCK_HEAD = Key("head", Weights)
 """The head as it is delivered."""
 
 STATISTICS_LEG, DELIVERY_LEG = "statistics", "deliver-head"
@@ -64,91 +74,94 @@ class ProtoLDABlocks(PatchSums):
     )
 
     @property
-    def no_tasks(self) -> str:
+    def task_stream_error(self) -> str:
         """They all answer in the first round."""
         return ASKS_ONCE
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         return {MODEL: setting.initial}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """All in the first round, for everybody; the delivery alone in later ones."""
-        delivery = Leg(DELIVERY_LEG, who="all", phases=(), stages=())
+        delivery = Exchange(DELIVERY_LEG, participants="all", phases=(), server_steps=())
         if round_number > 1:
             return (delivery,)
         blocks = range(1, self.exchanges + 1)
         return (
-            *(replace(leg, who="all") for leg in self.dictionary_legs()),
-            Leg(STATISTICS_LEG, who="all", phases=(), stages=("begin-basis",)),
-            *(Leg(f"products-{number}", who="all", phases=(), stages=("extend-basis",)) for number in blocks),
+            *(replace(exchange, participants="all") for exchange in self.dictionary_legs()),
+            Exchange(STATISTICS_LEG, participants="all", phases=(), server_steps=("begin-basis",)),
+            *(
+                Exchange(f"products-{number}", participants="all", phases=(), server_steps=("extend-basis",))
+                for number in blocks
+            ),
             delivery,
         )
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """Filters, then directions, at the end the head."""
-        if exchange.leg == DELIVERY_LEG:
-            if exchange.round > 1:
+        if ctx.exchange == DELIVERY_LEG:
+            if ctx.round > 1:
                 return {}
-            return {HEAD: Weights({name: server[MODEL].params[name] for name in ("head.weight", "head.bias")})}
-        if exchange.leg.startswith("products-"):
+            return {BLOCK_HEAD: Weights({name: server[MODEL].params[name] for name in ("head.weight", "head.bias")})}
+        if ctx.exchange.startswith("products-"):
             return server.only(BLOCK)
-        if exchange.leg == STATISTICS_LEG:
+        if ctx.exchange == STATISTICS_LEG:
             return server.only(FILTERS, CLASS_WEIGHTS)
-        return super().broadcast(server, client, exchange)
+        return super().broadcast(server, client, ctx)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Sums of patches, then of features, then products."""
-        if turn.leg == DELIVERY_LEG:
-            return {}, turn.memory
-        if turn.leg == STATISTICS_LEG:
-            return {MARGINS: self.margins(turn, trained)}, turn.inbox.only(FILTERS, CLASS_WEIGHTS)
-        if not turn.leg.startswith("products-"):
-            return super().reply(turn, trained)
-        return {PRODUCTS: self.products(turn, trained)}, turn.memory
+        if ctx.exchange == DELIVERY_LEG:
+            return {}, ctx.client_state
+        if ctx.exchange == STATISTICS_LEG:
+            return {MARGINS: self.margins(ctx, trained)}, ctx.received.only(FILTERS, CLASS_WEIGHTS)
+        if not ctx.exchange.startswith("products-"):
+            return super().reply(ctx, trained)
+        return {MOMENT_PRODUCTS: self.products(ctx, trained)}, ctx.client_state
 
-    def margins(self, turn: Turn, trained: TrainedClient) -> Arrays:
+    def margins(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
         """Class counts, class sums and Σ f² of the client's features.
 
         With noise as ProtoLDA's statistics, of whose second moment this is the diagonal.
         """
-        features, labels, weights = self._features(turn, trained, turn.inbox)
+        features, labels, weights = self._features(ctx, trained, ctx.received)
         weighted = features * weights[labels].unsqueeze(1)
-        sums = features.new_zeros(turn.setting.num_classes, features.shape[1]).index_add_(0, labels, weighted)
+        sums = features.new_zeros(ctx.setting.num_classes, features.shape[1]).index_add_(0, labels, weighted)
         squares = (weighted * features).sum(0)
         moved = math.sqrt(4.5) * self.clip
         own = {
-            "sums": sums + self._noise(turn, "class sums", sums.shape, moved),
-            "squares": squares + self._noise(turn, "squares", squares.shape, moved * self.clip),
+            "sums": sums + self._noise(ctx, "class sums", sums.shape, moved),
+            "squares": squares + self._noise(ctx, "squares", squares.shape, moved * self.clip),
         }
-        counts = turn.counts.cpu() * weights
-        return Arrays({"counts": counts, **{name: self._sent(value) for name, value in own.items()}})
+        counts = ctx.class_counts.cpu() * weights
+        return TensorDict({"counts": counts, **{name: self._sent(value) for name, value in own.items()}})
 
-    def products(self, turn: Turn, trained: TrainedClient) -> Arrays:
+    def products(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
         """Σ f (fᵀU) of the client's features.
 
         With noise: replacing an image moves f fᵀU by at most √2·clip² times the largest singular value of U.
         """
-        vectors = turn.inbox[BLOCK]["vectors"].cpu().double()
+        vectors = ctx.received[BLOCK]["vectors"].cpu().double()
         if vectors.shape[1] == 0:  # nothing is left to find out
-            return Arrays({"products": self._sent(vectors)})
-        features, labels, weights = self._features(turn, trained, turn.memory)
+            return TensorDict({"products": self._sent(vectors)})
+        features, labels, weights = self._features(ctx, trained, ctx.client_state)
         found = features.mT @ ((features @ vectors) * weights[labels].unsqueeze(1))
         moved = math.sqrt(2) * self.clip**2 * float(torch.linalg.matrix_norm(vectors, 2))
-        return Arrays({"products": self._sent(found + self._noise(turn, "products", found.shape, moved))})
+        return TensorDict({"products": self._sent(found + self._noise(ctx, "products", found.shape, moved))})
 
-    def _features(self, turn: Turn, trained: TrainedClient, known: Record) -> tuple[Tensor, Tensor, Tensor]:
+    def _features(self, ctx: ClientContext, trained: TrainedClient, known: Record) -> tuple[Tensor, Tensor, Tensor]:
         """Features float64 [n, D], labels [n], and the weights of classes [C]."""
-        features, labels = trained.features(Weights({**turn.setting.initial.params, **known[FILTERS].params}))
+        features, labels = trained.features(Weights({**ctx.setting.initial.params, **known[FILTERS].params}))
         features = clip_to_norm(features, self.clip) if self.noise_multiplier else features
-        one = torch.ones(turn.setting.num_classes, dtype=torch.float64)
+        one = torch.ones(ctx.setting.num_classes, dtype=torch.float64)
         weights = known[CLASS_WEIGHTS]["weights"].cpu() if CLASS_WEIGHTS in known else one
         return features.cpu().double(), labels.cpu(), weights
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Whitening, k-means, and the head's."""
-        return {**super().stages(), "begin-basis": self.begin_basis, "extend-basis": self.extend_basis}
+        return {**super().server_steps(), "begin-basis": self.begin_basis, "extend-basis": self.extend_basis}
 
-    def begin_basis(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def begin_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: sums over clients; the first block."""
         sent = list(replies.of(MARGINS).values())
         totals = {name: torch.stack([own[name].double() for own in sent]).sum(0) for name in sent[0].named}
@@ -157,16 +170,20 @@ class ProtoLDABlocks(PatchSums):
         none = torch.zeros(margins.sums.shape[1], 0, dtype=torch.float64)
         block = self._sent(directions(next_block(none, margins.class_means.mT, first), margins))
         basis = {"basis": none, "products": none, "first": torch.tensor([first], dtype=torch.float64)}
-        return server | {MARGINS: Arrays(totals), BLOCK: Arrays({"vectors": block}), BASIS: Arrays(basis)}, {}
+        return server | {
+            MARGINS: TensorDict(totals),
+            BLOCK: TensorDict({"vectors": block}),
+            BASIS: TensorDict(basis),
+        }, {}
 
-    def extend_basis(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def extend_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: the head over all directions so far, and the next block.
 
         Facts: the residual's size in units of the first one, and how many directions there are.
         """
         margins, before = Margins(**server[MARGINS].named), server[BASIS]
         vectors = server[BLOCK]["vectors"].double()
-        summed = torch.stack([own["products"].double() for own in replies.of(PRODUCTS).values()]).sum(0)
+        summed = torch.stack([own["products"].double() for own in replies.of(MOMENT_PRODUCTS).values()]).sum(0)
         # Directions as they arrived: what rounding did to them does not matter.
         scale = torch.where(margins.scale.isinf(), 0.0, margins.scale).unsqueeze(1)
         basis = torch.cat([before["basis"], vectors * scale], 1)
@@ -177,9 +194,9 @@ class ProtoLDABlocks(PatchSums):
         block = self._sent(directions(next_block(basis, residual, first), margins))
         weight, bias = head(solution, margins)
         solved_head = {"head.weight": weight.float(), "head.bias": bias.float()}
-        model = Weights({**exchange.setting.initial.params, **server[FILTERS].params, **solved_head})
+        model = Weights({**ctx.setting.initial.params, **server[FILTERS].params, **solved_head})
         kept = {"basis": basis, "products": products, "first": before["first"]}
-        after = server | {MODEL: model} | {BASIS: Arrays(kept), BLOCK: Arrays({"vectors": block})}
+        after = server | {MODEL: model} | {BASIS: TensorDict(kept), BLOCK: TensorDict({"vectors": block})}
         left = float(torch.linalg.matrix_norm(residual, 2)) / first
         return after, {"residual": left, "directions": float(basis.shape[1])}
 

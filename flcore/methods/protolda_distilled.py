@@ -1,6 +1,6 @@
 """The paper's network, taught by ProtoLDA (ours; no paper): protolda.md section 6, the "same network" track.
 
-First round, everybody, before any training: ProtoLDA's legs (`flcore/methods/protolda.py`) make a *teacher*, a
+First round, everybody, before any training: ProtoLDA's exchanges (`flcore/methods/protolda.py`) make a *teacher*, a
 dictionary of patches with a linear head, from sums. Each client keeps what the teacher answers to its own images,
 t_i [C], and forgets the teacher. Then FedAvg in few bits (`flcore/methods/fedavg_q.py`), whose clients minimise
 
@@ -9,8 +9,8 @@ t_i [C], and forgets the teacher. Then FedAvg in few bits (`flcore/methods/fedav
 Clients whose classes differ have optima that differ; the teacher is one function of the image for all of them, and says
 what it thinks of classes that a client does not hold. Bytes of the teacher come once, and are in the ledger.
 
-Choices: answers are those to images as they are, whatever augmentation training has. A client that missed a leg of the
-teacher's has no answers and trains by cross-entropy alone. A head in closed form on the trained features is
+Choices: answers are those to images as they are, whatever augmentation training has. A client that missed an exchange
+of the teacher's has no answers and trains by cross-entropy alone. A head in closed form on the trained features is
 ``method.name: lda_head`` with this as its ``base``.
 
 Relatives: distillation (Hinton, Vinyals, Dean, 2015) with soft answers on absent classes as in FedNTD, whose teacher is
@@ -28,41 +28,41 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, build, param
-from flcore.io.messages import Arrays, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import softmax_divergence
 from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.methods.fedavg_q import FedAvgQ
 from flcore.methods.kit.patch_sums import ASKS_ONCE, FILTERS
-from flcore.methods.protolda import DELIVERY_LEG, HEAD, ProtoLDA
+from flcore.methods.protolda import DELIVERY_LEG, LDA_HEAD, ProtoLDA
 from flcore.methods.types import (
     Batch,
-    Context,
+    ClientContext,
     Exchange,
-    Facts,
-    Leg,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
 )
 from flcore.models import build_model
 from flcore.models.base import extract_weights
 from flcore.models.network import Network
 from flcore.models.patch_dictionary import PatchDictionary
 
-ANSWERS = Slot("answers", Arrays)
+ANSWERS = Key("answers", TensorDict)
 """In a client's memory: ``logits`` float32 [n, C], what the teacher says of its samples, in their order."""
 
 _PREFIX = "teacher_"
-"""Of the teacher's payloads beside the student's, of its legs and its stages."""
+"""Of the teacher's payloads beside the student's, of its exchanges and its stages."""
 
 _BLOCK = 256  # images at a time
 _SIDE = 28  # of the images that a dictionary's own patches are for
 
-E = TypeVar("E", bound=Exchange)
+E = TypeVar("E", bound=RoundContext)
 
 
 @dataclass(frozen=True)
@@ -108,99 +108,106 @@ class ProtoLDADistilled(FedAvgQ):
         return {key.partition(".")[2]: value for key, value in split.items() if key.partition(".")[0] == name}
 
     @property
-    def no_tasks(self) -> str:
+    def task_stream_error(self) -> str:
         """The teacher is made in the first round."""
         return ASKS_ONCE
 
     @property
-    def can_be_calibrated(self) -> bool:
+    def can_be_base(self) -> bool:
         """Yes; what stands on top sends the model as it is."""
         return True
 
     # ---- the round -----------------------------------------------------------------------------------------------
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """FedAvg's, and the teacher's until it has taught."""
         own = super().start_server(setting)
         return own if self.weight == 0 else {**own, **_beside(self.teaching.start_server(self._lesson(setting)))}
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
         """In the first round the teacher's, for everybody; FedAvg's in every one."""
-        own = tuple(super().stages())
-        training = [replace(leg, stages=own) for leg in super().legs(round_number, setting)]
+        own = tuple(super().server_steps())
+        training = [replace(exchange, server_steps=own) for exchange in super().round_exchanges(round_number, setting)]
         if round_number > 1 or self.weight == 0:
             return tuple(training)
         lesson = (
-            replace(leg, name=_PREFIX + leg.name, who="all", stages=tuple(_PREFIX + name for name in leg.stages or ()))
-            for leg in self.teaching.legs(1, self._lesson(setting))
+            replace(
+                exchange,
+                name=_PREFIX + exchange.name,
+                participants="all",
+                server_steps=tuple(_PREFIX + name for name in exchange.server_steps or ()),
+            )
+            for exchange in self.teaching.round_exchanges(1, self._lesson(setting))
         )
         return (*lesson, *training)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The leg's message, the teacher's or FedAvg's."""
-        if not _teaches(exchange):
-            return super().broadcast(server, client, exchange)
-        return _beside(self.teaching.broadcast(_teachers(server), client, self._taught(exchange)))
+        if not _teaches(ctx):
+            return super().broadcast(server, client, ctx)
+        return _beside(self.teaching.broadcast(_teachers(server), client, self._taught(ctx)))
 
-    def begin(self, turn: Turn) -> Weights:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
         """FedAvg's start; while the teacher is made, nothing is trained."""
-        return turn.setting.initial if _teaches(turn) else super().begin(turn)
+        return ctx.setting.initial if _teaches(ctx) else super().initial_weights(ctx)
 
-    def tables(self, turn: Turn) -> Mapping[str, Tensor]:
+    def per_sample_inputs(self, ctx: ClientContext) -> Mapping[str, Tensor]:
         """The teacher's answers; zeros where the client has none."""
         if self.weight == 0:
             return {}
-        if ANSWERS in turn.memory:
-            return {"teacher": turn.memory[ANSWERS]["logits"]}
-        none = torch.zeros(int(turn.counts.sum()), turn.setting.num_classes, device=turn.setting.device)
+        if ANSWERS in ctx.client_state:
+            return {"teacher": ctx.client_state[ANSWERS]["logits"]}
+        none = torch.zeros(int(ctx.class_counts.sum()), ctx.setting.num_classes, device=ctx.setting.device)
         return {"teacher": none}
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """λ, or 0 for who has no answers."""
         if self.weight == 0:
             return {}
-        weight = self.weight if ANSWERS in turn.memory else 0.0
-        return {"weight": torch.tensor(weight, device=turn.setting.device)}
+        weight = self.weight if ANSWERS in ctx.client_state else 0.0
+        return {"weight": torch.tensor(weight, device=ctx.setting.device)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy and λ·T²·KL to the teacher's answers."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
-        if "weight" in context:
-            apart = softmax_divergence(logits, batch.frozen["teacher"], temperature=self.temperature, direction="cz")
-            terms["distillation"] = context["weight"] * self.temperature**2 * weighted_mean(apart, batch.weight)
+        if "weight" in inputs:
+            apart = softmax_divergence(
+                logits, batch.per_sample["teacher"], temperature=self.temperature, direction="cz"
+            )
+            terms["distillation"] = inputs["weight"] * self.temperature**2 * weighted_mean(apart, batch.weight)
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The teacher's sums, or the quantised difference; the answers are remembered from the end of the lesson on."""
-        if not _teaches(turn):
-            message, memory = super().reply(turn, trained)
-            return message, {**turn.memory.only(ANSWERS), **memory}
-        taught = self._taught(turn)
+        if not _teaches(ctx):
+            message, client_state = super().reply(ctx, trained)
+            return message, {**ctx.client_state.only(ANSWERS), **client_state}
+        taught = self._taught(ctx)
         watched = _Watched(trained, taught.setting.network)
-        if taught.leg != DELIVERY_LEG:
+        if taught.exchange != DELIVERY_LEG:
             # Of a client that trains nothing its method asks for these two alone.
-            message, memory = self.teaching.reply(taught, cast("TrainedClient", watched))
-            return _beside(message), _beside(memory)
-        if HEAD not in taught.inbox or FILTERS not in taught.memory:
+            message, client_state = self.teaching.reply(taught, cast("TrainedClient", watched))
+            return _beside(message), _beside(client_state)
+        if LDA_HEAD not in taught.received or FILTERS not in taught.client_state:
             return {}, {}
-        head = {**taught.memory[FILTERS].params, **taught.inbox[HEAD].params}
+        head = {**taught.client_state[FILTERS].params, **taught.received[LDA_HEAD].params}
         features = watched.seen(Weights({**taught.setting.initial.params, **head}))
-        return {}, {ANSWERS: Arrays({"logits": features @ head["head.weight"].mT + head["head.bias"]})}
+        return {}, {ANSWERS: TensorDict({"logits": features @ head["head.weight"].mT + head["head.bias"]})}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """FedAvg's, and the teacher's under names of their own."""
-        teachers = {_PREFIX + name: self._stage(stage) for name, stage in self.teaching.stages().items()}
-        return {**super().stages(), **teachers}
+        teachers = {_PREFIX + name: self._stage(stage) for name, stage in self.teaching.server_steps().items()}
+        return {**super().server_steps(), **teachers}
 
-    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """FedAvg's, without the teacher, whom nobody asks any more: D² numbers would stand in every checkpoint."""
-        return super().aggregate(server.without(*_beside(_teachers(server))), replies, exchange)
+        return super().aggregate(server.without(*_beside(_teachers(server))), replies, ctx)
 
-    def _stage(self, stage: Stage) -> Stage:
-        def carried_out(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def _stage(self, stage: ServerStep) -> ServerStep:
+        def carried_out(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
             sent = Replies({client: _teachers(message) for client, message in replies.items()})
-            after, facts = stage(_teachers(server), sent, self._taught(exchange))
+            after, facts = stage(_teachers(server), sent, self._taught(ctx))
             return server | _beside(after), {_PREFIX + name: value for name, value in facts.items()}
 
         return carried_out
@@ -212,7 +219,7 @@ class ProtoLDADistilled(FedAvgQ):
 
     # ---- the teacher ---------------------------------------------------------------------------------------------
 
-    def _lesson(self, setting: Setting) -> Setting:
+    def _lesson(self, setting: FederationContext) -> FederationContext:
         """What the teacher's method knows: its own network, everybody, one round."""
         network, initial = _network(self.spec(setting.image_shape), setting.image_shape, setting.num_classes)
         return replace(
@@ -224,12 +231,12 @@ class ProtoLDADistilled(FedAvgQ):
             cohort_size=setting.num_clients,
         )
 
-    def _taught(self, exchange: E) -> E:
+    def _taught(self, ctx: E) -> E:
         """An exchange, or a turn, as the teacher's method sees it."""
-        own: dict[str, Any] = {"setting": self._lesson(exchange.setting), "leg": exchange.leg.removeprefix(_PREFIX)}
-        if isinstance(exchange, Turn):
-            own |= {"inbox": _teachers(exchange.inbox), "memory": _teachers(exchange.memory)}
-        return replace(exchange, **own)
+        own: dict[str, Any] = {"setting": self._lesson(ctx.setting), "exchange": ctx.exchange.removeprefix(_PREFIX)}
+        if isinstance(ctx, ClientContext):
+            own |= {"received": _teachers(ctx.received), "client_state": _teachers(ctx.client_state)}
+        return replace(ctx, **own)
 
 
 @dataclass(frozen=True)
@@ -258,8 +265,8 @@ def _network(features: PatchDictionary, shape: tuple[int, int, int], num_classes
     return Network(module), extract_weights(module)
 
 
-def _teaches(exchange: Exchange) -> bool:
-    return exchange.leg.startswith(_PREFIX)
+def _teaches(ctx: RoundContext) -> bool:
+    return ctx.exchange.startswith(_PREFIX)
 
 
 def _beside(payloads: Payloads) -> dict[str, Payload]:

@@ -26,28 +26,28 @@ from torch import Tensor
 from flcore.aggregation.mean import uniform_mean
 from flcore.core.params import Search, param
 from flcore.io.messages import Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product
 from flcore.methods.fedavg import FedAvg, fold_models, with_model
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
+    RoundContext,
+    ServerStep,
     TrainedClient,
-    Turn,
     folds,
 )
 
-CONTROL = Slot("control", Weights)
+CONTROL = Key("control", Weights)
 """c at the server and on its way down, c_i at a client."""
 
-CHANGE = Slot("control_change", Weights)
+CHANGE = Key("control_change", Weights)
 """c_i⁺ − c_i, on its way up."""
 
 
@@ -59,7 +59,7 @@ class Scaffold(FedAvg):
     summary: ClassVar[str] = "FedAvg with control variates that correct the drift of clients"
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_control": False}
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "local.optimizer": ("sgd",),
         "local.momentum": (0.0,),
         "local.clip": (None,),
@@ -68,54 +68,54 @@ class Scaffold(FedAvg):
     use_control: bool = param(True, "correct steps by control variates; else none of them travels", switch=True)
     server_lr: float = param(1.0, "step η_g of the server towards the clients' mean", above=0, search=Search(0.1, 1.5))
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """Hold the initial model and c = 0."""
         server = super().start_server(setting)
         return {**server, CONTROL: setting.initial.zeros()} if self.use_control else server
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         return server.only(MODEL, CONTROL)
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """Correct every step of this turn by c − c_i."""
-        return {"correction": (turn.inbox[CONTROL] - own_control(turn)).params} if self.use_control else {}
+        return {"correction": (ctx.received[CONTROL] - own_control(ctx)).params} if self.use_control else {}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Add ⟨c − c_i, y⟩ to the cross-entropy."""
-        terms = super().loss(model, batch, context)
+        terms = super().loss(model, batch, inputs)
         if self.use_control:
-            terms["control"] = inner_product(model.params, context["correction"])
+            terms["control"] = inner_product(model.params, inputs["correction"])
         return terms
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Send y_i with n_i and c_i⁺ − c_i; keep c_i⁺ (line 12)."""
-        message, memory = super().reply(turn, trained)
+        message, client_state = super().reply(ctx, trained)
         if not self.use_control:
-            return message, memory
-        old = new = own_control(turn)
-        if moved := trained.steps * turn.learning_rate:
-            new = old - turn.inbox[CONTROL] + (turn.inbox[MODEL] - trained.weights) * (1 / moved)
+            return message, client_state
+        old = new = own_control(ctx)
+        if moved := trained.steps * ctx.learning_rate:
+            new = old - ctx.received[CONTROL] + (ctx.received[MODEL] - trained.weights) * (1 / moved)
         return {**message, CHANGE: new - old}, {CONTROL: new}
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Return lines 16 and 17."""
         return {"aggregate": self.aggregate, **({"update-control": update_control} if self.use_control else {})}
 
     @folds("weights")
-    def aggregate(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Move x to the mean of the y_i, or by η_g towards it (line 16)."""
-        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, exchange)
+        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)
         x = server[MODEL]
         moved = mean if self.server_lr == 1 else x + self.server_lr * (mean - x)
-        return with_model(server, Weights(moved.params, mean.buffers), exchange), facts
+        return with_model(server, Weights(moved.params, mean.buffers), ctx), facts
 
 
-def own_control(turn: Turn) -> Weights:
+def own_control(ctx: ClientContext) -> Weights:
     """Return c_i, 0 before the client's first turn."""
-    return turn.memory.get(CONTROL, turn.inbox[MODEL].zeros())
+    return ctx.client_state.get(CONTROL, ctx.received[MODEL].zeros())
 
 
-def update_control(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def update_control(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Move c by the changes of the c_i (line 17)."""
-    share = len(replies) / exchange.setting.num_clients
+    share = len(replies) / ctx.setting.num_clients
     return server | {CONTROL: server[CONTROL] + share * uniform_mean(replies.of(CHANGE))}, {}

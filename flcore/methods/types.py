@@ -1,7 +1,7 @@
 """The words that methods and the engine share: what is known to whom, when, and what travels.
 
-A round is one *leg*, or several: clients receive, train and answer, then the server's *stages* work on the answers.
-What the clients of the next leg receive is what those stages left. Nearly every method has one leg.
+A round is one *exchange*, or several: clients receive, train and answer, then the server's *stages* work on the
+answers. What the clients of the next exchange receive is what those stages left. Nearly every method has one exchange.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torch import Tensor
 from flcore.aggregation.settings import Aggregation
 from flcore.core.rng import numpy_stream, torch_stream
 from flcore.io.messages import Count, Payload, Prototypes, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.records import Key, Payloads, Record
 from flcore.methods.kit.updates import Batch as Batch  # with what follows, words of a step that belong to these
-from flcore.methods.kit.updates import Context as Context
 from flcore.methods.kit.updates import LocalModel as LocalModel
 from flcore.methods.kit.updates import Loss as Loss
-from flcore.methods.kit.updates import Probe as Probe
-from flcore.methods.kit.updates import Update as Update
+from flcore.methods.kit.updates import LossInputs as LossInputs
+from flcore.methods.kit.updates import Perturb as Perturb
+from flcore.methods.kit.updates import StepSpec as StepSpec
 from flcore.models.network import Network
 
-MODEL = Slot("model", Weights)
+MODEL = Key("model", Weights)
 """The model: at the server the global one, in a message the one that travels, in a memory the client's own."""
 
-NUM_SAMPLES = Slot("num_samples", Count)
+NUM_SAMPLES = Key("num_samples", Count)
 """n_k, the training samples behind a reply."""
 
-PROTOTYPES = Slot("prototypes", Prototypes)
+PROTOTYPES = Key("prototypes", Prototypes)
 """One vector per class."""
 
-BATCHNORM = Slot("batchnorm", Weights)
+BATCHNORM = Key("batchnorm", Weights)
 """A client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
 
-PRIVATE = Slot("private_model", Weights)
+PRIVATE = Key("private_model", Weights)
 """A client's model as its own training left it, in its memory; for scoring alone, and the engine's likewise."""
 
-Facts = Mapping[str, float]
+Metrics = Mapping[str, float]
 """Figures that a server stage measured on its way (a loss, a distance, a number of clusters), by name.
 
 They go into the history's record of the round in which the stage ran, and nowhere else.
@@ -51,7 +51,7 @@ P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True)
-class Setting:
+class FederationContext:
     """What every party knows before the first round.
 
     Attributes:
@@ -87,24 +87,25 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One leg of one round, as everybody knows it.
+class RoundContext:
+    """One exchange of one round, as everybody knows it.
 
     Attributes:
         setting: common knowledge.
         round: 1-based.
-        leg: name of the leg.
-        is_later_leg: whether the round has another leg before it. Its streams are its own: noise that is drawn for one
-            purpose in two legs must not be the same.
+        leg: name of the exchange.
+        is_later_leg: whether the round has another exchange before it. Its streams are its own: noise that is drawn for
+        one
+            purpose in two exchanges must not be the same.
     """
 
-    setting: Setting
+    setting: FederationContext
     round: int
-    leg: str = "train-clients"
+    exchange: str = "train-clients"
     is_later_leg: bool = False
 
     @property
-    def passed(self) -> int:
+    def rounds_done(self) -> int:
         """Rounds before this one: the papers' t, which counts from 0."""
         return self.round - 1
 
@@ -116,41 +117,41 @@ class Exchange:
         return numpy_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
 
     def _of_leg(self, purpose: str) -> str:
-        return f"{purpose}, {self.leg}" if self.is_later_leg else purpose
+        return f"{purpose}, {self.exchange}" if self.is_later_leg else purpose
 
 
 @dataclass(frozen=True)
-class Turn(Exchange):
-    """One client's part in one leg of a round: all that its method may look at. Its streams are the client's own.
+class ClientContext(RoundContext):
+    """One client's part in one exchange of a round: all that its method may look at. Its streams are the client's own.
 
     Attributes:
         client: id of the client.
-        counts: int64 [C], its training samples per class in this round.
-        inbox: the message it received.
-        memory: what it kept from its last turn; empty at the first.
+        class_counts: int64 [C], its training samples per class in this round.
+        received: the message it received.
+        client_state: what it kept from its last turn; empty at the first.
         task: 0-based task of the stream that it meets in this round; None where data do not change.
-        stretch: which stretch of rounds on one task this is, from 0: each round is one under a cyclic schedule, each
+        task_visit: which stretch of rounds on one task this is, from 0: each round is one under a cyclic schedule, each
             task under a blocked one; 0 throughout where data do not change.
         task_counts: int64 [T, C], its training samples per task of the whole stream and class; one row, that of
             ``counts``, where data do not change.
         learning_rate: of local training in this round. momentum: of its SGD.
         steps_per_pass: mini-batches that one pass over the data has in the phase under way, those that BatchNorm skips
-            left out; for :meth:`flcore.methods.api.Method.draws`, 0 elsewhere.
+            left out; for :meth:`flcore.methods.api.Method.random_inputs`, 0 elsewhere.
     """
 
     client: int = 0
-    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    inbox: Record = field(default_factory=Record)
-    memory: Record = field(default_factory=Record)
+    class_counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    received: Record = field(default_factory=Record)
+    client_state: Record = field(default_factory=Record)
     task: int | None = None
-    stretch: int = 0
+    task_visit: int = 0
     task_counts: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     learning_rate: float = 0.0
     momentum: float = 0.0
     steps_per_pass: int = 0
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
-        """A torch generator of this client's own in this leg, for one purpose of the method."""
+        """A torch generator of this client's own in this exchange, for one purpose of the method."""
         return super().stream(purpose, self.client, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
@@ -158,28 +159,28 @@ class Turn(Exchange):
 
     def with_statistics(self, weights: Weights) -> Weights:
         """Received or remembered weights as this client evaluates them: :func:`with_statistics`."""
-        return with_statistics(weights, self.memory, self.setting)
+        return with_statistics(weights, self.client_state, self.setting)
 
 
-def with_statistics(weights: Weights, memory: Payloads, setting: Setting) -> Weights:
+def with_statistics(weights: Weights, client_state: Payloads, setting: FederationContext) -> Weights:
     """Weights with a complete set of buffers: their own, else a client's private ones, else the initial ones.
 
     Under ``model.batchnorm: local`` and ``frozen`` no BatchNorm statistics travel.
 
     Args:
         weights: with all buffers or none.
-        memory: the client's; empty for none.
+        client_state: the client's; empty for none.
         setting: has the initial weights.
     """
     if weights.buffers:
         return weights
-    own = Record(memory).get(BATCHNORM, setting.initial)
+    own = Record(client_state).get(BATCHNORM, setting.initial)
     device = next(iter(weights.params.values())).device
     return Weights(weights.params, {name: tensor.to(device) for name, tensor in own.buffers.items()})
 
 
 class Replies(Mapping[int, Record]):
-    """The messages of a leg by client id, ascending."""
+    """The messages of an exchange by client id, ascending."""
 
     def __init__(self, messages: Mapping[int, Payloads]) -> None:
         self._messages = {client: _as_record(messages[client]) for client in sorted(messages)}
@@ -194,7 +195,7 @@ class Replies(Mapping[int, Record]):
     def __len__(self) -> int:
         return len(self._messages)
 
-    def of(self, slot: Slot[P]) -> dict[int, P]:
+    def of(self, slot: Key[P]) -> dict[int, P]:
         """One payload of every client that sent it, in order of ids."""
         return {client: message[slot] for client, message in self._messages.items() if slot in message}
 
@@ -203,13 +204,13 @@ def _as_record(message: Payloads) -> Record:
     return message if isinstance(message, Record) else Record(message)
 
 
-Stage = Callable[[Record, Replies, Exchange], tuple[Payloads, Facts]]
+ServerStep = Callable[[Record, Replies, RoundContext], tuple[Payloads, Metrics]]
 """Server's work on replies: (what the server holds, messages, exchange) → (what it holds then, facts)."""
 
 Kind = Literal["weights", "prototypes"]
 """What the section ``aggregation`` speaks of: models that clients send, or one vector per class."""
 
-S = TypeVar("S", bound=Callable[..., tuple[Payloads, Facts]])
+S = TypeVar("S", bound=Callable[..., tuple[Payloads, Metrics]])
 
 
 def folds(kind: Kind) -> Callable[[S], S]:
@@ -250,26 +251,27 @@ class Phase:
     steps: int | None = None
     source: str | None = None
     loss: Loss | None = None
-    updates: tuple[Update, ...] = (Update(),)
+    updates: tuple[StepSpec, ...] = (StepSpec(),)
     note: Literal["none", "all", "last_pass", "passes"] = "none"
 
 
 @dataclass(frozen=True)
-class Leg:
+class Exchange:
     """One exchange of a round.
 
     Attributes:
         name: of the clients' work, as an orchestrator shows it.
-        who: the round's cohort, or all clients.
+        participants: the round's cohort, or all clients.
         phases: of local training; empty where clients only answer.
-        stages: names of the server stages (of :meth:`flcore.methods.api.Method.stages`) that follow, in order; None:
+        server_steps: names of the server stages (of :meth:`flcore.methods.api.Method.server_steps`) that follow, in
+        order; None:
             all of them.
     """
 
     name: str = "train-clients"
-    who: Literal["cohort", "all"] = "cohort"
+    participants: Literal["cohort", "all"] = "cohort"
     phases: tuple[Phase, ...] = (Phase(),)
-    stages: tuple[str, ...] | None = None
+    server_steps: tuple[str, ...] | None = None
 
 
 class TrainedClient(Protocol):
@@ -288,7 +290,7 @@ class TrainedClient(Protocol):
 
     @property
     def steps(self) -> int:
-        """Mini-batches trained on in this leg."""
+        """Mini-batches trained on in this exchange."""
 
     def images(self, rows: int) -> Iterator[Tensor]:
         """All training images, in blocks of ``rows``: normalised [rows, C, H, W], without augmentation."""
@@ -306,7 +308,7 @@ class TrainedClient(Protocol):
         """What the projection reads [n, e] and labels [n], likewise."""
 
     def drawn_labels(self) -> Tensor:
-        """int64 [C], how often a sample of each class was in a mini-batch of this leg."""
+        """int64 [C], how often a sample of each class was in a mini-batch of this exchange."""
 
     def noted_means(self) -> Prototypes:
         """Per class the mean feature of the mini-batches that the leg's phases note, as computed in training.

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays
-from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.io.messages import TensorDict
+from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.virtual import gaussian_virtual_images
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
@@ -43,17 +43,17 @@ from flcore.methods.kit.virtual_images import (
 from flcore.methods.types import (
     MODEL,
     Batch,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Replies,
-    Setting,
-    Stage,
-    Turn,
+    RoundContext,
+    ServerStep,
 )
 
-HOLDERS = Slot("holders", Arrays)
+HOLDERS = Key("holders", TensorDict)
 """``clients`` bool [K]: who has received the virtual set."""
 
 
@@ -131,68 +131,72 @@ class VHL(AuthorsPreset, FedAvg):
         """C, or 2C with outputs of virtual classes."""
         return 2 * num_classes if self.has_extra_outputs else num_classes
 
-    def virtual_set(self, setting: Setting) -> Tensor:
+    def virtual_set(self, setting: FederationContext) -> Tensor:
         """uint8 [C·M, ...] on the setting's device, class by class: a function of the seed."""
         shape, device = setting.image_shape, setting.device
         return _virtual_set(setting.seed, setting.num_classes, self.per_class, shape, self.map_size, self.std, device)
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, and who has the virtual set: nobody."""
         server = super().start_server(setting)
         if not self.client_loss.is_on:
             return server
-        return {**server, HOLDERS: Arrays({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})}
+        return {**server, HOLDERS: TensorDict({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model, and the virtual set for a client that does not have it."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         if not self.client_loss.is_on or bool(server[HOLDERS]["clients"][client]):
             return message
-        return {**message, VIRTUAL: Arrays({"images": self.virtual_set(exchange.setting)})}
+        return {**message, VIRTUAL: TensorDict({"images": self.virtual_set(ctx.setting)})}
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The virtual set, which every client has by now."""
         if not self.client_loss.is_on:
             return {}
-        images = self.virtual_set(turn.setting)
-        labels = class_major_labels(turn.setting.num_classes, images)
-        outputs = labels + turn.setting.num_classes if self.has_extra_outputs else labels
-        return {"virtual": virtual_context(turn.setting, images, labels, outputs)}
+        images = self.virtual_set(ctx.setting)
+        labels = class_major_labels(ctx.setting.num_classes, images)
+        outputs = labels + ctx.setting.num_classes if self.has_extra_outputs else labels
+        return {"virtual": virtual_context(ctx.setting, images, labels, outputs)}
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Which virtual images go with each step, and whether (1 or 0) it has the contrastive part."""
         loss = self.client_loss
         if not loss.is_on:
             return {}
-        size = turn.setting.num_classes * self.per_class
+        size = ctx.setting.num_classes * self.per_class
         drawn = {"virtual": cycled_positions(size, self.virtual_batch, steps, generator)}
         if loss.contrast > 0:
-            drawn["aligned"] = (torch.arange(steps) < self.align_epochs * turn.steps_per_pass).to(torch.float32)
+            drawn["aligned"] = (torch.arange(steps) < self.align_epochs * ctx.steps_per_pass).to(torch.float32)
         return drawn
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Cross-entropy of real and of virtual images, and the contrastive part while it lasts."""
-        if "virtual" not in context:
-            return super().loss(model, batch, context)
-        terms = self.client_loss.terms(model, batch, context["virtual"])
+        if "virtual" not in inputs:
+            return super().loss(model, batch, inputs)
+        terms = self.client_loss.terms(model, batch, inputs["virtual"])
         if "contrast" in terms:
-            terms["contrast"] = batch.draws["aligned"] * terms["contrast"]
+            terms["contrast"] = batch.random_inputs["aligned"] * terms["contrast"]
         return terms
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         """Aggregate, then note who has the virtual set."""
-        return {**super().stages(), "note-holders": note_holders} if self.client_loss.is_on else super().stages()
+        return (
+            {**super().server_steps(), "note-holders": note_holders}
+            if self.client_loss.is_on
+            else super().server_steps()
+        )
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         """The head's logits [B, C], without those of virtual classes."""
         logits = super().predict(model, images, known, classes)
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
-    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+    def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
         return self.virtual_set(setting) if self.client_loss.is_on else None
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Features of the first ``count`` virtual images of every class, by the global model."""
         if not self.client_loss.is_on:
@@ -203,11 +207,11 @@ class VHL(AuthorsPreset, FedAvg):
         return global_features(setting, images, model), class_major_labels(setting.num_classes, images)
 
 
-def note_holders(server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+def note_holders(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Who answered has received the virtual set."""
     holders = server[HOLDERS]["clients"].clone()
     holders[list(replies)] = True
-    return server | {HOLDERS: Arrays({"clients": holders})}, {}
+    return server | {HOLDERS: TensorDict({"clients": holders})}, {}
 
 
 @lru_cache(maxsize=2)

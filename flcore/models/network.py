@@ -10,16 +10,16 @@ from torch import Tensor
 
 from flcore.models.base import Backbone
 
-Values = Mapping[str, Tensor]
+ParamDict = Mapping[str, Tensor]
 """Parameters and buffers by the module's names; see :meth:`flcore.io.messages.Weights.values`."""
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 _Place = tuple[dict[str, Any], str]
 """A layer's parameters or buffers, and the name of one among them."""
 
 
-class Bound:
+class SwappedParams:
     """A module with other parameters and buffers for the length of one call of a function.
 
     What ``torch.func.functional_call`` does, without looking for every tensor's place again in every call; a step that
@@ -40,7 +40,7 @@ class Bound:
                 places.append(place)
                 self._places[f"{prefix}.{key}" if prefix else key] = places
 
-    def call(self, values: Values, function: Callable[[Backbone], Result]) -> Result:
+    def call(self, values: ParamDict, function: Callable[[Backbone], T]) -> T:
         """``function(module)`` with ``values`` in place of the module's own.
 
         Raises:
@@ -69,28 +69,28 @@ class Network:
         """Copy the architecture; ``module`` itself is not touched."""
         own = deepcopy(module).eval().requires_grad_(False)
         self.feature_dim, self.num_classes = own.feature_dim, own.num_classes
-        self._bound = Bound(own)
+        self._bound = SwappedParams(own)
 
-    def ask(self, function: Callable[[Backbone], Result], values: Values) -> Result:
+    def ask(self, function: Callable[[Backbone], T], values: ParamDict) -> T:
         """Any function of the module with ``values``: what only some architectures can say."""
         return self._bound.call(values, function)
 
-    def encode(self, images: Tensor, values: Values) -> Tensor:
+    def encode(self, images: Tensor, values: ParamDict) -> Tensor:
         """Images [B, C, H, W] to what the projection reads [B, e]."""
         return self._bound.call(values, lambda module: module.encode(images))
 
-    def project(self, encoded: Tensor, values: Values) -> Tensor:
+    def project(self, encoded: Tensor, values: ParamDict) -> Tensor:
         """Encoded images [B, e] to features [B, d]."""
         return self._bound.call(values, lambda module: module.project(encoded))
 
-    def features(self, images: Tensor, values: Values) -> Tensor:
+    def features(self, images: Tensor, values: ParamDict) -> Tensor:
         """Images [B, C, H, W] to features [B, d]."""
         return self._bound.call(values, lambda module: module.features(images))
 
-    def classify(self, features: Tensor, values: Values) -> Tensor:
+    def classify(self, features: Tensor, values: ParamDict) -> Tensor:
         """Features [B, d] to logits [B, K]."""
         return self._bound.call(values, lambda module: module.classify(features))
 
-    def apply_extra(self, name: str, features: Tensor, values: Values) -> Tensor:
+    def apply_extra(self, name: str, features: Tensor, values: ParamDict) -> Tensor:
         """Features [B, d] through the method's own layer ``name``."""
         return self._bound.call(values, lambda module: module.apply_extra(name, features))

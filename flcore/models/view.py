@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from flcore.models.base import Backbone, Drops
-from flcore.models.network import Network, Values
+from flcore.models.network import Network, ParamDict
 
 
 class View(ABC):
@@ -31,7 +31,7 @@ class View(ABC):
         """Parameters by name."""
 
     @abstractmethod
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """One part of the model: ``encode``, ``project``, ``features``, ``classify`` or ``extra.<name>``."""
 
     @abstractmethod
@@ -42,23 +42,23 @@ class View(ABC):
     def note(self, features: Tensor) -> None:
         """Leave the batch's features [B, d] to be averaged by class where the phase's ``note`` says so; no gradient."""
 
-    def encode(self, images: Tensor, weights: Values | None = None) -> Tensor:
+    def encode(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Images [B, C, H, W] to what the projection reads [B, e]; the features where there is no projection."""
         return self.ask("encode", images, weights)
 
-    def project(self, encoded: Tensor, weights: Values | None = None) -> Tensor:
+    def project(self, encoded: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Encoded images [B, e] to features [B, d]."""
         return self.ask("project", encoded, weights)
 
-    def features(self, images: Tensor, weights: Values | None = None) -> Tensor:
+    def features(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Images [B, C, H, W] to features [B, d]."""
         return self.ask("features", images, weights)
 
-    def classify(self, features: Tensor, weights: Values | None = None) -> Tensor:
+    def classify(self, features: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Features [B, d] to logits [B, K]."""
         return self.ask("classify", features, weights)
 
-    def apply_extra(self, name: str, features: Tensor, weights: Values | None = None) -> Tensor:
+    def apply_extra(self, name: str, features: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Features [B, d] (or what the projection reads) through a method's own layer ``name``, no dropout."""
         return self.ask(f"extra.{name}", features, weights)
 
@@ -69,7 +69,7 @@ class ModuleView(View):
     ``drops`` are the uniform numbers of the step's dropout, None in evaluation; ``noted`` what the loss noted in it.
     """
 
-    def __init__(self, module: Backbone, network: Network, params: Values, drops: Drops | None = None) -> None:
+    def __init__(self, module: Backbone, network: Network, params: ParamDict, drops: Drops | None = None) -> None:
         """View a module whose parameters are ``params``; other weights are asked through ``network``."""
         self._module, self._network, self._params = module, network, params
         self.drops = drops
@@ -80,7 +80,7 @@ class ModuleView(View):
         """The module's."""
         return self._params
 
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """The module, or with other weights the network."""
         name = part.removeprefix("extra.")
         if weights is None:
@@ -124,7 +124,7 @@ class Forwarding(View):
         """The model's."""
         return self.model.params
 
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """The model's answer."""
         return self.model.ask(part, inputs, weights)
 
@@ -139,12 +139,12 @@ class Forwarding(View):
 class WithLayers(Forwarding):
     """A model with other weights in some of its upper parts: projection, head, or a method's own layers."""
 
-    def __init__(self, model: View, layers: Values) -> None:
+    def __init__(self, model: View, layers: ParamDict) -> None:
         """View ``model`` with whole parts (``head.…``, ``projection.…``, ``extra.…``) of other weights."""
         super().__init__(model)
         self._layers = layers
 
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """The answer of the other layers where the part is among them."""
         if weights is not None:
             return super().ask(part, inputs, weights)
@@ -174,7 +174,7 @@ class EncodedOnce(Forwarding):
             self._encoded = self.model.encode(self._images)
         return self._encoded
 
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """What is known of the batch already; of everything else the model's answer."""
         if weights is not None or inputs is not self._images or part not in ("encode", "features"):
             return super().ask(part, inputs, weights)

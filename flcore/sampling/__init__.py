@@ -6,7 +6,7 @@ from typing import Any
 from flcore.core.errors import ConfigError
 from flcore.core.params import build
 from flcore.core.registry import Registry
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from flcore.sampling.base import Sampler
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
@@ -27,5 +27,5 @@ def make_sampler(name: str, options: Mapping[str, Any]) -> Sampler:
         ConfigError: there is none of this name, or it has other options.
     """
     if name not in SAMPLERS:
-        raise ConfigError(f"federation.sampler = {shown(name)}: must be one of {', '.join(SAMPLERS)}")
+        raise ConfigError(f"federation.sampler = {to_yaml(name)}: must be one of {', '.join(SAMPLERS)}")
     return build(SAMPLERS[name], options, "federation.sampler_options")

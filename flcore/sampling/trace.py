@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from flcore.core.errors import ConfigError
 from flcore.core.params import param
 from flcore.core.rng import numpy_stream
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io.files import NOT_JSON, given_path
 from flcore.sampling.base import Sampler
 
@@ -45,10 +45,10 @@ class Trace(Sampler):
             raise ValueError("file and rounds are two traces; set one of them")
         for number, clients in self.rounds.items():
             if not number.isdecimal() or int(number) < 1:
-                raise ValueError(f"rounds: {brief(number)}: expected the number of a round, from 1")
+                raise ValueError(f"rounds: {shorten(number)}: expected the number of a round, from 1")
             whole = isinstance(clients, list | tuple) and all(type(client) is int and client >= 0 for client in clients)
             if not whole or len(set(clients)) < len(clients):
-                raise ValueError(f"rounds.{number} = {brief(clients)}: expected different ids of clients, from 0")
+                raise ValueError(f"rounds.{number} = {shorten(clients)}: expected different ids of clients, from 0")
 
     def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
         """Draw up to ``count`` of the clients available in the round."""
@@ -82,7 +82,7 @@ class Trace(Sampler):
 
 def _read(path: str) -> dict[str, list[int]]:
     """Return the clients of each round of a file."""
-    where = f"federation.sampler_options.file = {brief(path)}"
+    where = f"federation.sampler_options.file = {shorten(path)}"
     try:
         text = given_path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ProtoflError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.engine.numerics import alone, single_thread
 from flcore.methods.api import Method
 from flcore.testing.checks import CHECKS, MEANINGS, NotApplicableError
@@ -27,7 +27,7 @@ class CheckError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """The result of one check.
 
     Attributes:
@@ -50,7 +50,7 @@ def check_method(
     skip: Collection[str] = (),
     slow: bool = False,
     **params: Any,
-) -> list[Outcome]:
+) -> list[TrainResult]:
     """Run all checks on a method.
 
     Args:
@@ -82,7 +82,7 @@ def outcomes_of(
     skip: Collection[str] = (),
     slow: bool = False,
     **params: Any,
-) -> list[Outcome]:
+) -> list[TrainResult]:
     """Return the outcome of each check of :func:`check_method`; nothing follows a failure of ``runs``."""
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="protofl-check-") as place, alone():
@@ -92,7 +92,7 @@ def outcomes_of(
         for name, check in CHECKS.items():
             left_out = name in skip or (name == "workers" and not slow)
             outcomes.append(
-                Outcome(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
+                TrainResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
             )
             if name == "runs" and outcomes[-1].problem is not None:
                 break
@@ -106,4 +106,4 @@ def _asked(check: Callable[[Trial], str | None], trial: Trial) -> dict[str, str 
         return {"reason": str(error)}
     except Exception as error:  # whatever a method's own code raises is the finding
         what = str(error) if isinstance(error, ProtoflError) else f"{type(error).__name__}: {error}"
-        return {"problem": brief(" ".join(what.split()), 300)}
+        return {"problem": shorten(" ".join(what.split()), 300)}

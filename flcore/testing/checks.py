@@ -36,7 +36,10 @@ class _Stop(BaseException):
 def _runs(trial: Trial) -> str | None:
     """Look for numbers that are not finite."""
     run = trial.first
-    for owner, record in [("the server's", run.server), *((f"client {k}'s", own) for k, own in run.memories.items())]:
+    for owner, record in [
+        ("the server's", run.server),
+        *((f"client {k}'s", own) for k, own in run.client_states.items()),
+    ]:
         for name, payload in record.items():
             if not all(bool(torch.isfinite(value).all()) for value in payload.arrays().values()):
                 return f"{owner} {name} has a value that is not finite"
@@ -76,7 +79,10 @@ def _resumes(trial: Trial) -> str | None:
 def _state(trial: Trial) -> str | None:
     """Save and load every record."""
     run, path = trial.first, trial.home / "record.safetensors"
-    for owner, record in [("the server's", run.server), *((f"client {k}'s", own) for k, own in run.memories.items())]:
+    for owner, record in [
+        ("the server's", run.server),
+        *((f"client {k}'s", own) for k, own in run.client_states.items()),
+    ]:
         save_record(path, record)
         if (where := difference(record, load_record(path)[0])) is not None:
             return f"{owner} {where} is not what was saved"
@@ -108,8 +114,8 @@ def _stacks(trial: Trial) -> str | None:
     one, stacked = sent
     if one.keys() != stacked.keys():
         return "other clients take part"
-    for (leg, client), message in one.items():
-        other = stacked[leg, client]
+    for (exchange, client), message in one.items():
+        other = stacked[exchange, client]
         if list(message) != list(other):
             return f"client {client} sends {', '.join(other)} instead of {', '.join(message)}"
         for name, payload in message.items():

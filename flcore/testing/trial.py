@@ -16,7 +16,7 @@ import numpy as np
 from flcore.config import plugin_loader, plugins
 from flcore.config.schema import Config
 from flcore.core.params import build
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.partitioners.imported import Imported
@@ -49,15 +49,15 @@ class Finished:
     """What a run leaves."""
 
     server: Record
-    memories: dict[int, Record]
+    client_states: dict[int, Record]
     history: list[dict[str, Any]]
 
     def difference(self, other: Finished) -> str | None:
         """Name what is not the same in another run, to the bit; None: nothing."""
         if (where := difference(self.server, other.server)) is not None:
             return f"other bytes in the server's {where}"
-        for client in sorted(self.memories.keys() | other.memories.keys()):
-            pair = (run.memories.get(client, Record()) for run in (self, other))
+        for client in sorted(self.client_states.keys() | other.client_states.keys()):
+            pair = (run.client_states.get(client, Record()) for run in (self, other))
             if (where := difference(*pair)) is not None:
                 return f"other bytes in client {client}'s {where}"
         for one, two in zip(self.history, other.history, strict=True):
@@ -104,7 +104,7 @@ class Trial:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return prepare(Bars())
+        return prepare_dataset(Bars())
 
     def partition(self, clients: tuple[tuple[int, int], ...]) -> Partition:
         path = self.home / f"clients-{len(clients)}.json"
@@ -118,7 +118,7 @@ class Trial:
     def config(self, method: Method, **changes: Mapping[str, Any]) -> Config:
         """The configuration of a run, with what the method needs."""
         raw: dict[str, dict[str, Any]] = {section: dict(values) for section, values in COMMON.items()}
-        needs = {key: allowed[0] for key, allowed in method.needs.items()}
+        needs = {key: allowed[0] for key, allowed in method.required_config.items()}
         if "model.name" in needs:
             del raw["model"]
         for key, value in needs.items():
@@ -149,8 +149,10 @@ class Trial:
         return self.finished(checkpoint, state)
 
     def finished(self, checkpoint: Checkpoint, state: Any) -> Finished:
-        memories = {client: checkpoint.memory(client, state.memories) for client in sorted(state.memories)}
-        return Finished(state.server, memories, checkpoint.records("history.jsonl"))
+        client_states = {
+            client: checkpoint.client_state(client, state.client_states) for client in sorted(state.client_states)
+        }
+        return Finished(state.server, client_states, checkpoint.records("history.jsonl"))
 
     @cached_property
     def first(self) -> Finished:

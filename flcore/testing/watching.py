@@ -32,24 +32,24 @@ class Recording:
         cls = type(method)
         recording = self
 
-        def broadcast(self: Method, server: Record, client: int, exchange: Any) -> Any:
+        def broadcast(self: Method, server: Record, client: int, ctx: Any) -> Any:
             with recording.pure("broadcast", server):
-                message = cls.broadcast(self, server, client, exchange)
-            recording.down[exchange.round, exchange.leg, client] = Record(message)
+                message = cls.broadcast(self, server, client, ctx)
+            recording.down[ctx.round, ctx.exchange, client] = Record(message)
             return message
 
-        def reply(self: Method, turn: Any, trained: Any) -> Any:
-            with recording.pure("reply", turn.inbox, turn.memory):
-                message, memory = cls.reply(self, turn, trained)
-            recording.up[turn.round, turn.leg, turn.client] = Record(message)
-            return message, memory
+        def reply(self: Method, ctx: Any, trained: Any) -> Any:
+            with recording.pure("reply", ctx.received, ctx.client_state):
+                message, client_state = cls.reply(self, ctx, trained)
+            recording.up[ctx.round, ctx.exchange, ctx.client] = Record(message)
+            return message, client_state
 
         def loss(self: Method, model: Any, batch: Any, context: Any) -> Any:
             with recording.pure("loss", vars(batch), context):
                 return cls.loss(self, model, batch, context)
 
         def stages(self: Method) -> Any:
-            return {name: recording.watched_stage(name, stage) for name, stage in cls.stages(self).items()}
+            return {name: recording.watched_stage(name, stage) for name, stage in cls.server_steps(self).items()}
 
         names = {"broadcast": broadcast, "reply": reply, "loss": loss, "stages": stages}
         made = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -58,9 +58,9 @@ class Recording:
 
     def watched_stage(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stage)
-        def watched(server: Record, replies: Any, exchange: Any) -> Any:
+        def watched(server: Record, replies: Any, ctx: Any) -> Any:
             with self.pure(f"the server's {name}", server, dict(replies)):
-                return stage(server, replies, exchange)
+                return stage(server, replies, ctx)
 
         return watched
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
-from flcore.core.text import brief, fit_to_print, nearest
+from flcore.core.text import fit_to_print, nearest, shorten
 from pipelines.addresses import redact
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
         self._refuse_twice(args)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            hint = f"; did you mean --set {brief(rest[0])}?" if "=" in rest[0] and "--set" in self._flags() else ""
-            self.error(f"unexpected {brief(' '.join(rest))}{hint}")
+            hint = f"; did you mean --set {shorten(rest[0])}?" if "=" in rest[0] and "--set" in self._flags() else ""
+            self.error(f"unexpected {shorten(' '.join(rest))}{hint}")
         return found, rest
 
     def _flags(self) -> list[str]:
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
                 return  # what follows is no option, or a command's
             flag = token.partition("=")[0]
             if re.match(r"--?[^\W\d]", flag) and flag not in self._flags():
-                self.error(f"no option {brief(flag)}{self._instead_of(token, has_commands)}")
+                self.error(f"no option {shorten(flag)}{self._instead_of(token, has_commands)}")
 
     def _refuse_twice(self, args: Sequence[str]) -> None:
         """Refuse an option with two values, of which argparse would silently take the second."""
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             choices = [str(choice) for choice in action.choices]
             near = nearest(value, choices)
             hint = f"did you mean {near!r}? " if near else ""
-            raise argparse.ArgumentError(action, f"{brief(str(value))!r}: {hint}choose from {', '.join(choices)}")
+            raise argparse.ArgumentError(action, f"{shorten(str(value))!r}: {hint}choose from {', '.join(choices)}")
 
     def error(self, message: str) -> NoReturn:
         """One line on standard error, and out."""
@@ -123,7 +123,7 @@ def whole_number(least: int) -> Callable[[str], int]:
             number = least - 1
         if number < least:
             zeros = ", without leading zeros" if re.match(r"[-+]?0\d", text) else ""
-            raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a whole number >= {least}{zeros}")
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r}: expected a whole number >= {least}{zeros}")
         return number
 
     return read
@@ -144,7 +144,7 @@ def size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?b)?", text.strip().lower())
     count = round(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a size such as 800kB, 50MB or 1.5GB")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r}: expected a size such as 800kB, 50MB or 1.5GB")
     return count
 
 
@@ -155,7 +155,7 @@ def positive(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{brief(text)!r}: expected a number > 0")
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r}: expected a number > 0")
     return number
 
 
@@ -165,7 +165,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
         return _once(text, [_whole(part) for part in text.split(",")])
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{brief(text)!r}: expected whole numbers separated by commas, such as 0,1,2"
+            f"{shorten(text)!r}: expected whole numbers separated by commas, such as 0,1,2"
         ) from error
 
 
@@ -174,7 +174,7 @@ def names(text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise argparse.ArgumentTypeError(
-            f"{brief(text)!r}: expected names separated by commas, such as fedavg,fedproto"
+            f"{shorten(text)!r}: expected names separated by commas, such as fedavg,fedproto"
         )
     return _once(text, parts)
 
@@ -183,5 +183,5 @@ def _once(text: str, values: Iterable[T]) -> tuple[T, ...]:
     found = tuple(values)
     for value in found:
         if found.count(value) > 1:
-            raise argparse.ArgumentTypeError(f"{brief(text)!r}: {brief(str(value))} stands twice; name each once")
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r}: {shorten(str(value))} stands twice; name each once")
     return found

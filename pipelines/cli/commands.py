@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import ConfigError
-from flcore.core.text import brief, unknown_key
+from flcore.core.text import shorten, unknown_key
 from pipelines.addresses import redact
 from pipelines.runs.standard_error import tell
 
@@ -147,7 +147,7 @@ def refuse_without_effect(arguments: argparse.Namespace) -> None:
         if getattr(arguments, "partition_seeds", None) and key == "partition.seed":
             raise ConfigError("--set partition.seed: no effect together with --partition-seeds; remove one")
         if not of_several and key.startswith("compare.") and not key.startswith("compare.settings"):
-            raise ConfigError(f"--set {brief(key)}: has no effect here, where one configuration is run")
+            raise ConfigError(f"--set {shorten(key)}: has no effect here, where one configuration is run")
 
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def analyse(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--analyses: name at least one of {', '.join(SUMMARIES)}")
     for name in arguments.analyses or ():
         if name not in SUMMARIES:
-            raise ConfigError(unknown_key(f"--analyses {brief(name)}", name, SUMMARIES).replace("key", "analysis", 1))
+            raise ConfigError(unknown_key(f"--analyses {shorten(name)}", name, SUMMARIES).replace("key", "analysis", 1))
     config = Config.from_mapping({**stored, "evaluation": {**stored["evaluation"], "analyses": chosen}})
     print(report(directory, config=config, prepared=arguments.prepared, partition=arguments.partition))
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from flcore.config.sections import PLAIN, SHARED
 from flcore.core.params import declared
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from flcore.methods import METHODS
 from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
@@ -150,7 +150,7 @@ def _parameters(section: str, cls: Any) -> str:
 
 
 def _cells(section: str, entry: Mapping[str, Any], *, has_search: bool) -> list[str]:
-    known = [f"`{section}.{entry['name']}`", entry["type"], f"`{shown(entry['default'])}`", _plain(entry["range"])]
+    known = [f"`{section}.{entry['name']}`", entry["type"], f"`{to_yaml(entry['default'])}`", _plain(entry["range"])]
     if has_search:
         known.append(registry.searched(entry["search"]) if "search" in entry else "")
     return [*known, _plain(entry["meaning"])]
@@ -189,8 +189,8 @@ def _facts(described: Mapping[str, Any]) -> Iterator[str]:
     yield f"answers: {'one global model' if method.has_global_model else f'each client with its own model{vote}'}"
     yield f"server stages: {_listed(described['stages'])}"
     yield f"switches: {_listed(described['switches'])}"
-    if method.needs:
-        needs = (f"`{key}` = {' or '.join(map(shown, values))}" for key, values in method.needs.items())
+    if method.required_config:
+        needs = (f"`{key}` = {' or '.join(map(to_yaml, values))}" for key, values in method.required_config.items())
         yield f"needs: {', '.join(needs)}"
 
 

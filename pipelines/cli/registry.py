@@ -9,7 +9,7 @@ from typing import Any
 from flcore.config.sections import EngineConfig
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared
-from flcore.core.text import shown, unknown_key
+from flcore.core.text import to_yaml, unknown_key
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
@@ -69,7 +69,7 @@ def _method(cls: Any) -> dict[str, Any]:
         **_entry(cls),
         "citation": cls.citation,
         "switches": [p.name for p in params if p.switch],
-        "stages": list(cls().stages()),
+        "stages": list(cls().server_steps()),
         "search": {p.name: p.describe()["search"] for p in params if p.search is not None},
     }
 
@@ -113,7 +113,7 @@ def searched(search: Mapping[str, Any]) -> str:
         search: as :meth:`flcore.core.params.Param.describe` has it.
     """
     if "choices" in search:
-        values = ", ".join(shown(choice) for choice in search["choices"])
+        values = ", ".join(to_yaml(choice) for choice in search["choices"])
     else:
         high = "what the data allow" if search["high"] is None else f"{search['high']:g}"
         values = f"{search['low']:g} to {high}" + (", on a logarithmic scale" if search["log"] else "")
@@ -122,5 +122,5 @@ def searched(search: Mapping[str, Any]) -> str:
 
 def _parameter_line(parameter: Mapping[str, Any]) -> str:
     allowed = f", {parameter['range']}" if parameter["range"] else ""
-    default = shown(parameter["default"])
+    default = to_yaml(parameter["default"])
     return f"{parameter['name']} ({parameter['type']}, default {default}{allowed}): {parameter['meaning']}"

@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flcore.config.plugin_places import located
+from flcore.config.plugin_places import resolve_paths
 from flcore.core.errors import ConfigError
-from flcore.core.text import brief, is_control
+from flcore.core.text import is_control, shorten
 from pipelines.addresses import remember
 from pipelines.config import yaml_text
 
@@ -42,7 +42,7 @@ def read_params(path: Path | None) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections such as 'data:' and 'method:', found {type(raw).__name__}")
-    return located(raw, path.parent)
+    return resolve_paths(raw, path.parent)
 
 
 def _parsed(path: Path) -> Any:
@@ -92,7 +92,7 @@ def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any
         return dict(raw)
     own = raw.get("plugins") or []
     if not isinstance(own, list):
-        raise ConfigError(f"plugins = {brief(own)}: expected a list of files")
+        raise ConfigError(f"plugins = {shorten(own)}: expected a list of files")
     return {**raw, "plugins": [*own, *(str(file.absolute()) for file in files)]}
 
 
@@ -103,5 +103,5 @@ def dated(folder: Path, day: date) -> Path:
         ConfigError: its name has control characters.
     """
     if any(map(is_control, str(folder))):
-        raise ConfigError(f"{brief(str(folder))}: a folder's name has no control characters; choose another --out")
+        raise ConfigError(f"{shorten(str(folder))}: a folder's name has no control characters; choose another --out")
     return Path(str(folder).replace("{date}", day.isoformat()))

@@ -21,7 +21,7 @@ from flcore.config.schema import Config
 from flcore.config.sections import SECTIONS, own_keys
 from flcore.core.errors import ConfigError, listed
 from flcore.core.params import declared
-from flcore.core.text import brief, unknown_key
+from flcore.core.text import shorten, unknown_key
 from flcore.methods import METHODS
 from pipelines.config import yaml_text
 from pipelines.config.params import for_entry, with_values
@@ -218,11 +218,11 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
             values = None
         if not equals or not isinstance(values, list) or not values:
             raise ConfigError(
-                f"--vary {brief(assignment)}: expected KEY=VALUE,VALUE,..., such as --vary local.lr=0.01,0.1"
+                f"--vary {shorten(assignment)}: expected KEY=VALUE,VALUE,..., such as --vary local.lr=0.01,0.1"
             )
         _check_key(key)
         if key in varied:
-            raise ConfigError(f"--vary {brief(key)}: stands twice; give all its values at once")
+            raise ConfigError(f"--vary {shorten(key)}: stands twice; give all its values at once")
         varied[key] = values
     if not varied:
         raise ConfigError("--vary: name at least one key with its values, such as --vary local.lr=0.01,0.1")
@@ -232,11 +232,11 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
 def _check_key(key: str, option: str = "--vary") -> None:
     section, *rest = key.split(".")
     if section not in SECTIONS:
-        raise ConfigError(f"{option} {brief(key)}: {unknown_key(section, section, SECTIONS)}")
+        raise ConfigError(f"{option} {shorten(key)}: {unknown_key(section, section, SECTIONS)}")
     if section == "seed":
         raise ConfigError(f"{option} seed: every point is run with every seed; name them with --seeds")
     if len(rest) != 1 or not rest[0]:
-        raise ConfigError(f"{option} {brief(key)}: expected a section and one key of it, such as local.lr")
+        raise ConfigError(f"{option} {shorten(key)}: expected a section and one key of it, such as local.lr")
     if section in _WITHOUT_EFFECT:
         raise ConfigError(f"{option} {key}: changes no result; vary a key of another section")
     if section == "data" and rest != ["augmentation"]:
@@ -254,7 +254,7 @@ def _check_number(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> 
     """A few lists of a command line multiply to more runs than anybody can plan, let alone carry out."""
     runs = math.prod(map(len, varied.values())) * len(seeds)
     if runs > _MOST_RUNS:
-        raise ConfigError(f"--vary: {brief(runs)} runs; vary fewer keys or values, {_MOST_RUNS} runs are the most")
+        raise ConfigError(f"--vary: {shorten(runs)} runs; vary fewer keys or values, {_MOST_RUNS} runs are the most")
 
 
 def _check_baselines(names: Sequence[str]) -> None:
@@ -272,7 +272,7 @@ def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str,
     except ConfigError as error:
         # A rule about several keys does not say which of the points broke it.
         named = any(str(error).startswith(key) for key in values)
-        place = brief(", ".join(f"{key} = {show(value)}" for key, value in values.items()))
+        place = shorten(", ".join(f"{key} = {show(value)}" for key, value in values.items()))
         if named or not values:
             raise
         raise ConfigError(f"{error} (with {place})") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from flcore.config.sections import DEFAULT_NAMES, SECTIONS, own_keys
 from flcore.core.errors import ConfigError
-from flcore.core.text import brief, unknown_key
+from flcore.core.text import shorten, unknown_key
 from pipelines.config import yaml_text
 
 Given = tuple[str, tuple[str, ...], Any]
@@ -38,7 +38,7 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequen
         ConfigError: an assignment without ``=``, a key that leads nowhere, or two options that contradict each other.
     """
     pairs = [_split(assignment) for assignment in assignments]
-    given = [(f"--set {brief(key)}", tuple(key.split(".")), value) for key, value in pairs]
+    given = [(f"--set {shorten(key)}", tuple(key.split(".")), value) for key, value in pairs]
     _refuse_conflicts([*given, *options])
     result = _assigned(raw, pairs, "--set ")
     compare = result.get("compare")
@@ -107,7 +107,7 @@ def _assigned(raw: Mapping[str, Any], pairs: Sequence[tuple[str, Any]], origin: 
     for key, value in pairs:
         section = key.partition(".")[0]
         if section not in SECTIONS:
-            raise ConfigError(f"{origin}{brief(key)}: {unknown_key(section, section, SECTIONS)}")
+            raise ConfigError(f"{origin}{shorten(key)}: {unknown_key(section, section, SECTIONS)}")
         _assign(result, key.split("."), value, origin)
     return result
 
@@ -130,11 +130,11 @@ def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, A
 def _split(assignment: str, option: str = "--set") -> tuple[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"{option} {brief(assignment)}: expected KEY=VALUE, such as --set local.lr=0.05")
+        raise ConfigError(f"{option} {shorten(assignment)}: expected KEY=VALUE, such as --set local.lr=0.05")
     try:
         return key.strip(), yaml_text.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{option} {brief(assignment)}: the value is not valid YAML: {error}") from error
+        raise ConfigError(f"{option} {shorten(assignment)}: the value is not valid YAML: {error}") from error
 
 
 def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:
@@ -143,8 +143,8 @@ def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -
         if inner is None:
             inner = mapping[key] = {}
         if not isinstance(inner, dict):
-            place = brief(".".join(keys[:depth]))
-            raise ConfigError(f"{origin}{brief('.'.join(keys))}: {place} is a value, not a section")
+            place = shorten(".".join(keys[:depth]))
+            raise ConfigError(f"{origin}{shorten('.'.join(keys))}: {place} is a value, not a section")
         mapping = inner
     mapping[keys[-1]] = value
 
@@ -215,7 +215,7 @@ def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignmen
         if brought is None or "model.name" in own or (isinstance(settings, Mapping) and "model.name" in settings):
             continue
         if said:
-            model = brief(raw["model"]["name"])
+            model = shorten(raw["model"]["name"])
             raise ConfigError(f"--set model.name={model}: {name} works with {brought} alone; leave it out")
         by_model.setdefault(brought, []).append(str(row or name))
     return [
@@ -260,11 +260,11 @@ def variants_of(texts: Sequence[str]) -> list[Given]:
         method, *assignments = re.split(r",(?=[\w.]+=)", rest)
         if not (name and equals and method) or "=" in method:
             raise ConfigError(
-                f"--variant {brief(text)}: expected NAME=METHOD,KEY=VALUE,... such as slow=fedavg,local.lr=0.001"
+                f"--variant {shorten(text)}: expected NAME=METHOD,KEY=VALUE,... such as slow=fedavg,local.lr=0.001"
             )
         pairs = [_split(assignment, "--variant") for assignment in assignments]
-        _refuse_conflicts([(f"--variant {brief(name)}: {brief(key)}", (key,), value) for key, value in pairs])
-        found.append((f"--variant {brief(name)}", ("compare", "variants", name), {"method": method, **dict(pairs)}))
+        _refuse_conflicts([(f"--variant {shorten(name)}: {shorten(key)}", (key,), value) for key, value in pairs])
+        found.append((f"--variant {shorten(name)}", ("compare", "variants", name), {"method": method, **dict(pairs)}))
     return found
 
 
@@ -287,7 +287,7 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
     if own is None:
         return {}
     if not isinstance(own, Mapping):
-        raise ConfigError(f"{place} = {brief(own)}: expected dotted keys with values, such as local.lr: 0.05")
+        raise ConfigError(f"{place} = {shorten(own)}: expected dotted keys with values, such as local.lr: 0.05")
     for key, value in own.items():
         if str(key).partition(".")[0] == "tracking":
             raise ConfigError(f"{place}: tracking holds for all runs; put it into its own section")
@@ -295,7 +295,7 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
             raise ConfigError(f"{place}: {key} is said by the entry itself; leave it out")
         if not isinstance(key, str) or "." not in key:
             raise ConfigError(
-                f"{place}: {brief(key)} = {brief(value)}: expected dotted keys with values, such as local.lr: 0.05"
+                f"{place}: {shorten(key)} = {shorten(value)}: expected dotted keys with values, such as local.lr: 0.05"
             )
     return own
 

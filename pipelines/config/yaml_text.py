@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flcore.core.text import brief, is_control
+from flcore.core.text import is_control, shorten
 
 if TYPE_CHECKING:
     import yaml
@@ -64,7 +64,7 @@ def parse(text: str) -> Any:
         raise ValueError(_problem(error)) from None  # its own words repeat a part of the text
     # What its constructors let pass: dates that are none, tags that do not fit, numbers of thousands of digits.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(brief(str(error)) or "a value that cannot be read") from error
+        raise ValueError(shorten(str(error)) or "a value that cannot be read") from error
     _check_plain(value)
     return value
 
@@ -119,7 +119,7 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
         return known[id(node)]
     if node.tag == _AMBIGUOUS:
         raise ValueError(
-            f"line {node.start_mark.line + 1}: {brief(node.value)} is read differently by different readers of YAML; "
+            f"line {node.start_mark.line + 1}: {shorten(node.value)} is read differently by different readers of YAML; "
             "write a number in plain digits, true or false, or put it in quotes if it is text"
         )
     inside = (*above, id(node))
@@ -141,7 +141,7 @@ def _refuse_twice(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         name = (key.tag, key.value) if isinstance(key.value, str) else None
         if name in seen:
-            raise ValueError(f"line {key.start_mark.line + 1}: {brief(key.value)} stands twice")
+            raise ValueError(f"line {key.start_mark.line + 1}: {shorten(key.value)} stands twice")
         if name is not None and not key.tag.endswith(":merge"):
             seen.add(name)
 
@@ -156,8 +156,8 @@ def _check_plain(value: Any) -> None:
             _check_plain(item)
     elif isinstance(value, str):
         if any(map(is_control, value)):
-            raise ValueError(f"control characters in {brief(value, 60)}")
+            raise ValueError(f"control characters in {shorten(value, 60)}")
     elif type(value) is int and abs(value) > _LARGEST:
-        raise ValueError(f"{brief(value)} is too large; the largest whole number is {_LARGEST}")
+        raise ValueError(f"{shorten(value)} is too large; the largest whole number is {_LARGEST}")
     elif not isinstance(value, int | float | None):
-        raise ValueError(f"{brief(value, 60)} is read as a {type(value).__name__}; put it in quotes if it is text")
+        raise ValueError(f"{shorten(value, 60)} is read as a {type(value).__name__}; put it in quotes if it is text")

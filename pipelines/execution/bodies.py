@@ -20,7 +20,7 @@ from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import refuse_missing
 from flcore.experiment.run_folder import RunFiles, refuse_other_run
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from pipelines.config.grid import PlannedRun, heard_in_part
 from pipelines.config.params import for_entry
 from pipelines.execution.admission import most_at_once
@@ -184,7 +184,7 @@ def comparison(
         operation.watcher.say(warning)
     claim_folder(kind, out)
     # Commands for parts of a paper's table share the folder of a comparison; compare_methods holds its own.
-    with sole_use(out) if kind == "sweep" else nullcontext():
+    with run_lock(out) if kind == "sweep" else nullcontext():
         return _comparison(kind, config, planned, out, operation, facts, restart)
 
 

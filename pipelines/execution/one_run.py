@@ -21,17 +21,17 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import (
     RunFiles,
-    described,
     finished_by_other_code,
     forget_damaged_results,
     forget_results,
     holds_run,
+    read_run_config,
     refuse_other_run,
     write_result,
 )
 from flcore.io import disk
 from flcore.io.files import sealed
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
@@ -197,7 +197,7 @@ def _find_data_again(run: PlacedRun) -> None:
 def _say_where(run: PlacedRun, copy: Path) -> None:
     """Let a copy of a run's results name this run's files: those of the other one may lie elsewhere, or go."""
     write_inputs(run.directory, run.inputs, copy)
-    about, own = described(copy), run.config.to_mapping()
+    about, own = read_run_config(copy), run.config.to_mapping()
     for section, key in (("data", "root"), ("partition", "path")):
         if key in own[section]:
             about["config"][section][key] = own[section][key]
@@ -227,7 +227,7 @@ def carry_out(
             it there, or another process is at work there.
         DataError: data are damaged.
     """
-    with sole_use(run.directory):
+    with run_lock(run.directory):
         _carry_out(run, cache, orchestrator, observers, restart)
 
 
@@ -281,7 +281,7 @@ def _throw_away_damaged(directory: Path) -> None:
         return
     forget_damaged_results(directory)
     try:
-        described(directory)
+        read_run_config(directory)
     except DataError:
         forget_results(directory)  # first: results without a description are taken for somebody else's
         disk.remove(config, missing_ok=True)

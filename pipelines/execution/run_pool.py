@@ -22,7 +22,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
 from flcore.engine.numerics import alone
-from flcore.engine.pool.child import Child, end_with_parent
+from flcore.engine.pool.child import WorkerProcess, end_with_parent
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.provenance import refuse_edited_code
@@ -194,7 +194,7 @@ class _Worker:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self._process = Child(_work, place)
+        self._process = WorkerProcess(_work, place)
         self._pipe, self.number = self._process.pipe, self._process.pid
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, *, restart: bool) -> ProtoflError | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flcore.core.host import began_at
-from flcore.core.interpreter import environment as environment_of
+from flcore.core.interpreter import safe_environment as environment_of
 from flcore.io import disk
 from flcore.io.files import write_json
 from flcore.io.locks import take_lock

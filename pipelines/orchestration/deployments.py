@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.interpreter import environment as environment_of
 from flcore.core.interpreter import python
+from flcore.core.interpreter import safe_environment as environment_of
 from flcore.io import disk
 from flcore.io.files import write_json
 from pipelines.config import yaml_text

@@ -18,7 +18,7 @@ from prefect.logging.loggers import flow_run_logger
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.experiment.run_folder import RunFiles
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from pipelines.config.params import override
 from pipelines.execution.outcome import FailedRunsError
 from pipelines.execution.recorder import Recorder
@@ -106,7 +106,7 @@ def _is_unfinished(run: Path, since: datetime) -> bool:
     if not any(path.stat().st_mtime >= since.timestamp() for path in run.iterdir()):
         return False
     try:
-        with sole_use(run):
+        with run_lock(run):
             return True
     except RunError:  # another flow's, in whose way this one was
         return False

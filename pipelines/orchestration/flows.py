@@ -25,7 +25,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, write_json
-from flcore.io.files import sweep as sweep_leftovers
+from flcore.io.files import remove_stale_temp as sweep_leftovers
 from pipelines.addresses import has_secrets
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking

@@ -8,7 +8,7 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.config.sections import DEFAULT_NAMES
 from flcore.core.errors import ConfigError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from pipelines.papers.catalogue import Column, PaperTable
 from pipelines.runs.compared import flatten
 
@@ -36,12 +36,12 @@ def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[st
         key = key_of(assignment)
         if key in (ROUNDS, "federation"):
             raise ConfigError(
-                f"--set {brief(assignment)}: the rounds are the table's; --rounds-scale F takes a share of them"
+                f"--set {shorten(assignment)}: the rounds are the table's; --rounds-scale F takes a share of them"
             )
         if key in (_DATA, "data") and len(of) > 1:
             first = next(iter(of.values()))
             raise ConfigError(
-                f"--set {brief(assignment)}: these columns are of {', '.join(of)}; with --columns name those of one "
+                f"--set {shorten(assignment)}: these columns are of {', '.join(of)}; with --columns name those of one "
                 f"data set, such as --columns {','.join(first)}"
             )
 
@@ -68,7 +68,7 @@ def that_count(
     for row, config in own.items():
         with_them, without = _identity(config), _identity(usual[row])
         differing |= {key for key in {*with_them, *without} if with_them.get(key) != without.get(key)}
-    last = {key_of(assignment): brief(assignment.strip()) for assignment in assignments}
+    last = {key_of(assignment): shorten(assignment.strip()) for assignment in assignments}
     return tuple(text for key, text in last.items() if any(f"{one}.".startswith(f"{key}.") for one in differing))
 
 

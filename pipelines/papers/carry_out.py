@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.experiment.run_folder import RunFiles, described
+from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import RUNS, comparison, comparison_runs
@@ -170,7 +170,7 @@ def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
     configs = []
     for folder in folders:
         with suppress(DataError):  # whose it is shows where it is asked for again, by its name
-            configs.append(described(folder)["config"])
+            configs.append(read_run_config(folder)["config"])
     return [(config["partition"]["seed"], config["seed"]) for config in configs]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
-from flcore.experiment.run_folder import described
+from flcore.experiment.run_folder import read_run_config
 from flcore.methods.gfpl import GFPL
 from flcore.models import build_model
 from pipelines.reporting.figures.partition import load_partition
@@ -29,7 +29,7 @@ def mixtures_up(run: Path) -> float:
     Raises:
         DataError: a file of the run is damaged, or its division is not there any more.
     """
-    config, inputs = Config.from_mapping(described(run)["config"]), inputs_of(run)
+    config, inputs = Config.from_mapping(read_run_config(run)["config"]), inputs_of(run)
     method, rounds, meta = config.method, config.federation.rounds, Dataset.load(inputs.prepared).meta
     assert isinstance(method, GFPL)
     length = build_model(config.model_spec, meta.shape, meta.num_classes).feature_dim

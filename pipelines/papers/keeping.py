@@ -14,7 +14,7 @@ from typing import Any
 from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
-from flcore.experiment.run_folder import RunFiles, described
+from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
@@ -98,7 +98,7 @@ def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
 
 
 def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
-    header = described(run.folder)
+    header = read_run_config(run.folder)
     made, metrics = header["environment"], read_json(RunFiles(run.folder).metrics)
     commit = made.get("code_version")
     if not commit or commit.endswith("-dirty"):

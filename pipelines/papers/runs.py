@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles, described
+from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked
@@ -74,7 +74,7 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
         for run in document["runs"]:
             row = table.row(run["method"])
             folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
-            divides = described(folder)["config"]["partition"].get("seed")
+            divides = read_run_config(folder)["config"]["partition"].get("seed")
             fixed = divides if run.get("division") is None else fixed
             runs.append((row, (run["seed"] if divides is None else divides, run["seed"]), folder))
         baselines = {pair: folder for row, pair, folder in runs if row.key == table.baseline}

@@ -16,9 +16,9 @@ from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.experiment.provenance import code_fingerprint, code_modules
-from flcore.experiment.run_folder import RunFiles, check_seal, described, stored_config
+from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config, stored_config
 from flcore.io.files import json_text, read_json
 from pipelines.proof.contents import (
     CLAIMED,
@@ -80,7 +80,9 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
         ConfigError: it is too large for a plain zip file; or ``licence`` or ``out`` cannot be what they are given as.
     """
     if not _SPDX.fullmatch(licence):
-        raise ConfigError(f"--licence {brief(licence)}: no identifier of https://spdx.org/licenses, such as CC-BY-4.0")
+        raise ConfigError(
+            f"--licence {shorten(licence)}: no identifier of https://spdx.org/licenses, such as CC-BY-4.0"
+        )
     there = _proof_in(out)
     compared = _comparison_in(directory)
     runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
@@ -165,7 +167,7 @@ def _comparison_in(directory: Path) -> _Compared | None:
         )
     document = read_json(folder / "comparison.json", _CURE)
     by_hash = {
-        described(path)["config_hash"]: path
+        read_run_config(path)["config_hash"]: path
         for path in sorted((directory / "runs").glob("*"))
         if RunFiles(path).config.is_file()
     }
@@ -179,7 +181,7 @@ def _comparison_in(directory: Path) -> _Compared | None:
 
 
 def _run(directory: Path) -> _Run:
-    files, header = RunFiles(directory), described(directory)
+    files, header = RunFiles(directory), read_run_config(directory)
     if not (files.history.is_file() and files.metrics.is_file()):
         raise DataError(f"{directory}: has not finished; the same command goes on with it")
     check_seal(directory)

@@ -25,7 +25,7 @@ from flcore.core.text import unknown_key
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, write_json
 from flcore.methods import METHODS
-from flcore.running import divide, prepare, run
+from flcore.running import divide, prepare_data, run
 from flcore.training import package_versions
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
 
@@ -90,7 +90,7 @@ def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="protofl-golden-") as place:
         home = Path(place)
         common = Config.from_mapping(COMMON)
-        prepare(common, home / "prepared")
+        prepare_data(common, home / "prepared")
         divide(common, home / "prepared", home / "partition")
         for name in names:
             metrics = run(_config(name), home / name, prepared=home / "prepared", partition=home / "partition")

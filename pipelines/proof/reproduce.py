@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.config.plugin_places import located
+from flcore.config.plugin_places import resolve_paths
 from flcore.config.removed_keys import without_removed
 from flcore.core.errors import ConfigError, DataError, RunError, listed
 from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
 from flcore.io import disk
-from flcore.io.files import read_json, replace_file, sweep
+from flcore.io.files import read_json, remove_stale_temp, replace_file
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
 from pipelines.proof.contents import (
@@ -111,7 +111,9 @@ def _claim(home: Path, archive: Archive) -> None:
     refuse_inside_a_run(home)
     proof = home / PROOF
     content = archive.read(PROOF)
-    sweep(home, PROOF)  # who was killed while beginning left half a file, which is no reason to refuse the folder
+    remove_stale_temp(
+        home, PROOF
+    )  # who was killed while beginning left half a file, which is no reason to refuse the folder
     if proof.is_file() and proof.read_bytes() == content:
         return
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
@@ -149,7 +151,7 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
     """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
     from flcore.config.schema import Config
 
-    raw = located(without_removed(without_places(run.config)), folder)
+    raw = resolve_paths(without_removed(without_places(run.config)), folder)
     try:
         before = Config.from_mapping(raw)
     except ConfigError as error:
@@ -283,9 +285,9 @@ def _check_files(
 def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
     """What is other here than where the archive was made, and could be why bytes differ."""
     from flcore.experiment.provenance import code_modules
-    from flcore.training import environment
+    from flcore.training import describe_environment
 
-    here = environment(ready.config)
+    here = describe_environment(ready.config)
     there = run.environment
     everywhere = [*run.earlier_environments, there]
     # An archive from before digests of kernels knows the instruction set alone: what both know is compared.

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from flcore.core.errors import ConfigError, DataError
-from flcore.io.files import replace_file, sweep
+from flcore.io.files import remove_stale_temp, replace_file
 
 Content = bytes | Path
 """Of an entry: bytes, or a file that holds them."""
@@ -123,7 +123,7 @@ def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
                 file.write(piece)
         file.write(b"".join(_table(entries)))
 
-    sweep(path.parent, path.name)
+    remove_stale_temp(path.parent, path.name)
     replace_file(path, write)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from pipelines.reporting.claims import claims_table
 from pipelines.reporting.comparison import STRICT_FRACTION, Comparison, MethodSummary, Tuned
 from pipelines.reporting.formats import MISSING, format_bytes, listed
@@ -142,7 +142,9 @@ def _tuning(comparison: Comparison) -> tuple[Column, ...]:
     def words(one: Tuned) -> str:
         if one.error is not None:
             return f"none: {one.error}"
-        told = {key: f"{value:.4g}" if isinstance(value, float) else shown(value) for key, value in one.values.items()}
+        told = {
+            key: f"{value:.4g}" if isinstance(value, float) else to_yaml(value) for key, value in one.values.items()
+        }
         return ", ".join(f"{key} = {value}" for key, value in told.items()) or "as given"
 
     scored = "on validation data, of the configuration's own seed; the runs in the other tables are on test data."

@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flcore.io import files
-from flcore.io.files import sweep
+from flcore.io.files import remove_stale_temp
 from pipelines.reporting.formats import (
     MISSING,
     format_bytes,
@@ -324,7 +324,7 @@ def _rounded(value: Any) -> Any:
 
 def write_texts(contents: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Write files by name into a folder, which is made if it is not there; returns their paths."""
-    sweep(directory)
+    remove_stale_temp(directory)
     for name, text in contents.items():
         write_text(directory / name, text)
     return tuple(directory / name for name in contents)

@@ -21,13 +21,13 @@ import numpy as np
 from flcore.io import disk
 from flcore.core.errors import DataError
 from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
-from flcore.io.files import replace_file, sweep
+from flcore.io.files import replace_file, remove_stale_temp
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
-    from flcore.analyses.base import FinishedRun, Result
+    from flcore.analyses.base import FinishedRun, AnalysisResult
     from flcore.experiment.experiment import Experiment
 
 
@@ -67,7 +67,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     index = _index(files)
     if names:
         from flcore.engine.numerics import single_thread
-        from flcore.analyses.base import Result
+        from flcore.analyses.base import AnalysisResult
         from flcore.analyses.registry import ANALYSES
         from flcore.experiment.experiment import EngineChoice, Experiment
 
@@ -83,7 +83,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             base, number = without_round(name)
             run_left = _left(files, experiment, number)
             reason = ANALYSES[base].applies(run_left)
-            result = Result() if reason is not None else ANALYSES[base].compute(run_left)
+            result = AnalysisResult() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 tell(f"{name}: left out, {reason}")
             if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
@@ -181,9 +181,9 @@ def _has_data(files: RunFiles, name: str) -> bool:
     return any((files.analyses / f"{name}{ending}").exists() for ending in (".npz", ".csv"))
 
 
-def _store(files: RunFiles, name: str, result: Result) -> None:
+def _store(files: RunFiles, name: str, result: AnalysisResult) -> None:
     """Write what there is of arrays and rows, and drop what an earlier analysis left."""
-    sweep(files.analyses)
+    remove_stale_temp(files.analyses)
     array_file, table_file = files.analyses / f"{name}.npz", files.analyses / f"{name}.csv"
     disk.remove(array_file, missing_ok=True)
     disk.remove(table_file, missing_ok=True)

@@ -32,9 +32,9 @@ from flcore.data.partition import Partition
 from flcore.engine.pool.workers import worker_count
 from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import check_path, given_path, make_durable, read_json, replace_file, write_json
-from flcore.io.locks import sole_use, take_lock
+from flcore.io.locks import run_lock, take_lock
 from flcore.experiment.provenance import division_fingerprint, preparation_fingerprint
-from flcore.experiment.run_folder import RunFiles, check_seal, described
+from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
 from flcore.running import divide, read_source
 from flcore.training import package_versions
 from pipelines.runs.file_state import source_state, state_of
@@ -203,7 +203,7 @@ class Cache:
 
     def note_run(self, directory: Path, config: Config) -> None:
         """Remember where a run has finished, and how long its training took."""
-        about = described(directory)
+        about = read_run_config(directory)
         entry = self.root / "index" / "runs" / f"{about['config_hash']}.json"
         with self._alone(entry):
             known = _read_or_empty(entry)
@@ -274,7 +274,7 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
     files = RunFiles(directory)
     if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
         return False
-    about = described(directory)
+    about = read_run_config(directory)
     if (about.get("config_hash"), about.get("code")) != (run_hash, code):
         return False
     check_seal(directory)
@@ -319,7 +319,7 @@ def place(
     if not may_be_replaced(kind, target):
         raise ConfigError(f"{target}: holds other files, or is in use as it is; choose another --out")
     unfinished = target.with_name(f".{target.name}.unfinished")
-    with sole_use(target):
+    with run_lock(target):
         if unless():
             return
         disk.remove_tree(unfinished)

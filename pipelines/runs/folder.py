@@ -13,7 +13,7 @@ from typing import Any
 
 from flcore.io import files
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles, check_seal, described
+from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
 from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
@@ -94,7 +94,7 @@ def has_whole_results(directory: Path) -> bool:
     try:
         check_seal(files.directory)
         if files.config.exists():  # it does not come by DVC
-            described(files.directory)
+            read_run_config(files.directory)
     except DataError:
         return False
     return True

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flcore.core.errors import DataError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 
 CURE = "run this method again"
 """What helps a run whose files are not whole."""
@@ -85,7 +85,7 @@ def check(value: Any, kind: Any, where: str) -> None:
         if not isinstance(value, Mapping):
             raise _wrong(value, "an object", where)
         for key in value if "*" in kind else kind.keys() & value.keys():
-            check(value[key], kind.get(key, kind.get("*")), f"{where}, {brief(key, 40)}")
+            check(value[key], kind.get(key, kind.get("*")), f"{where}, {shorten(key, 40)}")
     elif kind == TEXT:
         if not isinstance(value, str):
             raise _wrong(value, kind, where)
@@ -96,4 +96,4 @@ def check(value: Any, kind: Any, where: str) -> None:
 
 
 def _wrong(value: Any, kind: str, where: str) -> DataError:
-    return DataError(f"{where}: damaged, {brief(value, 60)} is not {kind}; {CURE}")
+    return DataError(f"{where}: damaged, {shorten(value, 60)} is not {kind}; {CURE}")

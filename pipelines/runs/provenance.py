@@ -31,7 +31,7 @@ def environment(config: Config) -> dict[str, Any]:
 
     And by which parameters the run is compared, which only the code that made it can say.
     """
-    known = training.environment(config)
+    known = training.describe_environment(config)
     return known | {
         "versions": known["versions"] | training.package_versions(_PACKAGES),
         "code_version": git_commit(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from pipelines.config import yaml_text
 
 _IMAGES = "images"
@@ -47,7 +47,7 @@ def problem(folder: Path, raw: Mapping[str, Any]) -> str | None:
         return advice(missing)
     root = _value("data.root", raw)
     if isinstance(root, str) and root.startswith("~"):
-        return f"data.root = {brief(root)}: DVC does not know ~; write the whole path"
+        return f"data.root = {shorten(root)}: DVC does not know ~; write the whole path"
     return None
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from flcore.data.partition import Partition
-from flcore.data.summary import summarise
+from flcore.data.summary import summarise_partition
 from flcore.io import disk
 from pipelines.runs.cache import Cache, place
 
@@ -73,7 +73,7 @@ def refuse_other_division(config: Config, directory: Path) -> None:
     for key, value in json.loads(json.dumps(wanted)).items():
         if made.get(key) != value:
             raise ConfigError(
-                f"partition.{key} = {shown(value)}: {folder} was made with {shown(made.get(key))}; "
+                f"partition.{key} = {to_yaml(value)}: {folder} was made with {to_yaml(made.get(key))}; "
                 "carry out the stage partition again"
             )
 
@@ -92,6 +92,6 @@ def remove_others(directory: Path, names: Sequence[str]) -> None:
 
 def partition_table(division: Partition) -> list[str]:
     """The lines that ``protofl stage partition`` prints."""
-    rows = summarise(division)
+    rows = summarise_partition(division)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from flcore.config.schema import Config
 from flcore.core.errors import DataError, RunError
-from flcore.experiment.run_folder import RunFiles, described, write_result
+from flcore.experiment.run_folder import RunFiles, read_run_config, write_result
 from flcore.io import disk
-from flcore.io.files import read_json, sweep, write_json
-from flcore.io.locks import sole_use
+from flcore.io.files import read_json, remove_stale_temp, write_json
+from flcore.io.locks import run_lock
 from pipelines.execution.bodies import carry_out_placed
 from pipelines.execution.one_run import PlacedRun, placed
 from pipelines.execution.operation import Operation
@@ -56,7 +56,7 @@ def train(
         RunError: runs failed; the others are finished, and found again next time. Or another process has begun one.
     """
     ledger = directory.with_suffix(".json")
-    sweep(ledger.parent, ledger.name)
+    remove_stale_temp(ledger.parent, ledger.name)
     known = read_json(ledger, _CURE) if ledger.exists() else {}
     runs: list[PlacedRun] = []
     for config in configs:
@@ -73,7 +73,7 @@ def train(
         if run.directory.name in kept:
             _describe_again(run)
         elif run.directory.exists():
-            with sole_use(run.directory):  # another process may be about to say whose it is
+            with run_lock(run.directory):  # another process may be about to say whose it is
                 if run.directory.name in known or not _was_begun(run) or run.was_finished_by_other_code:
                     remove_others(run.directory, [".running", ".running.holder"])
     if directory.exists():
@@ -103,7 +103,7 @@ def _was_begun(run: PlacedRun) -> bool:
     """Whether a folder holds this very run, finished or not, as far as it was carried out here."""
     files = RunFiles(run.directory)
     try:
-        hashes = {described(run.directory).get("config_hash")}
+        hashes = {read_run_config(run.directory).get("config_hash")}
         hashes |= {read_json(files.metrics, _CURE).get("config_hash")} if files.metrics.exists() else set()
     except DataError:
         return False

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.config.plugins import located
+from flcore.config.plugins import resolve_paths
 from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.partition import Partition
-from flcore.evaluation.answering import answers_for_itself, global_model_of, own_model, scoring_messages
+from flcore.evaluation.answering import answers_for_itself, global_model_of, personal_model, scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scores import probabilities
 from flcore.experiment.experiment import Experiment
@@ -112,7 +112,7 @@ class Predictor:
         if not answers_for_itself(self._experiment):
             return None, self._server
         (received,), memory = scoring_messages(self._experiment, self._server, [client]), self._memory(client)
-        return own_model(self._experiment, received, memory), memory | received
+        return personal_model(self._experiment, received, memory), memory | received
 
     def _memory(self, client: int) -> Record:
         path = None if self._clients is None else self._clients / f"{client:04d}.safetensors"
@@ -144,7 +144,7 @@ class RunModel:
         meta = json.loads((files / "meta.json").read_text(encoding="utf-8"))
         clients = files / "clients"
         self._predict = Predictor(
-            located(without_removed(stored), files),
+            resolve_paths(without_removed(stored), files),
             meta,
             files / "partition",
             files / "server.safetensors",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from flcore.core.errors import DataError, ProtoflError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io import disk
 from flcore.io.locks import take_lock
 from pipelines.addresses import folder_address, redact, remember, without_password
@@ -218,7 +218,7 @@ class Store:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             if name.startswith("/") or ".." in name.split("/"):  # as a run's config.json may say that somebody sent
-                raise DataError(f"experiment {brief(name)}: a name of data or partition that leads out of the store")
+                raise DataError(f"experiment {shorten(name)}: a name of data or partition that leads out of the store")
             database = sqlite_file(self.uri)
             # Beside the database; a server has its own place for artifacts and must choose it itself.
             location = None if database is None else folder_address(database.parent / "artifacts" / name)

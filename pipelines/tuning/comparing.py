@@ -8,7 +8,7 @@ from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from flcore.methods import Method
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import without_tracking
@@ -80,7 +80,7 @@ def compare_methods(
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
         return tuned_comparison(raw, methods, seeds, tuned, out, operation, budget=budget, restart=restart)
-    with sole_use(out):  # a second command would take runs from this one, which would call them failed
+    with run_lock(out):  # a second command would take runs from this one, which would call them failed
         spent, planned = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
         facts = {"name": out.name, "budget": spent.words}
         return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization import matplotlib as drawn
 
 from flcore.io import disk
-from flcore.io.files import replace_file, sweep
+from flcore.io.files import remove_stale_temp, replace_file
 from pipelines.runs.layout import read_json
 from pipelines.tuning.folder import StudyFiles
 
@@ -54,7 +54,7 @@ def write(directory: Path) -> tuple[Path, ...]:
     files = StudyFiles(directory)
     described = read_json(files.results)
     disk.make_folder(files.figures)
-    sweep(files.figures)
+    remove_stale_temp(files.figures)
     written: list[Path] = []
     for old in files.figures.glob("*.svg"):
         disk.remove(old)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import ConfigError
-from flcore.experiment.run_folder import differences, told
+from flcore.experiment.run_folder import config_differences, list_differences
 from flcore.io import disk
-from flcore.io.files import sweep
+from flcore.io.files import remove_stale_temp
 from flcore.io.locks import take_lock
 from pipelines.config import yaml_text
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
@@ -104,7 +104,7 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
     held = read_json(files.record.config)["identity"]
     if held == problem.identity:
         return
-    shown = told(differences(held, problem.identity))
+    shown = list_differences(config_differences(held, problem.identity))
     raise ConfigError(
         f"{files.directory}: holds the study of another configuration ({shown})\n"
         "choose another --out, or delete that folder"
@@ -132,7 +132,7 @@ def claim(problem: Problem, files: StudyFiles) -> None:
     """Mark a folder as a study's, with the given parameters beside."""
     from pipelines.runs.provenance import environment  # torch
 
-    sweep(files.record.directory)
+    remove_stale_temp(files.record.directory)
     write_params(files.params, problem.parameters_with({}))
     mapping = {section: values for section, values in problem.config.to_mapping().items() if section != "tracking"}
     for dimension in problem.dimensions:

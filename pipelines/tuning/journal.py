@@ -20,7 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from flcore.core.errors import DataError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.io import disk
 from flcore.io.files import append, replace_file
 from flcore.io.locks import take_lock
@@ -115,7 +115,7 @@ def open_journal(path: Path) -> JournalStorage:
         return JournalStorage(backend)
     # Optuna carries a journal's lines out as they stand there; a wrong one is whatever it trips over.
     except Exception as error:
-        reason = brief(f"{type(error).__name__}: {error}")
+        reason = shorten(f"{type(error).__name__}: {error}")
         raise DataError(f"{path}: damaged ({reason}); {_CURE}") from error
 
 
@@ -136,5 +136,5 @@ def _drop_half_a_line(path: Path) -> int:
                 break
             length = begin
     if length < path.stat().st_size:
-        disk.cut(path, length)
+        disk.truncate(path, length)
     return length

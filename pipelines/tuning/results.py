@@ -12,7 +12,7 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 from flcore.io.files import json_text
 from pipelines.reporting.formats import MISSING, plural
 from pipelines.reporting.statistics import BEST
@@ -36,7 +36,7 @@ from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
 
 _PRINTED_TRIALS = 5
-_SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else shown(value))
+_SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else to_yaml(value))
 _NUMBER = Format(lambda value: MISSING if value is None else f"{value:.4g}")
 
 

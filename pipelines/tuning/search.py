@@ -23,8 +23,8 @@ from flcore.data.partition import Partition
 from flcore.engine.pool.groups import StoppedError
 from flcore.experiment.experiment import Experiment, refuse_missing
 from flcore.io import disk
-from flcore.io.files import sweep
-from flcore.io.locks import sole_use, take_lock
+from flcore.io.files import remove_stale_temp
+from flcore.io.locks import run_lock, take_lock
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.side_by_side import side_by_side
@@ -153,7 +153,7 @@ class Search:
         refuse_missing(config)
         refuse_other_study(self._problem, self._files)
         with alone(out), storage_errors():
-            sweep(out)
+            remove_stale_temp(out)
             self._found = Trials(self._problem, self._files, asked.storage, asked.at_once)
             self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here(), operation.copies)
             claim(self._problem, self._files)
@@ -330,7 +330,7 @@ def _problem_of(config: Config, asked: Asked) -> Problem:
 def _is_in_use(run: Path) -> bool:
     """Whether a process trains in a folder, such as one whose parent was just killed."""
     try:
-        with sole_use(run):
+        with run_lock(run):
             return False
     except RunError:
         return True

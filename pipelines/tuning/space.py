@@ -25,7 +25,7 @@ import numpy as np
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, declared
-from flcore.core.text import shown
+from flcore.core.text import to_yaml
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -117,7 +117,7 @@ class Dimension:
     def words(self) -> str:
         """The values for people: ``0.001 to 0.3, logarithmic``, or ``constant, cosine``."""
         if self.search.choices is not None:
-            return ", ".join(shown(choice) for choice in self.search.choices)
+            return ", ".join(to_yaml(choice) for choice in self.search.choices)
         return f"{self.search.low:g} to {self.search.high:g}" + (", logarithmic" if self.search.log else "")
 
 

@@ -18,10 +18,10 @@ from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
-from flcore.experiment.run_folder import RunFiles, described
+from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.io import disk
-from flcore.io.files import read_json, sealed, sweep, unsealed
-from flcore.io.locks import sole_use
+from flcore.io.files import read_json, remove_stale_temp, sealed, unsealed
+from flcore.io.locks import run_lock
 from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
@@ -105,7 +105,7 @@ class TrialRuns:
             RunError: another process is at work in the trial's folder. DataError: data are damaged.
         """
         files = self.files.trial(number)
-        sweep(files.directory)
+        remove_stale_temp(files.directory)
         try:
             config = self.problem.config_of(values)
             if self.problem.max_steps is not None:
@@ -137,7 +137,7 @@ class TrialRuns:
         elif isinstance(error, DataError | EditedError) or is_of_the_machine(error):
             raise error
         else:  # it has diverged, or was killed again and again
-            with sole_use(run.directory):  # raises it again if it is about another process
+            with run_lock(run.directory):  # raises it again if it is about another process
                 pass
             history = read_lines(files.checkpoint / files.history.name)
             outcome = TrialOutcome("fail", self._rounds(history), error=str(error))
@@ -176,7 +176,7 @@ class TrialRuns:
         """Make room where other code has worked, or another trial had this number; what is to be gone on with stays."""
         if not files.config.exists():
             return
-        about = described(files.directory)
+        about = read_run_config(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
         if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
             # The folder stays: a storage that several folders share knows by it whose trial it is.

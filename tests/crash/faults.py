@@ -29,7 +29,7 @@ OPERATIONS = (
     "new_folder",
     "create_new",
     "open_lock",
-    "cut",
+    "truncate",
     "sync",
     "rename",
     "link",

@@ -102,7 +102,7 @@ def test_names_of_mlflow_metrics_are_documented() -> None:
 def test_figures_of_a_run_are_documented() -> None:
     text = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     tree = ast.parse((ROOT / "flcore" / "evaluation" / "summaries.py").read_text(encoding="utf-8"))
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "summarise")
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "summarise_run")
     (written,) = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
     keys = [key.value for node in ast.walk(written) if isinstance(node, ast.Dict) for key in node.keys if key]
     assert len(keys) > 30

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
-from flcore.analyses.answers import Answers
+from flcore.analyses.answers import ModelOutputs
 from flcore.analyses.averaged_bodies import averaged_bodies
 from flcore.analyses.base import FinishedRun, equal_per_class
 from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
@@ -24,7 +24,7 @@ from flcore.analyses.tsne import tsne, tsne_projections, tsne_trained
 from flcore.analyses.tsne_calibration import (
     tsne_calibration,
     tsne_calibration_trained,
-    with_calibrated,
+    with_calibrated_weights,
 )
 from flcore.analyses.tsne_prototypes import tsne_prototypes
 from flcore.config.schema import Config
@@ -33,7 +33,7 @@ from flcore.evaluation.scoring import Scorer
 from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Setting
+from flcore.methods.types import FederationContext
 
 CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
 
@@ -69,7 +69,7 @@ def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
     """A trained run of the tiny data."""
     experiment = lab.experiment(federation__rounds=1, **changes)
     done = lab.run(experiment, tmp)
-    return experiment, done.state.server, done.memory
+    return experiment, done.state.server, done.client_state
 
 
 # ------------------------------------------------------------------------------------------------- names, samples
@@ -235,7 +235,7 @@ def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -
     assert shown["embedding"].shape == (4, 60, 2)
     assert np.array_equal(shown["predictions"], features["predictions"])
     assert not np.allclose(shown["embedding"], features["embedding"])
-    answers = Answers(run)
+    answers = ModelOutputs(run)
     model = answers.own_model(0)
     assert model is not None
     rows = answers.projections(model, answers.images)
@@ -377,7 +377,7 @@ def test_calibrated_parts_replace_a_clients_own_whole() -> None:
         }
         return Weights({name: torch.tensor([value]) for name, value in named.items()}, {"n": torch.tensor([encoder])})
 
-    patched = with_calibrated(model(1, 2, 3, 4), before=model(5, 6, 7, 8), after=model(5, 60, 7, 8))
+    patched = with_calibrated_weights(model(1, 2, 3, 4), before=model(5, 6, 7, 8), after=model(5, 60, 7, 8))
     assert {name: float(value) for name, value in patched.params.items()} == {
         "encoder.0.weight": 1, "projection.0.weight": 60, "projection.0.bias": 7, "head.bias": 4
     }  # fmt: skip
@@ -433,7 +433,7 @@ class Generating(FedAvg):
     name: ClassVar[str] = "generating"
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         labels = torch.arange(setting.num_classes).repeat_interleave(count)
         corners = 100 * torch.eye(setting.num_classes, setting.feature_dim)

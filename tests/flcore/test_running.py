@@ -24,9 +24,9 @@ from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.data.partition import Partition
 from flcore.engine.rounds import Observers
 from flcore.experiment.run_folder import RunFiles, stored_config
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from flcore.methods.fedavg import FedAvg
-from flcore.running import divide, prepare
+from flcore.running import divide, prepare_data
 
 ROOT = Path(flcore.__file__).parents[1]
 RAW: dict[str, Any] = {
@@ -181,7 +181,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, me
 
 def test_data_and_partition_may_be_given(finished: Path, tmp_path: Path) -> None:
     config = Config.from_mapping(RAW)
-    prepare(config, tmp_path / "data")
+    prepare_data(config, tmp_path / "data")
     divide(config, tmp_path / "data", tmp_path / "division")
     run(RAW, tmp_path / "run", prepared=tmp_path / "data", partition=tmp_path / "division")
     assert results(tmp_path / "run") == results(finished)
@@ -196,7 +196,7 @@ def test_a_finished_folder_of_another_partition_or_other_data_is_refused(finishe
     own = {"prepared": finished / "prepared", "partition": finished / "partition"}
     assert run(RAW, finished, **own) == run(RAW, finished)
     other = Config.from_mapping({**RAW, "data": {"size": 16, "limit_per_class": 21}})
-    prepare(other, tmp_path / "data")
+    prepare_data(other, tmp_path / "data")
     divide(Config.from_mapping({**RAW, "seed": 1}), finished / "prepared", tmp_path / "division")
     for wrong in ({"partition": tmp_path / "division"}, {"prepared": tmp_path / "data"}):
         with pytest.raises(ConfigError, match=r"holds a run on other data; choose another folder, or delete that one"):
@@ -219,7 +219,7 @@ def test_another_configuration_in_the_folder_is_refused(finished: Path) -> None:
 
 
 def test_a_folder_at_work_is_refused(tmp_path: Path) -> None:
-    with sole_use(tmp_path / "run"), pytest.raises(RunError, match="another process is at work"):
+    with run_lock(tmp_path / "run"), pytest.raises(RunError, match="another process is at work"):
         run(RAW, tmp_path / "run")
 
 
@@ -233,14 +233,14 @@ def test_a_run_has_its_folder_to_itself_from_its_first_file_to_its_last(
         step = getattr(running, name)
 
         def stepping(*arguments: Any, **keywords: Any) -> Any:
-            with pytest.raises(RunError, match="another process is at work"), sole_use(folder):
+            with pytest.raises(RunError, match="another process is at work"), run_lock(folder):
                 pass
             came.append(name)
             return step(*arguments, **keywords)
 
         monkeypatch.setattr(running, name, stepping)
 
-    steps = ["prepare", "divide", "train", "evaluate"]
+    steps = ["prepare_data", "divide", "train", "evaluate"]
     for name in steps:
         come_meanwhile(name)
     assert run(RAW, folder)["rounds"] == 2

@@ -16,7 +16,7 @@ from flcore.io.records import Payloads, Record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import MODEL, Batch, Context, Exchange, LocalModel, TrainedClient, Turn
+from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, RoundContext, TrainedClient
 from flcore.testing import CHECKS, MEANINGS, CheckError, check_method, outcomes_of
 
 # References, messages of another kind, a memory, a server state, two exchanges a round.
@@ -61,34 +61,34 @@ class Faulty(FedAvg):
 
 
 class NotFinite(Faulty):
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        message, _ = super().reply(turn, trained)
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        message, _ = super().reply(ctx, trained)
         return message, {MODEL: trained.weights * float("inf")}
 
 
 class Raises(Faulty):
-    def context(self, turn: Turn) -> Context:
-        return {"own": turn.memory[MODEL].params}
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        return {"own": ctx.client_state[MODEL].params}
 
 
 class Forgetful(Faulty):
     """It counts in its class, which a resumed process does not have."""
 
-    turns: ClassVar[Any] = itertools.count()
+    contexts: ClassVar[Any] = itertools.count()
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        return super().reply(turn, trained)[0], {"turns": Count(next(self.turns))}
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        return super().reply(ctx, trained)[0], {"turns": Count(next(self.contexts))}
 
 
 class Drawing(Faulty):
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, context: LossInputs) -> dict[str, Tensor]:
         return {**super().loss(model, batch, context), "noise": 0 * torch.rand(())}
 
 
 class Changing(Faulty):
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        next(iter(turn.inbox[MODEL].params.values())).mul_(1.5)
-        return super().reply(turn, trained)
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        next(iter(ctx.received[MODEL].params.values())).mul_(1.5)
+        return super().reply(ctx, trained)
 
 
 class Cheap(Weights):
@@ -97,12 +97,12 @@ class Cheap(Weights):
 
 
 class Uncounted(Faulty):
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         return {MODEL: Cheap(server[MODEL].params, server[MODEL].buffers)}
 
 
 class Branching(Faulty):
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, context: LossInputs) -> dict[str, Tensor]:
         terms = super().loss(model, batch, context)
         return terms if terms["cross_entropy"] > 1 else {**terms, "more": terms["cross_entropy"]}
 

@@ -19,8 +19,8 @@ from flcore.core.errors import DataError, RunError
 from flcore.engine import rounds
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.rounds import Observers
-from flcore.experiment.run_folder import described
-from flcore.training import environment, train
+from flcore.experiment.run_folder import read_run_config
+from flcore.training import describe_environment, train
 
 TWO_LEGS = {
     "method": {"name": "gfpl", "interval": 1, "first_exchange": 1, "components": 2},
@@ -30,7 +30,7 @@ TWO_LEGS = {
 
 
 def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Path) -> None:
-    """A clock that goes on by one whenever it is read: each leg takes one second.
+    """A clock that goes on by one whenever it is read: each exchange takes one second.
 
     GFPL trains in all three, one in the first round and two in the second: steps divided by 3 seconds, whatever fusing
     and scoring take.
@@ -76,18 +76,18 @@ def test_replies_from_before_an_interruption_are_no_speed(lab: Any, tmp_path: Pa
 
 
 def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
-    """A meter that goes on by one joule per reading: each of three training legs takes one, shared by seconds."""
+    """A meter that goes on by one joule per reading: each of three training exchanges takes one, shared by seconds."""
     joules = iter(range(1000))
     observers = Observers(meter=lambda: float(next(joules)))
     assert train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
-    legs = timing["rounds"]
-    assert all(record["clients"] and min(record["clients"].values()) > 0 for record in legs)
-    assert all(sum(record["clients"].values()) < record["seconds"][record["leg"]] for record in legs)
+    exchanges = timing["rounds"]
+    assert all(record["clients"] and min(record["clients"].values()) > 0 for record in exchanges)
+    assert all(sum(record["clients"].values()) < record["seconds"][record["leg"]] for record in exchanges)
     for client, spent in timing["clients"].items():
-        own = [record["clients"].get(client, 0.0) for record in legs]
+        own = [record["clients"].get(client, 0.0) for record in exchanges]
         assert spent["seconds"] == pytest.approx(sum(own), rel=1e-12)
-        shares = [mine / sum(record["clients"].values()) for mine, record in zip(own, legs, strict=True)]
+        shares = [mine / sum(record["clients"].values()) for mine, record in zip(own, exchanges, strict=True)]
         assert spent["joules"] == pytest.approx(sum(shares), rel=1e-12)
     assert sum(spent["joules"] for spent in timing["clients"].values()) == pytest.approx(3, rel=1e-12)
 
@@ -117,13 +117,13 @@ def stopping(number: int, record: object) -> None:
 def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Path) -> None:
     """Two rounds on two machines: no one of them gives its last bits."""
     config, folder = lab.config(federation__rounds=2), tmp_path / "run"
-    here = environment(config)
+    here = describe_environment(config)
     there = {**here, "processor": "another class"}
     with pytest.raises(StopError):
         train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
-    assert "earlier_environments" not in described(folder)
+    assert "earlier_environments" not in read_run_config(folder)
     assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
-    assert (described(folder)["environment"], described(folder)["earlier_environments"]) == (here, [there])
+    assert (read_run_config(folder)["environment"], read_run_config(folder)["earlier_environments"]) == (here, [there])
 
 
 def test_a_refused_start_leaves_what_is_said_of_the_run(
@@ -131,7 +131,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
 ) -> None:
     """Edited code on another machine is refused; with the code as it was the run still says where it began."""
     config, folder = lab.config(federation__rounds=2), tmp_path / "run"
-    here = environment(config)
+    here = describe_environment(config)
     there = {**here, "processor": "another class"}
     with pytest.raises(StopError):
         train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
@@ -143,7 +143,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
             train(config, lab.prepared, lab.partition_folder, folder, about=here)
     assert (folder / "config.json").read_bytes() == before
     assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
-    assert described(folder)["earlier_environments"] == [there]
+    assert read_run_config(folder)["earlier_environments"] == [there]
 
 
 def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> No
         )  # fmt: skip
     moved = lab.config(federation__rounds=2, data__root="second")
     assert train(moved, lab.prepared, lab.partition_folder, folder)
-    assert described(folder)["config"]["data"]["root"] == "second"
+    assert read_run_config(folder)["config"]["data"]["root"] == "second"
 
 
 def test_a_folder_that_was_being_replaced_is_replaced(
@@ -220,4 +220,4 @@ def test_the_class_of_processor_is_the_same_however_many_threads_ask() -> None:
     )
     asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert asked.stdout.split() == [processor_class(), "2"]
-    assert environment(Config())["processor"] == processor_class()
+    assert describe_environment(Config())["processor"] == processor_class()

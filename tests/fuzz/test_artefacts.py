@@ -27,7 +27,7 @@ from PIL import Image
 from flcore import run
 from flcore.config.schema import Config
 from flcore.core.errors import DataError, ProtoflError
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
@@ -261,7 +261,7 @@ class Made:
         self.config = Config.from_mapping(RAW)
         self.root = root
         self.prepared, self.partition = root / "data" / "prepared", root / "data" / "partition"
-        prepare(SOURCES["digits"](), limit_per_class=6, directory=self.prepared)
+        prepare_dataset(SOURCES["digits"](), limit_per_class=6, directory=self.prepared)
         divide(self.config, self.prepared, self.partition)
         self.artefacts: Mapping[str, Artefact] = {
             "prepared": Artefact(lambda folder: _copy(self.prepared, folder), self._divided),
@@ -427,7 +427,7 @@ def _source(name: str, folder: Path) -> Any:
     if name == "images by csv":
         kind, options = "imagefolder", {"layout": "csv"}
     with patch.dict(mnist.PUBLISHED, {"MNIST": (4, 4)}):
-        return prepare(SOURCES[kind](**options), root).meta.fingerprint
+        return prepare_dataset(SOURCES[kind](**options), root).meta.fingerprint
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -531,7 +531,7 @@ def test_a_pickle_is_read_only_after_its_published_check_sum(tmp_path: Path, mon
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
         _write(tmp_path / "cifar-10-batches-py" / name, b"cos\nsystem\n(S'touch unpickled'\ntR.")
     with pytest.raises(DataError, match="a check sum differs from the published files"):
-        prepare(SOURCES["cifar10"](), tmp_path)
+        prepare_dataset(SOURCES["cifar10"](), tmp_path)
     assert not (tmp_path / "unpickled").exists()
 
 

@@ -17,7 +17,7 @@ import torch
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, TrainedClient, Turn
+from flcore.methods.types import MODEL, ClientContext, TrainedClient
 
 _HUGE = 16 * 1024 * 1024
 """Values of 4 bytes: 64 MiB, some 600 times what the model has."""
@@ -46,7 +46,7 @@ class Harmed(FedAvg):
     summary: ClassVar[str] = "FedAvg whose clients can be made to answer nonsense"
     citation: ClassVar[str] = "nobody"
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, turn: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """The trained weights; where it is told to, others."""
         message, kept = super().reply(turn, trained)
         kind, number, client, file = (os.environ.get("SOAK_HARM") or ",0,0,").split(",")

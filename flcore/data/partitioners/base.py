@@ -118,7 +118,7 @@ def either(key: str, values: list[int]) -> str:
     return f"{key}={' or '.join(map(str, values))}"
 
 
-def cut(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:
+def split_by_shares(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:
     """Cut ``indices`` at ``floor(cumsum(shares)[:-1] * len(indices))``; the last part takes the rest.
 
     The parts are in order, disjoint and cover ``indices``. For example 10 indices and shares (0.25, 0.25, 0.5) give
@@ -149,6 +149,6 @@ def indices_by_class(labels: np.ndarray, num_classes: int = 0) -> list[Indices]:
     return np.split(order, np.cumsum(np.bincount(labels, minlength=num_classes))[:-1])
 
 
-def joined(parts: list[Indices]) -> Indices:
+def merge_indices(parts: list[Indices]) -> Indices:
     """The indices of several disjoint parts as one ascending int64 array; no parts give an empty one."""
     return np.sort(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, dtype=np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.params import param
-from flcore.data.partitioners.base import Assignment, Partitioner, check_request, joined
+from flcore.data.partitioners.base import Assignment, Partitioner, check_request, merge_indices
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ class ByGroup(Partitioner):
         # Drawn, then put in order of identifier: client numbers follow the dataset's own order.
         chosen = np.sort(rng.choice(eligible, size=needed, replace=False)).reshape(num_clients, self.merge)
         members = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
-        clients = [joined([members[place] for place in np.searchsorted(identifiers, group)]) for group in chosen]
+        clients = [merge_indices([members[place] for place in np.searchsorted(identifiers, group)]) for group in chosen]
         note = f"by_group: {needed} of {len(identifiers)} groups used, {len(identifiers) - len(eligible)} are too small"
         return Assignment(clients, complete=needed == len(identifiers), notes=(note,))

@@ -17,7 +17,7 @@ from flcore.data.partitioners.base import (
     check_request,
     either,
     indices_by_class,
-    joined,
+    merge_indices,
     refuse,
 )
 
@@ -134,4 +134,4 @@ def _hand_out(by_class: list[Indices], hands: np.ndarray, rng: np.random.Generat
         for client, piece in zip(owners, np.array_split(rng.permutation(indices), len(owners)), strict=True):
             owned[client].append(piece)
     notes = (f"classes without owner: {', '.join(map(str, unused))}",) if unused else ()
-    return Assignment([joined(parts) for parts in owned], complete=not unused, notes=notes)
+    return Assignment([merge_indices(parts) for parts in owned], complete=not unused, notes=notes)

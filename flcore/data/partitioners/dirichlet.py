@@ -19,10 +19,10 @@ from flcore.data.partitioners.base import (
     Indices,
     Partitioner,
     check_request,
-    cut,
     cut_sizes,
     indices_by_class,
-    joined,
+    merge_indices,
+    split_by_shares,
 )
 
 _MIN_SIZE = {"balanced": 10, "plain": 1, "subsampled": 10}
@@ -111,7 +111,7 @@ class Dirichlet(Partitioner):
 
         flat, retries = self._until(min_size, num_clients, attempt, "task")
         tasks = [[np.sort(task) for task in flat[k * self.tasks : (k + 1) * self.tasks]] for k in range(num_clients)]
-        return Assignment([joined(own) for own in tasks], retries=retries, tasks=tasks)
+        return Assignment([merge_indices(own) for own in tasks], retries=retries, tasks=tasks)
 
     def _subsampled(
         self, by_class: list[Indices], num_clients: int, min_size: int, rng: np.random.Generator
@@ -134,7 +134,7 @@ class Dirichlet(Partitioner):
         sizes = [min(_GROUP, num_clients - first) for first in range(0, num_clients, _GROUP)]
         sequence: list[Indices] = []
         retries = 0
-        for size, piece in zip(sizes, cut(deck, np.array(sizes) / num_clients), strict=True):
+        for size, piece in zip(sizes, split_by_shares(deck, np.array(sizes) / num_clients), strict=True):
             members, again = self._equalised_group(labels, np.sort(piece), size, rng)
             sequence += members
             retries += again

@@ -14,10 +14,10 @@ from flcore.data.partitioners.base import (
     Indices,
     Partitioner,
     check_request,
-    cut,
     indices_by_class,
-    joined,
+    merge_indices,
     refuse,
+    split_by_shares,
 )
 
 
@@ -53,9 +53,9 @@ class Dominant(Partitioner):
         owned: list[list[Indices]] = [[] for _ in range(num_clients)]
         for c, indices in enumerate(by_class):
             shares = self._shares(c, num_clients, num_classes)
-            for client, piece in enumerate(cut(rng.permutation(indices), shares)):
+            for client, piece in enumerate(split_by_shares(rng.permutation(indices), shares)):
                 owned[client].append(piece)
-        clients = [joined(parts) for parts in owned]
+        clients = [merge_indices(parts) for parts in owned]
         _refuse_empty(clients)
         return Assignment(clients)
 

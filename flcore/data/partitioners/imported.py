@@ -11,8 +11,8 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.params import LARGEST, param
-from flcore.core.text import brief
-from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, joined
+from flcore.core.text import shorten
+from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, merge_indices
 from flcore.io.files import given_path, read_json
 
 _FORM = (
@@ -93,7 +93,7 @@ class Imported(Partitioner):
 
     def _held_out(self, clients: list[dict[str, Any]], test_source: Any) -> HeldOut:
         if test_source not in ("test", "train"):
-            raise DataError(f'{self.path}: test_source = {brief(test_source)}: must be "test" or "train"')
+            raise DataError(f'{self.path}: test_source = {shorten(test_source)}: must be "test" or "train"')
         val = [client["val"] for client in clients] if "val" in clients[0] else None
         test = [client["test"] for client in clients] if "test" in clients[0] else None
         return HeldOut(val, test, test_source)
@@ -107,7 +107,7 @@ def _indices(values: Any, where: str) -> Indices:
     """
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= LARGEST for value in values):
         raise DataError(f"{where}: not a list of whole numbers >= 0")
-    indices = joined([np.array(values, dtype=np.int64)])
+    indices = merge_indices([np.array(values, dtype=np.int64)])
     if (np.diff(indices) == 0).any():
         raise DataError(f"{where}: sample {indices[np.flatnonzero(np.diff(indices) == 0)[0]]} stands twice")
     return indices

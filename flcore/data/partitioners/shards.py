@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from flcore.core.params import param
-from flcore.data.partitioners.base import Assignment, Partitioner, check_request, indices_by_class, joined
+from flcore.data.partitioners.base import Assignment, Partitioner, check_request, indices_by_class, merge_indices
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Shards(Partitioner):
         ordered = np.concatenate([rng.permutation(indices) for indices in indices_by_class(labels)])
         pieces = np.array_split(ordered, num_clients * self.tasks * self.shards)
         dealt = rng.permutation(len(pieces)).reshape(num_clients, self.tasks, self.shards)
-        tasks = [[joined([pieces[shard] for shard in task]) for task in client] for client in dealt]
-        clients = [joined(own) for own in tasks]
+        tasks = [[merge_indices([pieces[shard] for shard in task]) for task in client] for client in dealt]
+        clients = [merge_indices(own) for own in tasks]
         return Assignment(clients, tasks=tasks if self.tasks > 1 else None)

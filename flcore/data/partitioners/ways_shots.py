@@ -16,7 +16,7 @@ from flcore.data.partitioners.base import (
     Partitioner,
     check_request,
     indices_by_class,
-    joined,
+    merge_indices,
     refuse,
 )
 
@@ -104,7 +104,7 @@ class WaysShots(Partitioner):
                 # A queue that wraps around: disjoint until the class is used up, then from the beginning again.
                 own.append(queues[c][np.arange(taken[c], taken[c] + shots) % len(queues[c])])
                 taken[c] += shots
-            clients.append(joined(own))
+            clients.append(merge_indices(own))
         short = [c for c, queue in enumerate(queues) if taken[c] > len(queue)]
         notes = (f"samples used by several clients in classes {', '.join(map(str, short))}",) if short else ()
         return Assignment(clients, complete=False, overlap=bool(short), notes=notes)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from flcore.core.errors import DataError, listed
-from flcore.core.text import brief
+from flcore.core.text import shorten
 
 _SPLIT_SEED = 0
 MOST_LISTED = 11
@@ -28,7 +28,7 @@ class BadFileError(DataError):
 
     def __init__(self, name: str, reason: str) -> None:
         """Say which file and why."""
-        super().__init__(f"{name}: damaged ({brief(reason)}); replace it with an intact copy")
+        super().__init__(f"{name}: damaged ({shorten(reason)}); replace it with an intact copy")
         self.reason = reason
 
 
@@ -157,13 +157,13 @@ def not_downloaded(folder: Path, why: object) -> DataError:
 
 def damaged(path: Path | str, why: object) -> DataError:
     """The error for a file that is there and cannot be read."""
-    return DataError(f"{path}: damaged ({brief(str(why))}); replace it with an intact copy")
+    return DataError(f"{path}: damaged ({shorten(str(why))}); replace it with an intact copy")
 
 
 def bad_files(faults: Mapping[str, str], cure: str) -> DataError:
     """Return the error for files that cannot be read: their number, and the first ten with the reason for each."""
     each = listed(
-        (f"{brief(name, 100)} ({brief(reason, 100)})" for name, reason in sorted(faults.items())), MOST_LISTED
+        (f"{shorten(name, 100)} ({shorten(reason, 100)})" for name, reason in sorted(faults.items())), MOST_LISTED
     )
     return DataError(f"{len(faults)} bad file{'s' if len(faults) > 1 else ''}: {each}\n{cure}")
 

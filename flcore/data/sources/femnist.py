@@ -12,7 +12,7 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.params import param
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, hold_out_of_groups, missing
 from flcore.data.sources.mnist import Emnist
 from flcore.io.files import NOT_JSON
@@ -141,15 +141,16 @@ def _samples(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         try:
             images, labels = np.array(data[writer]["x"]), np.array(data[writer]["y"])
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise damaged(file, f"writer {brief(writer)}: no x of images and y of labels") from error
+            raise damaged(file, f"writer {shorten(writer)}: no x of images and y of labels") from error
         # Neither texts that look like numbers nor labels that are none are read as what they may have been.
         if images.dtype.kind not in "iuf" or labels.dtype.kind not in "iu":
-            raise damaged(file, f"writer {brief(writer)}: x is no list of images, or y no list of whole numbers")
+            raise damaged(file, f"writer {shorten(writer)}: x is no list of images, or y no list of whole numbers")
         images, labels = images.astype(np.float32), labels.astype(np.int64)
         if images.shape != (size, _SIDE * _SIDE) or labels.shape != (size,):
             raise damaged(
-                file, f"writer {brief(writer)}: x {images.shape} and y {labels.shape} for {brief(size)} samples of 784"
+                file,
+                f"writer {shorten(writer)}: x {images.shape} and y {labels.shape} for {shorten(size)} samples of 784",
             )
         if not (images.min() >= 0 and images.max() <= 1 and labels.min() >= 0 and labels.max() < len(_NAMES)):
-            raise damaged(file, f"writer {brief(writer)}: values beyond 0..1 or labels beyond 0..{len(_NAMES) - 1}")
+            raise damaged(file, f"writer {shorten(writer)}: values beyond 0..1 or labels beyond 0..{len(_NAMES) - 1}")
         yield writer, np.floor((1 - images) * 255 + 0.5).astype(np.uint8), labels

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flcore.core.errors import DataError, listed
-from flcore.core.text import brief, is_control, unknown_key
+from flcore.core.text import is_control, shorten, unknown_key
 from flcore.data.sources.base import MOST_LISTED, damaged, leads_out
 from flcore.data.sources.imagefiles import KINDS
 from flcore.data.sources.trees import A_FOLDER, Tree, found_name
@@ -105,7 +105,7 @@ def check_names(names: Iterable[str], kind: str, tree: Tree) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{tree.root}: the {kind} name {brief(name)} is no text in UTF-8; rename it") from error
+            raise DataError(f"{tree.root}: the {kind} name {shorten(name)} is no text in UTF-8; rename it") from error
         if any(map(is_control, name)):
             raise DataError(f"{tree.root}: the {kind} name {name!a} contains control characters; rename it")
         other = known.setdefault(unicodedata.normalize("NFC", name), name)
@@ -248,7 +248,7 @@ def _row_fault(values: dict[str, str], name: str) -> str | None:
     if empty:
         return f"has no {empty[0]}"
     if leads_out(name) or re.match("[A-Za-z]:/", name):
-        return f"names {brief(name)}, which is not below the folder of {INDEX}"
+        return f"names {shorten(name)}, which is not below the folder of {INDEX}"
     if values.get("split", SPLITS[0]) not in SPLITS:
-        return f"has split {brief(values['split'])}, allowed are train and test"
+        return f"has split {shorten(values['split'])}, allowed are train and test"
     return None

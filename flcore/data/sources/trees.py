@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from flcore.core.errors import DataError
-from flcore.core.text import brief, is_control
+from flcore.core.text import is_control, shorten
 from flcore.data.sources.base import BadFileError, damaged, leads_out
 from flcore.data.sources.imagefiles import ENDINGS, KINDS, LARGEST_FILE
 
@@ -160,11 +160,11 @@ class _Zip(Tree):
     def _add(self, info: zipfile.ZipInfo) -> None:
         name = info.filename
         if leads_out(name) or any(map(is_control, name)):
-            raise damaged(self.root, f"the name {brief(name)} leads out of it, or is none")
+            raise damaged(self.root, f"the name {shorten(name)} leads out of it, or is none")
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{self.root}: {name} is a link; pack the files that links lead to")
         if name in self._sizes:
-            raise damaged(self.root, f"it holds two files of one name, {brief(name)}")
+            raise damaged(self.root, f"it holds two files of one name, {shorten(name)}")
         self._sizes[name] = info.file_size
         parts = name.split("/")
         if any(map(_is_clutter, parts)):

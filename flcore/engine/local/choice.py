@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.core.text import brief
-from flcore.engine.cohort import leg_steps, select_cohort, stacks, taking_part
+from flcore.core.text import shorten
+from flcore.engine.cohort import leg_steps, participants_of, select_cohort, stacks
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler, compiler_missing
-from flcore.engine.local.probe import Probe
-from flcore.engine.local.program import NotThereError, default_folder
+from flcore.engine.local.probe import StepTimer
+from flcore.engine.local.program import CacheMissError, default_folder
 from flcore.engine.local.serial import SerialTrainer, Trainer
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.experiment.experiment import EngineChoice, Experiment
@@ -82,7 +82,7 @@ class EngineDecision:
         try:
             decision = cls(**content)
         except TypeError as error:
-            raise DataError(f"no decision on stack and compile: {brief(str(error))}") from error
+            raise DataError(f"no decision on stack and compile: {shorten(str(error))}") from error
         if not all(type(one) is bool for one in (decision.stack, decision.compile, decision.fuse)):
             raise DataError("no decision on stack and compile: one of them is neither true nor false")
         return decision
@@ -121,7 +121,7 @@ def decide(
         disk.make_folder(path.parent)
         lock = disk.open_lock(path.with_suffix(".lock"))
     except OSError as error:  # such as a container whose home is read-only
-        decision, _ = measure(experiment, clock, programs)
+        decision, _ = measure_speed(experiment, clock, programs)
         return replace(decision, reason=f"{decision.reason}; not remembered ({error.filename}: {error.strerror})")
     with lock as file:
         take_lock(file, wait=True)
@@ -130,7 +130,7 @@ def decide(
         # Seconds of training that earlier runs of this kind spent without compiled steps.
         spent = path.with_suffix(".spent")
         before = _seconds_in(spent) or 0.0
-        decision, waiting = measure(experiment, clock, programs, before)
+        decision, waiting = measure_speed(experiment, clock, programs, before)
         if waiting is None:
             write_json(path, vars(decision), durable=True)
             disk.remove(spent, missing_ok=True)
@@ -167,7 +167,7 @@ def _key(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def measure(
+def measure_speed(
     experiment: Experiment,
     clock: Callable[[], float] = time.perf_counter,
     programs: Path | None = None,
@@ -184,16 +184,18 @@ def measure(
     """
     engine = experiment.config.engine
     stack, compile_ = engine.stack is True, engine.compile == "default"
-    # A leg before it, such as a report of counts, may have nothing to train.
-    leg = next((leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases), None)
-    if leg is None:
+    # An exchange before it, such as a report of counts, may have nothing to train.
+    exchange = next(
+        (exchange for exchange in experiment.method.round_exchanges(1, experiment.setting) if exchange.phases), None
+    )
+    if exchange is None:
         return EngineDecision(stack, compile_, reason="nothing is trained in the first round"), None
     stacked_run = replace(experiment, choice=EngineChoice(True, False))
-    cohort = taking_part(experiment, leg, select_cohort(experiment, 1), ())
-    group = stacks(stacked_run, 1, leg, cohort)
+    cohort = participants_of(experiment, exchange, select_cohort(experiment, 1), ())
+    group = stacks(stacked_run, 1, exchange, cohort)
     if not group:
         return EngineDecision(stack, compile_, reason="nobody trains in the first round"), None
-    probe = Probe(experiment, leg, group[0], clock)
+    probe = StepTimer(experiment, exchange, group[0], clock)
     serial = SerialTrainer(replace(experiment, choice=EngineChoice(False, False)))
     probe.seconds(serial, 1, 2)
     a_step = max(probe.seconds(serial, 1, 2) / 2, 1e-6)
@@ -204,7 +206,7 @@ def measure(
         trainers |= _stacked(stacked_run, probe, reasons)
     compile_seconds: float | None = None
     waiting: float | None = None
-    total = sum(leg_steps(experiment, 1, leg, client) for client in cohort) * experiment.config.federation.rounds
+    total = sum(leg_steps(experiment, 1, exchange, client) for client in cohort) * experiment.config.federation.rounds
     fuse = True
     if engine.compile == "auto" and engine.device == "cuda":
         found, fuse, waiting = _recorded(experiment, probe, steps, total, spent, reasons)
@@ -240,7 +242,7 @@ def measure(
     return decision, waiting
 
 
-def _stacked(experiment: Experiment, probe: Probe, reasons: list[str]) -> dict[str, Trainer]:
+def _stacked(experiment: Experiment, probe: StepTimer, reasons: list[str]) -> dict[str, Trainer]:
     """The stacked trainer, tried out; nothing where it cannot be, with the reason."""
     if len(probe.clients) < 2:
         reasons.append("no two clients fit into a stack")
@@ -255,7 +257,7 @@ def _stacked(experiment: Experiment, probe: Probe, reasons: list[str]) -> dict[s
 
 
 def _compiled(
-    experiment: Experiment, probe: Probe, folder: Path, own: float, spent: float, reasons: list[str]
+    experiment: Experiment, probe: StepTimer, folder: Path, own: float, spent: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], float | None, bool]:
     """The trainer by programs, compiled now if the training of this run and those before it gives that back.
 
@@ -276,7 +278,7 @@ def _compiled(
         trainer = CompiledTrainer(run, Compiler(folder, new=False, trace=trace))
         try:
             probe.seconds(trainer, 1, 1)
-        except NotThereError:
+        except CacheMissError:
             expected, training = _expected_seconds(folder), own + spent
             if training * _LEAST_GAIN < expected:
                 reasons.append(
@@ -295,7 +297,7 @@ def _compiled(
 
 
 def _recorded(
-    experiment: Experiment, probe: Probe, steps: int, total: int, spent: float, reasons: list[str]
+    experiment: Experiment, probe: StepTimer, steps: int, total: int, spent: float, reasons: list[str]
 ) -> tuple[dict[str, Trainer], bool, float | None]:
     """The trainer by recorded kernels, which are fused if the run, and those before it, are long enough as they are.
 
@@ -319,7 +321,7 @@ def _recorded(
     return fused or _tried(experiment, probe, fuse=False, reasons=reasons), bool(fused), None
 
 
-def _tried(experiment: Experiment, probe: Probe, *, fuse: bool, reasons: list[str]) -> dict[str, Trainer]:
+def _tried(experiment: Experiment, probe: StepTimer, *, fuse: bool, reasons: list[str]) -> dict[str, Trainer]:
     """One way to record; nothing where it cannot be, with the reason."""
     stack = experiment.config.engine.stack is not False
     trainer = CompiledTrainer(replace(experiment, choice=EngineChoice(stack, True, fuse)))

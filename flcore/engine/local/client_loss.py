@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.experiment.experiment import Experiment
-from flcore.methods.types import Batch, Context, Loss
+from flcore.methods.types import Batch, Loss, LossInputs
 from flcore.models.base import Backbone, Drops
-from flcore.models.network import Bound, Network, Values
+from flcore.models.network import Network, ParamDict, SwappedParams
 from flcore.models.view import ModuleView
 
 
@@ -23,7 +23,7 @@ class MaskedView(ModuleView):
         self,
         module: Backbone,
         network: Network,
-        params: Values,
+        params: ParamDict,
         drops: Drops | None,
         layers: Sequence[MaskedBatchNorm],
         mask: Tensor | None,
@@ -32,7 +32,7 @@ class MaskedView(ModuleView):
         super().__init__(module, network, params, drops)
         self._layers, self._mask = layers, mask
 
-    def ask(self, part: str, inputs: Tensor, weights: Values | None) -> Tensor:
+    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """As :class:`ModuleView`, with the mask in every BatchNorm layer."""
         for layer in self._layers:
             layer.mask = self._mask
@@ -50,12 +50,12 @@ class ClientLoss:
         self.experiment = experiment
         self.module = deepcopy(experiment.new_module())
         maskable(self.module)
-        self._bound = Bound(self.module)
+        self._bound = SwappedParams(self.module)
         self._layers = [layer for layer in self.module.modules() if isinstance(layer, MaskedBatchNorm)]
         self._parameters = [name for name, _ in self.module.named_parameters()]
 
     def __call__(
-        self, loss: Loss, values: Values, batch: Mapping[str, Any], context: Context, *, noting: bool
+        self, loss: Loss, values: ParamDict, batch: Mapping[str, Any], inputs: LossInputs, *, noting: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Every loss term, and if asked the features that were noted, [B, d].
 
@@ -64,7 +64,7 @@ class ClientLoss:
             values: parameters and buffers; running statistics among them move in place.
             batch: ``images`` [B, ...], ``labels`` [B], ``weight`` as a list of one mask [B] or none, ``drops``,
                 ``draws`` and ``frozen`` by name.
-            context: constants of the loss.
+            inputs: constants of the loss.
             noting: whether features are asked for.
         """
         method = self.experiment.method
@@ -76,7 +76,7 @@ class ClientLoss:
             view = MaskedView(
                 module, self.experiment.setting.network, params, batch["drops"] or None, self._layers, weight
             )
-            terms = loss(view, seen, context)
+            terms = loss(view, seen, inputs)
             return terms, [view.take_noted(method.name)] if noting else []
 
         return self._bound.call(values, run)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from flcore.data.images import scale_and_shift
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import Maker, NotCompilableError, Program, default_folder
+from flcore.engine.local.program import NotCompilableError, Program, StepCompiler, default_folder
 from flcore.engine.local.recorded import Recorder
-from flcore.engine.local.serial import Outcome, SerialTrainer, Training
+from flcore.engine.local.serial import SerialTrainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import Noted, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import Move, added, augmented, in_its_pass, name_of, phase_moves
+from flcore.engine.local.step import Step, add_noted, augmented, build_steps, in_its_pass, name_of
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import step_fingerprint
@@ -43,7 +43,7 @@ _MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 class CompiledTrainer(StackedTrainer):
     """Trains by programs: clients one after the other, or where the run stacks them, those of a stack at once."""
 
-    def __init__(self, experiment: Experiment, maker: Maker | None = None) -> None:
+    def __init__(self, experiment: Experiment, maker: StepCompiler | None = None) -> None:
         """Build the module.
 
         Args:
@@ -62,12 +62,12 @@ class CompiledTrainer(StackedTrainer):
             zip((("scale",), ("shift",)), scale_and_shift(meta.mean, meta.std, device), strict=True)
         )
 
-    def train(self, training: Training) -> list[Outcome]:
+    def train(self, training: TrainJob) -> list[TrainResult]:
         if self.experiment.stacked:
             return self._train(training)
-        return [outcome for place in range(len(training.turns)) for outcome in self._train(training.of([place]))]
+        return [outcome for place in range(len(training.contexts)) for outcome in self._train(training.of([place]))]
 
-    def _train(self, training: Training) -> list[Outcome]:
+    def _train(self, training: TrainJob) -> list[TrainResult]:
         try:
             return super().train(training)
         except NotCompilableError as error:
@@ -85,14 +85,14 @@ class CompiledTrainer(StackedTrainer):
         round_number: int,
         values: dict[str, Tensor],
         batches: StackedBatches,
-        context: StackedContext,
+        inputs: StackedContext,
     ) -> tuple[dict[str, list[float]], Noted | None]:
         if batches.steps == 0:
             return {}, None
         stacked, device = self.experiment.stacked, self.experiment.config.engine.device
-        moves = phase_moves(self.experiment, self.module, phase, round_number)
+        moves = build_steps(self.experiment, self.module, phase, round_number)
         noting = phase.note != "none"
-        plain, constant = _constants(context, device)
+        plain, constant = _constants(inputs, device)
         # In place of the stack's own rows: the program moves them.
         held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
         memory = {
@@ -119,7 +119,7 @@ class CompiledTrainer(StackedTrainer):
                     own = self._noted(found[-1], dict(zip(paths, moment, strict=True)), wanted)
                     if phase.note == "passes":
                         own = in_its_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
-                    noted = added(noted, own)
+                    noted = add_noted(noted, own)
                 number += 1
         assert program is not None
         program.finish()
@@ -206,7 +206,7 @@ class CompiledTrainer(StackedTrainer):
         return sums
 
 
-def _described(move: Move) -> list[Any]:
+def _described(move: Step) -> list[Any]:
     """All that a step depends on of an update, besides tensors; rates are some, and change from round to round."""
     optimizer = copy(move.optimizer)
     optimizer.lr = 0.0
@@ -227,7 +227,7 @@ def _named(role: str, function: object) -> str:
     return name
 
 
-def _maker(experiment: Experiment) -> Maker:
+def _maker(experiment: Experiment) -> StepCompiler:
     """Of a run's programs."""
     if experiment.config.engine.device == "cuda":
         return Recorder(fuse=experiment.chosen.fuse)
@@ -249,12 +249,12 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _constants(context: StackedContext, device: str) -> tuple[dict[Path, Any], dict[Path, Tensor]]:
+def _constants(inputs: StackedContext, device: str) -> tuple[dict[Path, Any], dict[Path, Tensor]]:
     """Of a context what a program is made for, and what it is given: numbers too, which change from round to round."""
-    numbers = {path: value for path, value in context.plain.items() if isinstance(value, float)}
-    plain = {path: value for path, value in context.plain.items() if path not in numbers}
+    numbers = {path: value for path, value in inputs.plain.items() if isinstance(value, float)}
+    plain = {path: value for path, value in inputs.plain.items() if path not in numbers}
     found = {
         ("number", *path): torch.tensor(value, dtype=torch.float32, device=device) for path, value in numbers.items()
     }
-    found |= {("shared", *path): tensor.contiguous() for path, tensor in context.shared.items()}
-    return plain, found | {("own", *path): tensor.contiguous() for path, tensor in context.own.items()}
+    found |= {("shared", *path): tensor.contiguous() for path, tensor in inputs.shared.items()}
+    return plain, found | {("own", *path): tensor.contiguous() for path, tensor in inputs.own.items()}

@@ -29,9 +29,9 @@ from torch import Tensor
 from flcore.core.errors import DataError, RunError
 from flcore.engine.local.graph_name import graph_name
 from flcore.engine.local.program import (
+    CacheMissError,
     Function,
     NotCompilableError,
-    NotThereError,
     Program,
     compiler_failed,
     program_name,
@@ -91,7 +91,7 @@ class Compiler:
                 known = self._known(path) or self._make(function, example, path, facts)
         if known is None:
             if not self._trace or not self._has_like(_kind(example, facts)):
-                raise NotThereError
+                raise CacheMissError
             known = self._make(function, example, path, facts)
         if known.get("refused") is not None:
             raise NotCompilableError(known["refused"])
@@ -160,7 +160,7 @@ class Compiler:
         if library.exists():
             return False
         if not self._new:
-            raise NotThereError
+            raise CacheMissError
         with disk.open_lock(_lock_of(library)) as file:
             take_lock(file, wait=True)
             if library.exists():

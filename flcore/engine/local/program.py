@@ -26,7 +26,7 @@ class NotCompilableError(Exception):
     """A step that cannot be a program; says why."""
 
 
-class NotThereError(Exception):
+class CacheMissError(Exception):
     """A program that would have to be compiled, where nobody wants to wait for that."""
 
 
@@ -49,7 +49,7 @@ class Program(Protocol):
         """After the last step of a phase: whatever moved is where it was given."""
 
 
-class Maker(Protocol):
+class StepCompiler(Protocol):
     """Makes programs."""
 
     def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:

@@ -1,8 +1,8 @@
 """What the mini-batches of a phase are taken from: a client's samples, or inputs that the method made.
 
 With images may come *tables*, one row per sample: of what the client remembers of it
-(:meth:`flcore.methods.api.Method.tables`), or of what a frozen model says of it, looked up instead of computed in
-every step (:meth:`flcore.methods.api.Method.frozen`).
+(:meth:`flcore.methods.api.Method.per_sample_inputs`), or of what a frozen model says of it, looked up instead of
+computed in every step (:meth:`flcore.methods.api.Method.teachers`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flcore.engine.client_data import ClientData, Gathered
-from flcore.methods.types import Context, Phase
+from flcore.engine.client_data import ClientData, CohortSamples
+from flcore.methods.types import LossInputs, Phase
 
 
 class Samples(Protocol):
@@ -40,7 +40,7 @@ class Samples(Protocol):
 class ImageSamples:
     """Images that a stack gathered, with the tables of its clients behind one another."""
 
-    gathered: Gathered
+    gathered: CohortSamples
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ class GivenSamples:
 
 
 def phase_samples(
-    phase: Phase, data: Sequence[ClientData], contexts: Sequence[Context], tables: Mapping[str, Sequence[Tensor]]
+    phase: Phase, data: Sequence[ClientData], all_inputs: Sequence[LossInputs], tables: Mapping[str, Sequence[Tensor]]
 ) -> tuple[Samples, list[int]]:
     """What a phase goes through, for all clients of a stack behind one another, and how much of it is whose.
 
@@ -84,7 +84,7 @@ def phase_samples(
     if phase.source is None:
         rows = {name: torch.cat(list(own)) for name, own in tables.items()}
         return ImageSamples(data[0].gathered, rows), [len(own) for own in data]
-    given = [context[phase.source] for context in contexts]
+    given = [loss_inputs[phase.source] for loss_inputs in all_inputs]
     inputs, labels = (torch.cat([own[name] for own in given]) for name in ("inputs", "labels"))
     return GivenSamples(inputs, labels), [len(own["labels"]) for own in given]
 

@@ -15,55 +15,55 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
-    Move,
-    added,
+    Step,
+    add_noted,
     augmented,
+    build_steps,
     in_its_pass,
     loss_context,
-    phase_moves,
     precision,
     probed,
     set_mode,
     together,
     total_of,
 )
-from flcore.engine.local.tape import Tape, record_tape
+from flcore.engine.local.tape import BatchPlan, plan_batches
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights
 from flcore.math.prototypes.class_means import class_sums
-from flcore.methods.types import Batch, Context, Phase, Turn
+from flcore.methods.types import Batch, ClientContext, LossInputs, Phase
 from flcore.models.base import laid_out, load_weights, snapshot
 from flcore.models.view import ModuleView
 
 Tables = Mapping[str, Sequence[Tensor]]
 """What is known of every sample, by name and client of the stack, [n_k, ...] on the device: what the client remembers
-of it (:meth:`flcore.methods.api.Method.tables`), and what frozen models say of it."""
+of it (:meth:`flcore.methods.api.Method.per_sample_inputs`), and what frozen models say of it."""
 
 
 @dataclass(frozen=True)
-class Training:
-    """What clients of one leg are to be trained in, and from what; of one client or more, in order.
+class TrainJob:
+    """What clients of one exchange are to be trained in, and from what; of one client or more, in order.
 
     Attributes:
-        turns: of the clients. data: their samples. starts: the weights they begin with, buffers included.
-        phases: of the leg.
+        contexts: of the clients. data: their samples. starts: the weights they begin with, buffers included.
+        phases: of the exchange.
         first_phase: number of the leg's first phase within the round.
         tables: see :data:`Tables`; empty for none.
     """
 
-    turns: Sequence[Turn]
+    contexts: Sequence[ClientContext]
     data: Sequence[ClientData]
     starts: Sequence[Weights]
     phases: Sequence[Phase]
     first_phase: int
     tables: Tables = field(default_factory=dict)
 
-    def of(self, clients: Iterable[int]) -> Training:
+    def of(self, clients: Iterable[int]) -> TrainJob:
         """That of some of the clients alone, by their places."""
         chosen = list(clients)
         return replace(
             self,
-            turns=[self.turns[place] for place in chosen],
+            contexts=[self.contexts[place] for place in chosen],
             data=[self.data[place] for place in chosen],
             starts=[self.starts[place] for place in chosen],
             tables={name: [own[place] for place in chosen] for name, own in self.tables.items()},
@@ -71,7 +71,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """What local training leaves.
 
     Attributes:
@@ -95,9 +95,9 @@ class Outcome:
 
 
 class Trainer(Protocol):
-    """Trains some clients of one leg from given weights."""
+    """Trains some clients of one exchange from given weights."""
 
-    def train(self, training: Training) -> list[Outcome]:
+    def train(self, training: TrainJob) -> list[TrainResult]:
         """One outcome per turn, in order."""
 
 
@@ -119,34 +119,34 @@ class SerialTrainer:
         self.model = ModuleView(self.module, experiment.setting.network, dict(self.module.named_parameters()))
         refuse_single_batches(experiment, self.module)
 
-    def train(self, training: Training) -> list[Outcome]:
-        return [self._train_client(training.of([place])) for place in range(len(training.turns))]
+    def train(self, training: TrainJob) -> list[TrainResult]:
+        return [self._train_client(training.of([place])) for place in range(len(training.contexts))]
 
-    def _train_client(self, training: Training) -> Outcome:
-        (turn,), (start,), phases = training.turns, training.starts, training.phases
+    def _train_client(self, training: TrainJob) -> TrainResult:
+        (ctx,), (start,), phases = training.contexts, training.starts, training.phases
         load_weights(self.module, start)
-        num_classes = turn.setting.num_classes
-        context = self.experiment.method.context(turn) if phases else {}
+        num_classes = ctx.setting.num_classes
+        inputs = self.experiment.method.loss_inputs(ctx) if phases else {}
         totals, drawn, steps = _Totals(), torch.zeros(num_classes, dtype=torch.int64), 0
         for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            samples, (size,) = phase_samples(phase, training.data, [context], training.tables)
+            samples, (size,) = phase_samples(phase, training.data, [inputs], training.tables)
             skip = uses_batch_statistics(self.module)
-            tape = record_tape(self.experiment, self.module, turn, phase, number, size, skip_single=skip)
+            tape = plan_batches(self.experiment, self.module, ctx, phase, number, size, skip_single=skip)
             tape = tape.on(self.experiment.config.engine.device)
-            self._run_phase(turn, phase, tape, samples, loss_context(context, phases), totals)
+            self._run_phase(ctx, phase, tape, samples, loss_context(inputs, phases), totals)
             steps += len(tape)
             labels, sizes = samples.labels[tape.positions], torch.tensor(tape.sizes, dtype=torch.int64)
             drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
         self.model.drops = None
         losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
-        return Outcome(snapshot(self.module), losses, steps, drawn, totals.noted)
+        return TrainResult(snapshot(self.module), losses, steps, drawn, totals.noted)
 
     def _run_phase(
-        self, turn: Turn, phase: Phase, tape: Tape, samples: Samples, context: Context, totals: _Totals
+        self, ctx: ClientContext, phase: Phase, tape: BatchPlan, samples: Samples, inputs: LossInputs, totals: _Totals
     ) -> None:
         model, method = self.model, self.experiment.method
-        moves = phase_moves(self.experiment, self.module, phase, turn.round)
+        moves = build_steps(self.experiment, self.module, phase, ctx.round)
         moving = [[model.params[name] for name in move.names] for move in moves]
         for step, size in enumerate(tape.sizes):
             rows = tape.positions[step, :size]
@@ -158,25 +158,25 @@ class SerialTrainer:
             batch = Batch(images, labels, None, {name: draw[step] for name, draw in tape.draws.items()}, frozen)
             terms: dict[str, Tensor] = {}
             for number, (move, params) in enumerate(zip(moves, moving, strict=True)):
-                terms = together(terms, self._make(move, params, batch, context))
+                terms = together(terms, self._make(move, params, batch, inputs))
                 if number == 0 and step >= tape.noted_from:
-                    found = class_sums(model.take_noted(method.name), labels, turn.setting.num_classes)
+                    found = class_sums(model.take_noted(method.name), labels, ctx.setting.num_classes)
                     if phase.note == "passes":
                         this = torch.tensor(tape.pass_numbers[step], device=labels.device)
                         found = in_its_pass(found, this, tape.pass_numbers[-1] + 1)
-                    totals.noted = added(totals.noted, found)
+                    totals.noted = add_noted(totals.noted, found)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
 
-    def _make(self, move: Move, params: list[Tensor], batch: Batch, context: Context) -> dict[str, Tensor]:
+    def _make(self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Move the module's parameters ``params`` once, and say what the loss was."""
         if move.probe is None:
-            terms, grads = self._gradients(move, params, batch, context)
+            terms, grads = self._gradients(move, params, batch, inputs)
         else:
             kept = [parameter.detach().clone() for parameter in params]
-            self._go_to_probe(move, params, batch, context)
-            terms, grads = self._gradients(move, params, batch, context)
+            self._go_to_probe(move, params, batch, inputs)
+            terms, grads = self._gradients(move, params, batch, inputs)
             _set(params, kept)
         limit = self.experiment.config.local.clip
         if limit is not None:
@@ -185,17 +185,17 @@ class SerialTrainer:
         return terms
 
     def _gradients(
-        self, move: Move, params: list[Tensor], batch: Batch, context: Context
+        self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         with precision(self.experiment):
-            terms = move.loss(self.model, batch, context)
+            terms = move.loss(self.model, batch, inputs)
         return terms, list(torch.autograd.grad(total_of(terms), params, allow_unused=True, materialize_grads=True))
 
-    def _go_to_probe(self, move: Move, params: list[Tensor], batch: Batch, context: Context) -> None:
+    def _go_to_probe(self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> None:
         """Put the parameters where the move's gradient is taken; running statistics stay as they are."""
         buffers = list(self.module.buffers())
         statistics = [buffer.clone() for buffer in buffers]
-        _, grads = self._gradients(move, params, batch, context)
+        _, grads = self._gradients(move, params, batch, inputs)
         _set(buffers, statistics)
         point = probed(move, self.model.params, grads, stacked=False)
         _set(params, list(point.values()))

@@ -23,26 +23,26 @@ from flcore.core.optim import clip_gradients
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.samples import phase_samples
-from flcore.engine.local.serial import Outcome, Training
+from flcore.engine.local.serial import TrainJob, TrainResult
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
     Asked,
-    added,
+    add_noted,
     augmented,
+    build_steps,
     gradients,
     in_its_pass,
     loss_context,
-    phase_moves,
     precision,
     set_mode,
     together,
 )
-from flcore.engine.local.tape import Tape, record_tape
+from flcore.engine.local.tape import BatchPlan, plan_batches
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights, rows_finite
 from flcore.io.twins import on_the_cpu, pair
 from flcore.math.prototypes.class_means import class_sums
-from flcore.methods.types import Context, Loss, Phase
+from flcore.methods.types import Loss, LossInputs, Phase
 
 Noted = tuple[Tensor, Tensor]
 """Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
@@ -63,36 +63,36 @@ class StackedTrainer:
         self.module = self.loss.module
         refuse_single_batches(experiment, self.module)
 
-    def train(self, training: Training) -> list[Outcome]:
+    def train(self, training: TrainJob) -> list[TrainResult]:
         """One outcome per turn, in the order given.
 
         Raises:
             ConfigError: the method cannot be stacked; says why.
         """
-        turns, phases = training.turns, training.phases
-        contexts = [self.experiment.method.context(turn) if phases else {} for turn in turns]
+        contexts, phases = training.contexts, training.phases
+        all_inputs = [self.experiment.method.loss_inputs(ctx) if phases else {} for ctx in contexts]
         params = self._stacked([start.params for start in training.starts])
         buffers = self._stacked([start.buffers for start in training.starts])
-        sums: list[dict[str, float]] = [{} for _ in turns]
-        counts: list[Counter[str]] = [Counter() for _ in turns]
-        steps = [0] * len(turns)
-        num_classes = turns[0].setting.num_classes
-        drawn = [torch.zeros(num_classes, dtype=torch.int64) for _ in turns]
-        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in turns]
+        sums: list[dict[str, float]] = [{} for _ in contexts]
+        counts: list[Counter[str]] = [Counter() for _ in contexts]
+        steps = [0] * len(contexts)
+        num_classes = contexts[0].setting.num_classes
+        drawn = [torch.zeros(num_classes, dtype=torch.int64) for _ in contexts]
+        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in contexts]
         for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            order, tapes, batches = self._batches(training, contexts, number, phase)
-            context = StackedContext(
-                [loss_context(contexts[position], phases) for position in order],
-                [turns[position] for position in order],
+            order, tapes, batches = self._batches(training, all_inputs, number, phase)
+            inputs = StackedContext(
+                [loss_context(all_inputs[position], phases) for position in order],
+                [contexts[position] for position in order],
                 self.experiment.method.name,
             )
-            in_order = order == list(range(len(turns)))
+            in_order = order == list(range(len(contexts)))
             place = torch.tensor(order, device=self.experiment.config.engine.device)
             values = {**params, **buffers}
             arranged = values if in_order else {name: own.index_select(0, place) for name, own in values.items()}
             labels = batches.drawn(num_classes)
-            terms, found = self._run_phase(phase, turns[0].round, arranged, batches, context)
+            terms, found = self._run_phase(phase, contexts[0].round, arranged, batches, inputs)
             back = torch.argsort(place)
             values = {
                 name: value.detach() if in_order else value.detach().index_select(0, back)
@@ -104,14 +104,14 @@ class StackedTrainer:
                 steps[position] += len(tape)
                 drawn[position] += labels[rank]
                 if found is not None:
-                    noted[position] = added(noted[position], (found[0][rank], found[1][rank]))
+                    noted[position] = add_noted(noted[position], (found[0][rank], found[1][rank]))
                 for name, totals in terms.items() if len(tape) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += len(tape)
         weights, stay = self._rows(params, buffers)
         finite = rows_finite([*params.values(), *buffers.values()])
         return [
-            Outcome(
+            TrainResult(
                 weights[index],
                 {name: total / counts[index][name] for name, total in sums[index].items()},
                 steps[index],
@@ -120,12 +120,12 @@ class StackedTrainer:
                 finite[index],
                 weights[index] if stay else None,
             )
-            for index in range(len(turns))
+            for index in range(len(contexts))
         ]
 
     def _batches(
-        self, training: Training, contexts: Sequence[Context], number: int, phase: Phase
-    ) -> tuple[list[int], list[Tape], StackedBatches]:
+        self, training: TrainJob, all_inputs: Sequence[LossInputs], number: int, phase: Phase
+    ) -> tuple[list[int], list[BatchPlan], StackedBatches]:
         """What a phase goes through, for a module that has been prepared for it.
 
         Args:
@@ -134,11 +134,11 @@ class StackedTrainer:
         Returns:
             The clients' places, those with most steps first; their tapes, by place; and the batches, in that order.
         """
-        samples, lengths = phase_samples(phase, training.data, contexts, training.tables)
+        samples, lengths = phase_samples(phase, training.data, all_inputs, training.tables)
         skip = uses_batch_statistics(self.module)
         tapes = [
-            record_tape(self.experiment, self.module, turn, phase, number, length, skip_single=skip)
-            for turn, length in zip(training.turns, lengths, strict=True)
+            plan_batches(self.experiment, self.module, ctx, phase, number, length, skip_single=skip)
+            for ctx, length in zip(training.contexts, lengths, strict=True)
         ]
         offsets = [sum(lengths[:position]) for position in range(len(lengths))]
         order = sorted(range(len(tapes)), key=lambda position: -len(tapes[position]))
@@ -180,7 +180,7 @@ class StackedTrainer:
         round_number: int,
         values: dict[str, Tensor],
         batches: StackedBatches,
-        context: StackedContext,
+        inputs: StackedContext,
     ) -> tuple[dict[str, list[float]], Noted | None]:
         """Train one phase in place.
 
@@ -189,7 +189,7 @@ class StackedTrainer:
             noted, [A, C, d] and [A, C], None where nobody noted anything.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
-        moves = phase_moves(self.experiment, self.module, phase, round_number)
+        moves = build_steps(self.experiment, self.module, phase, round_number)
         buffers = [name for name, _ in self.module.named_buffers()]
         sums: dict[str, Tensor] = {}
         noted: Noted | None = None
@@ -209,7 +209,7 @@ class StackedTrainer:
             for number, move in enumerate(moves):
                 going = {name: value[:active] for name, value in values.items()}
                 wanted = noting is not None and number == 0
-                ask = partial(self._losses, move.loss, batch, context, active)
+                ask = partial(self._losses, move.loss, batch, inputs, active)
                 found, noted_features, grads = gradients(move, going, buffers, ask, stacked=True, noting=wanted)
                 if config.local.clip is not None:
                     clip_gradients(grads, config.local.clip, stacked=True)
@@ -239,7 +239,7 @@ class StackedTrainer:
         self,
         loss: Loss,
         batch: StackedBatch,
-        context: StackedContext,
+        inputs: StackedContext,
         active: int,
         values: Mapping[str, Tensor],
         noting: bool,
@@ -250,11 +250,11 @@ class StackedTrainer:
         """
 
         def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> Asked:
-            return self.loss(loss, values, batch, context.rebuild(own), noting=noting)
+            return self.loss(loss, values, batch, inputs.rebuild(own), noting=noting)
 
         try:
             with precision(self.experiment):
-                found: Asked = torch.vmap(one_client)(values, batch, context.stacked(active))
+                found: Asked = torch.vmap(one_client)(values, batch, inputs.stacked(active))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

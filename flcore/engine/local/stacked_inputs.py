@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flcore.core.errors import ConfigError
 from flcore.engine.local.samples import Samples, drawn_labels
-from flcore.engine.local.tape import Tape
-from flcore.methods.types import Context, Turn
+from flcore.engine.local.tape import BatchPlan
+from flcore.methods.types import ClientContext, LossInputs
 
 StackedBatch = dict[str, Any]
 """Images, labels, drops, draws, frozen, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""
@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 class StackedBatches:
     """The mini-batches of a phase for a stack whose clients are ordered by their number of steps, a step at a time."""
 
-    def __init__(self, tapes: Sequence[Tape], offsets: Sequence[int], samples: Samples, device: str) -> None:
+    def __init__(self, tapes: Sequence[BatchPlan], offsets: Sequence[int], samples: Samples, device: str) -> None:
         """Lay tapes side by side, and on the device.
 
         Args:
@@ -163,14 +163,14 @@ class StackedContext:
         ConfigError: contexts of two clients differ in names, types or shapes.
     """
 
-    def __init__(self, contexts: Sequence[Context], turns: Sequence[Turn], method: str) -> None:
+    def __init__(self, all_inputs: Sequence[LossInputs], contexts: Sequence[ClientContext], method: str) -> None:
         self._refusal = f"engine.stack = true: {method} cannot be trained on stacked clients:"
-        self._flat = [_flatten(context) for context in contexts]
+        self._flat = [_flatten(inputs) for inputs in all_inputs]
         first = self._flat[0]
-        for flat, turn in zip(self._flat, turns, strict=True):
+        for flat, ctx in zip(self._flat, contexts, strict=True):
             if flat.keys() != first.keys():
                 raise ConfigError(
-                    f"{self._refusal} client {turn.client}'s loss needs {sorted(flat)}, client {turns[0].client}'s "
+                    f"{self._refusal} client {ctx.client}'s loss needs {sorted(flat)}, client {contexts[0].client}'s "
                     f"{sorted(first)}; use engine.stack=false"
                 )
         self.plain: dict[Path, Any] = {}
@@ -203,29 +203,29 @@ class StackedContext:
         """What differs between clients, [A, ...] each."""
         return [tensor[:active] for tensor in self.own.values()]
 
-    def rebuild(self, own: Sequence[Tensor]) -> Context:
+    def rebuild(self, own: Sequence[Tensor]) -> LossInputs:
         """One client's context, inside vmap."""
         return nested({**self.plain, **self.shared, **dict(zip(self.own, own, strict=True))})
 
 
-def nested(values: Mapping[Path, Any]) -> Context:
+def nested(values: Mapping[Path, Any]) -> LossInputs:
     """A context of values by path."""
-    context: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for path, value in values.items():
-        place = context
+        place = inputs
         for part in path[:-1]:
             place = place.setdefault(part, {})
         place[path[-1]] = value
-    return context
+    return inputs
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second)
 
 
-def _flatten(context: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
+def _flatten(inputs: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
     flat: dict[Path, Any] = {}
-    for name, value in context.items():
+    for name, value in inputs.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, (*prefix, name))
         else:

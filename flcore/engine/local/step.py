@@ -16,7 +16,7 @@ from flcore.core.optim import Adam, Optimizer, Sgd
 from flcore.core.schedules import Constant, Cosine, Exponential, Schedule
 from flcore.data.augment import augment
 from flcore.experiment.experiment import Experiment
-from flcore.methods.types import Context, Loss, Phase, Probe
+from flcore.methods.types import Loss, LossInputs, Perturb, Phase
 from flcore.models.base import Backbone
 
 Asked = tuple[dict[str, Tensor], list[Tensor]]
@@ -24,7 +24,7 @@ Asked = tuple[dict[str, Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Move:
+class Step:
     """An update of a phase, ready to be carried out in step after step.
 
     Attributes:
@@ -34,17 +34,17 @@ class Move:
     """
 
     loss: Loss
-    probe: Probe | None
+    probe: Perturb | None
     names: tuple[str, ...]
     optimizer: Optimizer
 
 
-def phase_moves(experiment: Experiment, module: Backbone, phase: Phase, round_number: int) -> tuple[Move, ...]:
+def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_number: int) -> tuple[Step, ...]:
     """The updates of a phase with fresh optimisers, for a module that :func:`set_mode` has prepared for it."""
     config = experiment.config
     moving = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     return tuple(
-        Move(
+        Step(
             update.loss or phase.loss or experiment.method.loss,
             update.probe,
             tuple(name for name in moving if name.startswith(update.trainable)),
@@ -56,7 +56,7 @@ def phase_moves(experiment: Experiment, module: Backbone, phase: Phase, round_nu
     )
 
 
-def probed(move: Move, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
+def probed(move: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
     """What moves, by name, at the point where its gradient is to be taken: leaves anew.
 
     Args:
@@ -71,7 +71,7 @@ def probed(move: Move, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *,
 
 
 def gradients(
-    move: Move,
+    move: Step,
     values: Mapping[str, Tensor],
     buffers: Collection[str],
     ask: Callable[[Mapping[str, Tensor], bool], Asked],
@@ -164,10 +164,10 @@ def learning_rate(local: LocalConfig, round_number: int, rounds: int) -> float:
     return schedules[local.schedule](round_number - 1)
 
 
-def loss_context(context: Context, phases: Sequence[Phase]) -> Context:
+def loss_context(inputs: LossInputs, phases: Sequence[Phase]) -> LossInputs:
     """The context without the samples of phases, which no loss reads."""
     sources = {phase.source for phase in phases}
-    return {name: value for name, value in context.items() if name not in sources}
+    return {name: value for name, value in inputs.items() if name not in sources}
 
 
 def set_mode(module: Backbone, phase: Phase, batchnorm: str) -> None:
@@ -214,7 +214,9 @@ def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tu
     return row[..., None, None] * means.unsqueeze(-3), row.unsqueeze(-1) * present.unsqueeze(-2)
 
 
-def added(first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+def add_noted(
+    first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""
     if first is None or second is None:
         return first or second

@@ -18,7 +18,7 @@ from flcore.core.optim import clip_gradients
 from flcore.data.images import scaled
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
-from flcore.engine.local.step import Asked, Move, gradients, precision, together
+from flcore.engine.local.step import Asked, Step, gradients, precision, together
 
 Inputs = Mapping[Path, Tensor]
 """What a step reads, by path; the first part of a path is its kind:
@@ -43,7 +43,7 @@ class StepFunction:
     """
 
     loss: ClientLoss
-    moves: tuple[Move, ...]
+    moves: tuple[Step, ...]
     plain: Mapping[Path, Any]
     stacked: bool
     noting: bool
@@ -86,22 +86,22 @@ class StepFunction:
                 _replace(list(values.values()), list(work.values()), alive)
         return {name: term.detach() for name, term in terms.items()}, noted
 
-    def _ask(self, move: Move, inputs: Inputs, leaves: Mapping[str, Tensor], noting: bool) -> Asked:
+    def _ask(self, move: Step, inputs: Inputs, leaves: Mapping[str, Tensor], noting: bool) -> Asked:
         with precision(self.loss.experiment):
             return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, noting=noting)
 
-    def _of_one(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
-        context = nested({**self.plain, **kind(inputs, "shared", "number")})
-        return self.loss(move.loss, leaves, _batch(inputs), context, noting=noting)
+    def _of_one(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
+        loss_inputs = nested({**self.plain, **kind(inputs, "shared", "number")})
+        return self.loss(move.loss, leaves, _batch(inputs), loss_inputs, noting=noting)
 
-    def _of_all(self, move: Move, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
+    def _of_all(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
         common = {**self.plain, **kind(inputs, "shared", "number")}
         mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
 
         def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Asked:
             own = dict(zip(mine, tensors, strict=True))
-            context = nested({**common, **kind(own, "own")})
-            return self.loss(move.loss, leaves, _batch(own), context, noting=noting)
+            loss_inputs = nested({**common, **kind(own, "own")})
+            return self.loss(move.loss, leaves, _batch(own), loss_inputs, noting=noting)
 
         found: Asked = torch.vmap(one_client)(leaves, list(mine.values()))
         return found

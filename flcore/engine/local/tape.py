@@ -17,12 +17,12 @@ from flcore.core.rng import torch_stream
 from flcore.data.augment import draw_augmentation
 from flcore.experiment.experiment import Experiment
 from flcore.methods.api import Method
-from flcore.methods.types import Phase, Turn
+from flcore.methods.types import ClientContext, Phase
 from flcore.models import Backbone
 
 
 @dataclass(frozen=True)
-class Tape:
+class BatchPlan:
     """All steps of a phase.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tape:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def on(self, device: str) -> Tape:
+    def on(self, device: str) -> BatchPlan:
         """The tape with its tensors on a device."""
         if device == "cpu":
             return self
@@ -58,9 +58,16 @@ class Tape:
         return replace(self, positions=positions, drops=drops, augmentation=augmentation, draws=draws)
 
 
-def record_tape(
-    experiment: Experiment, module: Backbone, turn: Turn, phase: Phase, number: int, size: int, *, skip_single: bool
-) -> Tape:
+def plan_batches(
+    experiment: Experiment,
+    module: Backbone,
+    ctx: ClientContext,
+    phase: Phase,
+    number: int,
+    size: int,
+    *,
+    skip_single: bool,
+) -> BatchPlan:
     """Lay out a phase, on the CPU; but what is dropped out is drawn on the device that trains.
 
     These are by far the most numbers (127 MB in a round of 50 clients with ``pfl_cnn``): drawn here and sent, they take
@@ -69,15 +76,15 @@ def record_tape(
     Args:
         experiment: the run, or one that differs from it in the seed alone.
         module: its model, for the dropout sites.
-        turn: the client's turn. phase: what to do. number: of the phase within the round.
+        ctx: the client's turn. phase: what to do. number: of the phase within the round.
         size: how many samples the client has to go through.
         skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
     """
-    config, seed, keys = experiment.config, turn.setting.seed, (turn.round, turn.client, number)
+    config, seed, keys = experiment.config, ctx.setting.seed, (ctx.round, ctx.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
-    laid_out = list(_laid_out(size, config.local, turn, phase, number))
+    laid_out = list(_laid_out(size, config.local, ctx, phase, number))
     a_pass = steps_per_pass(size, config.local)
-    done = _steps_before(config.local, turn, phase) % max(a_pass, 1)
+    done = _steps_before(config.local, ctx, phase) % max(a_pass, 1)
     before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.note, 0)
     kept = [row.shape[0] > 1 or not skip_single for row in laid_out]
     rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
@@ -98,12 +105,12 @@ def record_tape(
         augmentation = {name: draw.reshape(steps, batch_size, *draw.shape[1:]) for name, draw in flat.items()}
     draws: Mapping[str, Tensor] = {}
     if (
-        type(experiment.method).draws is not Method.draws
+        type(experiment.method).random_inputs is not Method.random_inputs
     ):  # most draw nothing, and a stream takes a fifth of a tape's time
         single = skip_single and size % batch_size == 1 and (config.local.batches == "all" or size == 1)
-        planned = replace(turn, steps_per_pass=a_pass - single)
-        draws = experiment.method.draws(planned, steps, torch_stream(seed, "draws", *keys))
-    return Tape(
+        planned = replace(ctx, steps_per_pass=a_pass - single)
+        draws = experiment.method.random_inputs(planned, steps, torch_stream(seed, "draws", *keys))
+    return BatchPlan(
         positions=positions,
         sizes=sizes,
         drops=drops,
@@ -146,18 +153,18 @@ def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
     return steps if steps is not None else epochs * steps_per_pass(size, local)
 
 
-def _laid_out(size: int, local: LocalConfig, turn: Turn, phase: Phase, number: int) -> Iterator[Tensor]:
+def _laid_out(size: int, local: LocalConfig, ctx: ClientContext, phase: Phase, number: int) -> Iterator[Tensor]:
     epochs, steps = passes(local, phase)
-    seed, full = turn.setting.seed, local.batches != "all"
+    seed, full = ctx.setting.seed, local.batches != "all"
     if not _is_endless(local, phase):
-        generator = torch_stream(seed, "batches", turn.round, turn.client, number)
+        generator = torch_stream(seed, "batches", ctx.round, ctx.client, number)
         return batch_positions(size, local.batch_size, epochs, steps, generator, full=full)
 
     def generator_of(which: int) -> torch.Generator:
-        return torch_stream(seed, "passes", turn.client, number, which)
+        return torch_stream(seed, "passes", ctx.client, number, which)
 
     assert steps is not None  # else it is not endless
-    return endless_positions(size, local.batch_size, _steps_before(local, turn, phase), steps, generator_of)
+    return endless_positions(size, local.batch_size, _steps_before(local, ctx, phase), steps, generator_of)
 
 
 def _is_endless(local: LocalConfig, phase: Phase) -> bool:
@@ -165,10 +172,10 @@ def _is_endless(local: LocalConfig, phase: Phase) -> bool:
     return local.batches == "endless" and passes(local, phase)[1] is not None
 
 
-def _steps_before(local: LocalConfig, turn: Turn, phase: Phase) -> int:
+def _steps_before(local: LocalConfig, ctx: ClientContext, phase: Phase) -> int:
     """Return how many mini-batches of a phase's chain of passes lie before its first one in this round."""
     _, steps = passes(local, phase)
-    return (turn.round - 1) * steps if steps is not None and _is_endless(local, phase) else 0
+    return (ctx.round - 1) * steps if steps is not None and _is_endless(local, phase) else 0
 
 
 def batch_positions(

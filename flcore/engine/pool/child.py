@@ -27,10 +27,10 @@ from flcore.core.interpreter import python
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from flcore.engine.pool.child import begin; begin()"
 _SECONDS_TO_DIE = 5
 
-_started: weakref.WeakSet[Child] = weakref.WeakSet()
+_started: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
-class Child:
+class WorkerProcess:
     """A process that was started, and this end of the pipe to it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Child:
             self._process.wait()
 
 
-def alive() -> list[Child]:
+def alive() -> list[WorkerProcess]:
     """Processes that this one has started and that have not ended."""
     return [child for child in _started if child.is_alive]
 

@@ -16,22 +16,22 @@ from typing import ClassVar, Protocol, TypeVar
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.failures import failed
 from flcore.engine.local.serial import Trainer
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.groups import (
     Group,
     Keep,
-    Keeper,
+    ReplyStore,
     Results,
     StoppedError,
     drops_failures,
     train_group,
 )
-from flcore.engine.replies import Result
+from flcore.engine.replies import ClientResult
 from flcore.engine.turns import Failure, LegWork, leg_of
-from flcore.evaluation.scoring import Part, Request
+from flcore.evaluation.scoring import EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 
@@ -42,18 +42,20 @@ class Executor(Protocol):
     """Trains groups of stacks; safe to call from several threads."""
 
     def train(self, work: LegWork, group: Group) -> Results:
-        """Return the results of a leg for the clients of a group.
+        """Return the results of an exchange for the clients of a group.
 
         Raises:
             RunError: a client failed and ``federation.on_client_error`` is ``stop``; or the executor is closed.
         """
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
+    ) -> Sequence[Record] | None:
         """Return the answers to the parts of a scoring, in their order; None where whoever asks does that better.
 
         Args:
             request: what is scored. parts: of it, with what answers are made from.
-            memories: client to the leg that left what it remembers.
+            client_states: client to the exchange that left what it remembers.
         """
 
     def close(self) -> None:
@@ -74,9 +76,9 @@ class InlineExecutor:
             checkpoint: its folder; the very object that commits, since it may hold results in memory.
             trainer: who does local training; None: the run's own.
         """
-        self._runner = TurnRunner(experiment, trainer)
+        self._runner = ClientRunner(experiment, trainer)
         self._checkpoint = checkpoint
-        self._keeper = Keeper(experiment, checkpoint)
+        self._keeper = ReplyStore(experiment, checkpoint)
         self._one_at_a_time = threading.Lock()
         self._closed = False
 
@@ -84,12 +86,14 @@ class InlineExecutor:
         """Train the group on this thread."""
         with self._one_at_a_time:
             todo = self._keeper.missing(work, group)
-            memories = partial(self._checkpoint.memory, memories=work.memories)
+            client_states = partial(self._checkpoint.client_state, client_states=work.client_states)
             keep = partial(self._keeper.keep, work)
-            train_group(self._runner, work, todo, memories, lambda: self._closed, keep)
+            train_group(self._runner, work, todo, client_states, lambda: self._closed, keep)
             return collected(self._keeper, work, group, self._runner.experiment)
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
+    ) -> Sequence[Record] | None:
         """None: who asks is in the same process."""
         return None
 
@@ -112,7 +116,7 @@ class WorkerHandle(ABC):
         """Have a group trained.
 
         Args:
-            work: the leg, of the group's clients alone. group: of stacks.
+            work: the exchange, of the group's clients alone. group: of stacks.
             keep: is handed every result; also those that came before an error, or a death.
 
         Raises:
@@ -122,12 +126,14 @@ class WorkerHandle(ABC):
     shares_scoring: ClassVar[bool] = False
     """Whether :meth:`score` is there to be asked."""
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int], run: str) -> list[Record]:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int], run: str
+    ) -> list[Record]:
         """Answer parts of a scoring.
 
         Args:
             request: what is scored. parts: of it.
-            memories: of the parts' clients. run: digest of the run's name.
+            client_states: of the parts' clients. run: digest of the run's name.
 
         Raises:
             WorkerLostError: the worker died. Exception: what was raised there, as it would be raised here.
@@ -162,7 +168,7 @@ class PoolExecutor:
             experiment: the run. checkpoint: its folder; the very object that commits.
         """
         self._start, self._experiment, self._checkpoint = start, experiment, checkpoint
-        self._keeper = Keeper(experiment, checkpoint)
+        self._keeper = ReplyStore(experiment, checkpoint)
         self._lock, self._closed = threading.Lock(), False
         self._idle: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._workers = {place: start(place) for place in range(workers)}
@@ -178,20 +184,22 @@ class PoolExecutor:
                     self._give_up(work, stack, deaths[-1])
         return collected(self._keeper, work, group, self._experiment)
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
+    ) -> Sequence[Record] | None:
         """Hand out the parts in as many pieces as there are workers; None where these share no disk with this process.
 
         What a piece's parts share is sent once.
         """
         if not all(worker.shares_scoring for worker in self._workers.values()):
             return None
-        run = self._checkpoint.flush(memories)
+        run = self._checkpoint.flush(client_states)
         size = -(-len(parts) // len(self._workers))
         pieces = [parts[start : start + size] for start in range(0, len(parts), size)]
 
-        def answer(piece: Sequence[Part]) -> list[Record]:
+        def answer(piece: Sequence[EvalTask]) -> list[Record]:
             clients = [part.client for part in piece if part.client is not None]
-            own = {client: memories[client] for client in clients if client in memories}
+            own = {client: client_states[client] for client in clients if client in client_states}
             try:
                 return self.on_worker(lambda worker: worker.score(request, piece, own, run))
             except WorkerLostError:
@@ -278,16 +286,16 @@ def _train(worker: WorkerHandle, work: LegWork, group: Group, keep: Keep) -> Non
     worker.train(work, group, keep)
 
 
-def collected(keeper: Keeper, work: LegWork, group: Group, experiment: Experiment) -> dict[int, Result]:
+def collected(keeper: ReplyStore, work: LegWork, group: Group, experiment: Experiment) -> dict[int, ClientResult]:
     """By client what was kept of a group.
 
     Raises:
         RunError: of somebody nothing was.
     """
-    results: dict[int, Result] = {}
+    results: dict[int, ClientResult] = {}
     for client, result in keeper.found(work, [client for stack in group for client in stack]).items():
         if result is None:
-            leg = leg_of(experiment, work.place).name
-            raise failed(work.place, leg, client, Failure("the worker's reply is missing"))
+            exchange = leg_of(experiment, work.place).name
+            raise failed(work.place, exchange, client, Failure("the worker's reply is missing"))
         results[client] = result
     return results

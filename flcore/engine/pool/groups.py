@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import Memories, TurnRunner
-from flcore.engine.failures import LocatedError, TurnError, failed, failure_of, is_the_machines, turn_part
-from flcore.engine.replies import Result
+from flcore.engine.client import ClientRunner, ClientStates
+from flcore.engine.failures import ClientError, LocatedError, client_step, failed, failure_of, is_the_machines
+from flcore.engine.replies import ClientResult
 from flcore.engine.turns import Failure, LegWork, Reply, leg_of
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
@@ -15,9 +15,9 @@ from flcore.io.records import Record
 Group = Sequence[Sequence[int]]
 """Stacks of clients that are trained one after the other by the same worker."""
 
-Results = Mapping[int, Result]
+Results = Mapping[int, ClientResult]
 
-Keep = Callable[[int, Result, Record | None], None]
+Keep = Callable[[int, ClientResult, Record | None], None]
 """Told what became of a client's turn, and what the client remembers; None where that has been written."""
 
 
@@ -28,20 +28,20 @@ class StoppedError(LocatedError):
         super().__init__("training was stopped")
 
 
-class Keeper:
+class ReplyStore:
     """What came of the turns of a run, as ``engine.durability`` wants it kept; asked from several threads."""
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
         """Keep results in ``checkpoint``: the very object that commits, since it may hold them in memory."""
         self._checkpoint, self._spill = checkpoint, experiment.config.engine.durability == "reply"
 
-    def keep(self, work: LegWork, client: int, result: Result, memory: Record | None) -> None:
-        """Keep what came of a client's turn in a leg; for ``memory`` see :data:`Keep`."""
-        self._checkpoint.turns.hold(work.number, client, result, memory, work.run, spill=self._spill)
+    def keep(self, work: LegWork, client: int, result: ClientResult, client_state: Record | None) -> None:
+        """Keep what came of a client's turn in an exchange; for ``memory`` see :data:`Keep`."""
+        self._checkpoint.client_results.hold(work.number, client, result, client_state, work.run, spill=self._spill)
 
-    def found(self, work: LegWork, clients: Sequence[int]) -> dict[int, Result | None]:
+    def found(self, work: LegWork, clients: Sequence[int]) -> dict[int, ClientResult | None]:
         """By client what is there."""
-        return self._checkpoint.turns.load_all(work.number, clients, work.run)
+        return self._checkpoint.client_results.load_all(work.number, clients, work.run)
 
     def missing(self, work: LegWork, group: Group) -> list[list[int]]:
         """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""
@@ -50,15 +50,20 @@ class Keeper:
 
 
 def train_group(
-    runner: TurnRunner, work: LegWork, group: Group, memories: Memories, stopped: Callable[[], bool], keep: Keep
+    runner: ClientRunner,
+    work: LegWork,
+    group: Group,
+    client_states: ClientStates,
+    stopped: Callable[[], bool],
+    keep: Keep,
 ) -> None:
     """Train a group; every stack's results are handed over as soon as they are there.
 
     Args:
         runner: carries out turns.
-        work: the leg, with what these clients are sent.
+        work: the exchange, with what these clients are sent.
         group: of stacks.
-        memories: client id to what it remembers.
+        client_states: client id to what it remembers.
         stopped: whether nobody waits for results any more; asked before and after every stack.
         keep: takes results.
 
@@ -70,18 +75,18 @@ def train_group(
     for stack in group:
         if stopped():
             raise StoppedError
-        turns = _turns(runner, work, stack, memories)
+        contexts = _turns(runner, work, stack, client_states)
         if stopped():  # another run may have begun in this folder
             raise StoppedError
-        for client, turn in turns.items():
-            result, memory = (turn, Record()) if isinstance(turn, Failure) else turn
+        for client, ctx in contexts.items():
+            result, client_state = (ctx, Record()) if isinstance(ctx, Failure) else ctx
             if isinstance(result, Failure) and not drop:
                 raise failed(work.place, leg_of(runner.experiment, work.place).name, client, result)
-            keep(client, result, memory)
+            keep(client, result, client_state)
 
 
 def _turns(
-    runner: TurnRunner, work: LegWork, stack: Sequence[int], memories: Memories
+    runner: ClientRunner, work: LegWork, stack: Sequence[int], client_states: ClientStates
 ) -> dict[int, tuple[Reply, Record] | Failure]:
     """Train a stack.
 
@@ -90,14 +95,14 @@ def _turns(
     """
     experiment = runner.experiment
     try:
-        with turn_part(work.place, leg_of(experiment, work.place).name, stack, ""):
-            return runner.train(work, stack, memories)
-    except TurnError as error:
+        with client_step(work.place, leg_of(experiment, work.place).name, stack, ""):
+            return runner.train(work, stack, client_states)
+    except ClientError as error:
         if not drops_failures(experiment) or is_the_machines(error):
             raise
         if len(stack) == 1:
             return {stack[0]: failure_of(error)}
-    return {client: _turns(runner, work, [client], memories)[client] for client in stack}
+    return {client: _turns(runner, work, [client], client_states)[client] for client in stack}
 
 
 def drops_failures(experiment: Experiment) -> bool:

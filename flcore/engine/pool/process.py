@@ -16,10 +16,10 @@ from torch import Tensor
 
 from flcore.config.schema import Config
 from flcore.engine.checkpoint import CURE, Checkpoint
-from flcore.engine.client import TurnRunner
-from flcore.engine.failures import located, packed, unpacked
+from flcore.engine.client import ClientRunner
+from flcore.engine.failures import error_context, pack_error, unpack_error
 from flcore.engine.numerics import set_numerics, single_thread
-from flcore.engine.pool.child import Child
+from flcore.engine.pool.child import WorkerProcess
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, StoppedError, train_group
 from flcore.engine.pool.wire import (
@@ -31,10 +31,10 @@ from flcore.engine.pool.wire import (
     whole_parts,
 )
 from flcore.engine.pool.workers import device_of, worker_count
-from flcore.engine.replies import Result
+from flcore.engine.replies import ClientResult
 from flcore.engine.turn_results import TurnResults
 from flcore.engine.turns import LegWork, Reply
-from flcore.evaluation.scoring import Answerer, Part, Request
+from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io.records import Record
@@ -61,7 +61,7 @@ class _Process(WorkerHandle):
 
     def __init__(self, place: int, arguments: tuple[Any, ...]) -> None:
         self._at_work = threading.Lock()
-        self._process = Child(_serve, place, *arguments)
+        self._process = WorkerProcess(_serve, place, *arguments)
         self._pipe = self._process.pipe
 
     def train(self, work: LegWork, group: Group, keep: Keep) -> None:
@@ -71,12 +71,14 @@ class _Process(WorkerHandle):
         stacks = [list(stack) for stack in group]
         self._ask("train", (replace(work, received={}), stacks, list(work.received)), work.received.values(), kept)
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int], run: str) -> list[Record]:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int], run: str
+    ) -> list[Record]:
         found: list[Record] = []
         records, bare = split_parts(parts)
         self._ask(
             "score",
-            (request, bare, memories, run),
+            (request, bare, client_states, run),
             records,
             lambda place, described, values: found.append(unpacked_records(described, values)[0]),
         )
@@ -103,7 +105,7 @@ class _Process(WorkerHandle):
                     raise
         (error,) = content
         if error is not None:
-            raise unpacked(error)
+            raise unpack_error(error)
 
     def _next(self) -> Any:
         while not self._pipe.poll(_SECONDS_BETWEEN_LOOKS):
@@ -149,7 +151,7 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
         except StoppedError:
             return
         except Exception as raised:
-            error = packed(raised)
+            error = pack_error(raised)
         try:
             pipe.send(("answer", error))
         except OSError:
@@ -174,7 +176,7 @@ class _Worker:
         self._place, self._config, self._choice = place, config, EngineChoice(*choice)
         self._data = Path(prepared), Path(partition)
         self._turns = TurnResults(Path(folder), CURE, 0.0, time.monotonic)
-        self._runner: TurnRunner | None = None
+        self._runner: ClientRunner | None = None
 
     @cached_property
     def _experiment(self) -> Experiment:
@@ -191,35 +193,35 @@ class _Worker:
         self,
         pipe: Connection,
         records: Sequence[Record],
-        request: Request,
-        parts: Sequence[Part],
-        memories: Mapping[int, int],
+        request: EvalRequest,
+        parts: Sequence[EvalTask],
+        client_states: Mapping[int, int],
         run: str,
     ) -> None:
-        with located("scoring"):
-            remembered = partial(self._memory, memories, run)
+        with error_context("scoring"):
+            remembered = partial(self._memory, client_states, run)
             for place, part in enumerate(whole_parts(parts, records)):
                 _send(pipe, place, *packed_records([self._answerer.answer(request, part, remembered)]))
 
     def train(
         self, pipe: Connection, records: Sequence[Record], work: LegWork, group: Group, clients: Sequence[int]
     ) -> None:
-        with located("a worker's start"):
+        with error_context("a worker's start"):
             if self._runner is None:
-                self._runner = TurnRunner(self._experiment)
+                self._runner = ClientRunner(self._experiment)
         work = replace(work, received=dict(zip(clients, records, strict=True)))
 
-        def send(client: int, result: Result, memory: Record | None) -> None:
-            if isinstance(result, Reply) and result.remembers and memory is not None:
-                self._turns.save_memory(work.number, client, memory, work.run)
+        def send(client: int, result: ClientResult, client_state: Record | None) -> None:
+            if isinstance(result, Reply) and result.has_state and client_state is not None:
+                self._turns.save_client_state(work.number, client, client_state, work.run)
             _send(pipe, client, *packed_result(result))
 
-        memories = partial(self._memory, work.memories, work.run)
+        client_states = partial(self._memory, work.client_states, work.run)
         # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
-        train_group(self._runner, work, group, memories, pipe.poll, send)
+        train_group(self._runner, work, group, client_states, pipe.poll, send)
 
-    def _memory(self, memories: Mapping[int, int], run: str, client: int) -> Record:
-        return self._turns.memory(memories[client], client, run) if client in memories else Record()
+    def _memory(self, client_states: Mapping[int, int], run: str, client: int) -> Record:
+        return self._turns.client_state(client_states[client], client, run) if client in client_states else Record()
 
 
 def _send(pipe: Connection, place: int, described: Any, pieces: list[memoryview]) -> None:

@@ -27,16 +27,16 @@ from flcore.config.schema import Config
 from flcore.config.sections import EngineConfig
 from flcore.core import loaded_code
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.text import brief
+from flcore.core.text import shorten
 from flcore.engine.checkpoint import CURE, Checkpoint
-from flcore.engine.client import TurnRunner
-from flcore.engine.failures import LocatedError, located, packed, unpacked
+from flcore.engine.client import ClientRunner
+from flcore.engine.failures import LocatedError, error_context, pack_error, unpack_error
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
 from flcore.engine.pool.groups import Group, Keep, train_group
 from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.wire import packed_result, unpacked_result
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.replies import Result
+from flcore.engine.replies import ClientResult
 from flcore.engine.turn_results import TurnResults
 from flcore.engine.turns import LegWork, Reply
 from flcore.experiment.experiment import EngineChoice, Experiment
@@ -104,7 +104,7 @@ def _connect(config: Config) -> Any:
             if "AF_UNIX" not in str(error):
                 raise
             raise ConfigError(
-                f"TMPDIR = {brief(tempfile.gettempdir())}: too long a path for Ray's sockets; set TMPDIR to a path "
+                f"TMPDIR = {shorten(tempfile.gettempdir())}: too long a path for Ray's sockets; set TMPDIR to a path "
                 "under 60 characters"
             ) from error
     return ray
@@ -194,23 +194,23 @@ class _Actor(WorkerHandle):
             if not self._ask(self._actor.find_data.remote(places, shared.descriptions)):
                 self._ask(self._actor.take_data.remote([shared.data()]))
             self._has_data = True
-        memories = {
+        client_states = {
             path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
             for stack in group
             for client in stack
-            if client in work.memories
-            for path in (checkpoint.turns.memory_file(work.memories[client], client),)
+            if client in work.client_states
+            for path in (checkpoint.client_results.state_file(work.client_states[client], client),)
         }
         described, pieces = packed_together(list(work.received.values()))
         bare, clients = replace(work, received={}), list(work.received)
         error, files, results = self._ask(
-            self._actor.train.remote(bare, clients, described, b"".join(pieces), memories, group)
+            self._actor.train.remote(bare, clients, described, b"".join(pieces), client_states, group)
         )
         _write(checkpoint.directory, files)  # memories, before the replies that name them
         for client, (described, values) in results.items():
             keep(client, unpacked_result(described, _bytes_in(values)), None)
         if error is not None:
-            raise unpacked(error)
+            raise unpack_error(error)
 
     def _ask(self, request: Any) -> Any:
         errors = self._ray.exceptions
@@ -264,7 +264,7 @@ class RayWorker:
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
         self._turns = TurnResults(self._root / "checkpoint", CURE, 0.0, time.monotonic)
-        self._runner: TurnRunner | None = None
+        self._runner: ClientRunner | None = None
 
     def close(self) -> None:
         """Remove its folder, with all that it was sent: who is killed, which comes next, leaves it."""
@@ -289,7 +289,7 @@ class RayWorker:
         clients: Sequence[int],
         described: Mapping[str, Any],
         values: bytes,
-        memories: Files,
+        client_states: Files,
         group: Group,
     ) -> tuple[dict[str, Any] | None, dict[str, bytes], dict[int, tuple[dict[str, Any], bytes]]]:
         """Train a group: what went wrong, files of new memories, and results by client."""
@@ -297,41 +297,41 @@ class RayWorker:
         results: dict[int, tuple[dict[str, Any], bytes]] = {}
         directory = self._root / "checkpoint"
         try:
-            _write(directory, memories)
+            _write(directory, client_states)
             received = unpacked_together(described, _bytes_in(values))
             whole = replace(work, received=dict(zip(clients, received, strict=True)))
 
-            def keep(client: int, result: Result, memory: Record | None) -> None:
-                if isinstance(result, Reply) and result.remembers and memory is not None:
-                    self._turns.save_memory(work.number, client, memory, work.run)
+            def keep(client: int, result: ClientResult, client_state: Record | None) -> None:
+                if isinstance(result, Reply) and result.has_state and client_state is not None:
+                    self._turns.save_client_state(work.number, client, client_state, work.run)
                 described, pieces = packed_result(result)
                 results[client] = described, b"".join(pieces)
 
             def remembered(client: int) -> Record:
-                known = work.memories
-                return self._turns.memory(known[client], client, work.run) if client in known else Record()
+                known = work.client_states
+                return self._turns.client_state(known[client], client, work.run) if client in known else Record()
 
             train_group(self._opened(), whole, group, remembered, lambda: False, keep)
         except Exception as raised:
-            error = packed(raised)
+            error = pack_error(raised)
         files: dict[str, bytes] = {}
         for path in sorted((directory / "clients").glob("*.*")):
             name = path.relative_to(directory).as_posix()
-            if name not in memories:
+            if name not in client_states:
                 files[name] = path.read_bytes()
             disk.remove(path)  # the next group brings its own
         return error, files, results
 
-    def _opened(self) -> TurnRunner:
+    def _opened(self) -> ClientRunner:
         if self._runner is None:
-            with located("a worker's start"):
+            with error_context("a worker's start"):
                 config = Config.from_mapping(brought(self._config, self._plugins, self._root))
                 refuse_edited_code(config)
                 prepare_process(self._place, config.engine.precision)
                 experiment = Experiment.open(
                     config, self._data["prepared"], self._data["partition"], choice=self._choice
                 )
-                self._runner = TurnRunner(experiment)
+                self._runner = ClientRunner(experiment)
         return self._runner
 
 

@@ -14,41 +14,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore.engine.replies import Result
+from flcore.engine.replies import ClientResult
 from flcore.engine.turns import Failure, Reply
-from flcore.evaluation.scoring import Part
-from flcore.io.records import Record, packed, unpacked
+from flcore.evaluation.scoring import EvalTask
+from flcore.io.records import Record, pack_record, unpack_record
 from flcore.methods.types import MODEL
 
 _AT_ONCE = 512
 """Pieces in one call; systems take 1,024."""
 
 
-def packed_result(result: Result) -> tuple[dict[str, Any], list[memoryview]]:
+def packed_result(result: ClientResult) -> tuple[dict[str, Any], list[memoryview]]:
     """A description and the values of its message, in pieces; of a failure there are none."""
     if isinstance(result, Failure):
         return {"failure": vars(result)}, []
-    message, values = packed(result.message)
+    message, values = pack_record(result.message)
     # What lies on the worker's device stays there.
     return {"reply": {**vars(result), "message": message, "trained": None}}, values
 
 
-def unpacked_result(described: dict[str, Any], values: Tensor) -> Result:
+def unpacked_result(described: dict[str, Any], values: Tensor) -> ClientResult:
     """What :func:`packed_result` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
     if "failure" in described:
         return Failure(**described["failure"])
     reply = described["reply"]
-    return Reply(**{**reply, "message": unpacked(reply["message"], values)})
+    return Reply(**{**reply, "message": unpack_record(reply["message"], values)})
 
 
-def split_parts(parts: Sequence[Part]) -> tuple[list[Record], list[Part]]:
+def split_parts(parts: Sequence[EvalTask]) -> tuple[list[Record], list[EvalTask]]:
     """The records of parts of a scoring, two each, and the parts without; :func:`whole_parts` puts them together."""
     nothing = Record()
     records = [record for part in parts for record in (part.known, Record({MODEL: part.model} if part.model else {}))]
     return records, [replace(part, known=nothing, model=None) for part in parts]
 
 
-def whole_parts(parts: Sequence[Part], records: Sequence[Record]) -> list[Part]:
+def whole_parts(parts: Sequence[EvalTask], records: Sequence[Record]) -> list[EvalTask]:
     """Return what :func:`split_parts` was given."""
     pairs = zip(parts, records[::2], records[1::2], strict=True)
     return [replace(part, known=known, model=model.get(MODEL)) for part, known, model in pairs]

@@ -14,7 +14,7 @@ from flcore.math.generators.networks import ImageGenerator, constant_output
 from flcore.math.losses.vectors import safe_root
 from flcore.math.prototypes.distances import class_distances
 
-DistanceForm = Literal["squared", "l2"]
+GeneratorDistance = Literal["squared", "l2"]
 MatchForm = Literal["softmax", "zero_rows", "l2"]
 
 _BLOCK = 256  # images that are generated, or compared with prototypes, at a time
@@ -52,7 +52,7 @@ def dce_loss(
     targets: Tensor,
     *,
     scale: float = 2.0,
-    distance: DistanceForm = "squared",
+    distance: GeneratorDistance = "squared",
     denominator: Literal["all", "negatives"] = "all",
 ) -> Tensor:
     """ℓ_dce: cross-entropy over logits −s·D, D the distances of features to all classes' targets (Eq. 7 and 8).

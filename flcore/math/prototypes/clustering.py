@@ -239,13 +239,13 @@ def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
     return clusters_of(points, torch.from_numpy(found))
 
 
-Partition = Callable[[Tensor], Clusters]
+ClusterFunction = Callable[[Tensor], Clusters]
 """What clusters points [n, d], n >= 1."""
 
 Clustering = Literal["finch", "centred", "kmeans", "agglomerative", "none"]
 
 
-def partition_by(name: Clustering, num_clusters: int, generator: np.random.Generator) -> Partition:
+def partition_by(name: Clustering, num_clusters: int, generator: np.random.Generator) -> ClusterFunction:
     """A clustering by name: FINCH by cosine, likewise after centring, k-means, average linkage, each point its own.
 
     Args:
@@ -253,7 +253,7 @@ def partition_by(name: Clustering, num_clusters: int, generator: np.random.Gener
         num_clusters: for k-means, of which the best of ten starts counts, and average linkage.
         generator: of the starts.
     """
-    ways: dict[Clustering, Partition] = {
+    ways: dict[Clustering, ClusterFunction] = {
         "finch": finch,
         "centred": partial(finch, centred=True),
         "kmeans": partial(kmeans, num_clusters=num_clusters, generator=generator, restarts=10),
@@ -277,7 +277,7 @@ class ClassClusters:
     count: int
 
 
-def cluster_classes(means: Tensor, present: Tensor, partition: Partition) -> ClassClusters:
+def cluster_classes(means: Tensor, present: Tensor, partition: ClusterFunction) -> ClassClusters:
     """FedMLP's semantic prototypes: cluster the class prototypes that exist and pad the result to K rows.
 
     Args:

@@ -19,7 +19,7 @@ from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangl
 Wire = Literal["float64", "float32", "float16", "int8"]
 """How a second moment travels, see :func:`packed`."""
 
-Linear = tuple[Tensor, Tensor]
+LinearMap = tuple[Tensor, Tensor]
 """Weight float64 [C, D] and bias [C]."""
 
 GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
@@ -110,7 +110,7 @@ class ClassSums:
         return cls(zeros[:, 0].clone(), zeros, torch.zeros(dim, dim, dtype=torch.float64))
 
 
-def class_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None) -> ClassSums:
+def discriminant_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None) -> ClassSums:
     """The sums of some samples.
 
     Args:
@@ -126,7 +126,7 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tens
     return ClassSums(counts, sums, weighted.mT @ rows)
 
 
-def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
+def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
     """Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
 
     With standardised features, class means μ_c, shares π_c and the covariance S_w within classes:
@@ -146,14 +146,14 @@ def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) ->
     return head(_solved(within, shrinkage, means.mT, noisy=noisy), margins)
 
 
-def head(solution: Tensor, margins: Margins) -> Linear:
+def head(solution: Tensor, margins: Margins) -> LinearMap:
     """The discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C]; what is returned is as of :func:`discriminant`."""
     bias = margins.shares.log() - (margins.class_means * solution.mT).sum(1) / 2
     weight = torch.where(margins.held.unsqueeze(1), solution.mT, 0.0)
     return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
 
 
-def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear:
+def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
     """Regression on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
 
     Args:
@@ -222,7 +222,7 @@ def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> 
     return vectors @ ((vectors.mT @ right) / (values.clamp_min(0) + shrinkage).unsqueeze(1))
 
 
-def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> Linear:
+def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
     """A head of standardised features as one of features as they are."""
     unscaled = weight / margins.scale
     return unscaled, bias - unscaled @ margins.mean
@@ -231,7 +231,7 @@ def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> Linear:
 # ---- the wire ----------------------------------------------------------------------------------------------------
 
 
-def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
+def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
     """Sums as they travel: those of the k classes that have samples (or of ``every`` class), and the second moment.
 
     ``float64``: its upper triangle. Else the second moment about the client's own mean, whose features no longer all
@@ -269,7 +269,7 @@ def packed(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Ten
     return {**common, "correlations": _strict_upper(correlations).to(own)}
 
 
-def unpacked(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
+def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
     """The inverse of :func:`packed`, to the wire's precision."""
     classes, counts = arrays["classes"], arrays["counts"]
     rows = arrays["sums"].double()
@@ -289,7 +289,7 @@ def unpacked(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
     return ClassSums(held, sums, about * torch.outer(scale, scale) + torch.outer(mean, mean) * counts.sum())
 
 
-def added(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
+def add_sums(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
     """All of them, in the order given; tensors of the result alone are kept."""
     counts, sums, second = start.counts.clone(), start.sums.clone(), start.second.clone()
     for part in parts:

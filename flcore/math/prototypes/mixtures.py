@@ -223,7 +223,7 @@ def fuse_uploads(
         threshold: S_C.
         per_dimension: divide the Bhattacharyya distance by d.
     """
-    opened = {client: unpacked(upload) for client, upload in uploads.items()}
+    opened = {client: unpack_mixtures(upload) for client, upload in uploads.items()}
     told = {
         client: dict(zip(upload.classes.tolist(), upload.counts.tolist(), strict=True))
         for client, upload in uploads.items()
@@ -265,7 +265,7 @@ def sample_classes(
     return (features.clamp_min(0.0) if clip_nonnegative else features), labels
 
 
-def packed(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> Mixtures:
+def pack_mixtures(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> Mixtures:
     """Mixtures by class as they travel.
 
     Args:
@@ -286,7 +286,7 @@ def packed(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> 
     )
 
 
-def unpacked(payload: Mixtures) -> dict[int, Mixture]:
+def unpack_mixtures(payload: Mixtures) -> dict[int, Mixture]:
     """Mixtures by class, on the CPU: the inverse of :func:`packed`, to float32."""
     parts = [
         torch.split(values.cpu(), payload.components.tolist())

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.core.params import param
-from flcore.io.messages import Arrays, Prototypes
-from flcore.io.records import Record, Slot
+from flcore.io.messages import Prototypes, TensorDict
+from flcore.io.records import Key, Record
 from flcore.math.losses.vectors import distances
 from flcore.math.prototypes.class_means import class_means
 from flcore.math.prototypes.release import (
@@ -30,26 +30,26 @@ from flcore.math.prototypes.release import (
     noisy_vectors,
     privacy_spent,
 )
-from flcore.methods.api import Checked
+from flcore.methods.api import ValidatedParams
 from flcore.methods.types import (
     PROTOTYPES,
-    Context,
-    Exchange,
-    Facts,
+    ClientContext,
+    FederationContext,
     LocalModel,
+    LossInputs,
+    Metrics,
     Phase,
     Replies,
-    Setting,
+    RoundContext,
     TrainedClient,
-    Turn,
 )
 
-CLASS_COUNTS = Slot("class_counts", Arrays)
+CLASS_COUNTS = Key("class_counts", TensorDict)
 """``held`` int64 [k]: a client's samples of the classes whose prototypes it sends, in their order."""
 
 
 @dataclass(frozen=True)
-class ReleasesVectors(Checked):
+class ReleasesVectors(ValidatedParams):
     """Parameters and steps of whoever sends vectors in feature space; to be mixed into a method.
 
     As it is, for vectors of any number (clusters, components), which protects all of a client's samples at once.
@@ -70,11 +70,11 @@ class ReleasesVectors(Checked):
         if self.proto_noise > 0 and self.proto_clip is None:
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
 
-    def release_vectors(self, turn: Turn, vectors: Tensor) -> Tensor:
+    def release_vectors(self, ctx: ClientContext, vectors: Tensor) -> Tensor:
         """Vectors [q, d] as they leave the client, all of a turn at once, clipped and noisy if asked for."""
         if self.bound is None:
             return vectors
-        stream = turn.stream("prototype noise")
+        stream = ctx.stream("prototype noise")
         return noisy_vectors(vectors, stream, max_norm=self.bound, noise_multiplier=self.proto_noise)
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
@@ -123,21 +123,21 @@ class ReleasesPrototypes(ReleasesVectors):
     def protected(self) -> Unit:
         return self.proto_unit
 
-    def own_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+    def own_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
         """A client's class means as they leave it."""
-        return self.release(turn, self.made_prototypes(turn, trained), turn.counts)
+        return self.release(ctx, self.made_prototypes(ctx, trained), ctx.class_counts)
 
-    def made_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+    def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
         """A client's class means as :meth:`release` takes them: here in one pass after training."""
-        return self.means_of(turn, *trained.features())
+        return self.means_of(ctx, *trained.features())
 
-    def means_of(self, turn: Turn, features: Tensor, labels: Tensor) -> Prototypes:
+    def means_of(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> Prototypes:
         """Class means of features [n, d] with labels int64 [n], made as their release assumes."""
         if self.bound is not None and self.protected == "sample":
             features = clip_to_norm(features, self.bound)
-        return class_means(features, labels, turn.setting.num_classes)
+        return class_means(features, labels, ctx.setting.num_classes)
 
-    def release(self, turn: Turn, own: Prototypes, counts: Tensor) -> Prototypes:
+    def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
         """Prototypes with at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if asked for.
 
         For the protection of one sample they must come from :meth:`means_of`.
@@ -150,7 +150,7 @@ class ReleasesPrototypes(ReleasesVectors):
             own.means,
             counts,
             released,
-            turn.stream("prototype noise"),
+            ctx.stream("prototype noise"),
             max_norm=self.bound,
             noise_multiplier=self.proto_noise,
             unit=self.protected,
@@ -185,36 +185,36 @@ class RunningPrototypes(ReleasesPrototypes):
         """One, whose features are noted where prototypes are made of them."""
         return (Phase(note=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),)
 
-    def made_prototypes(self, turn: Turn, trained: TrainedClient) -> Prototypes:
+    def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
         """Of what was noted, or in one pass after training."""
-        return trained.noted_means() if self.proto_mode == "running" else super().made_prototypes(turn, trained)
+        return trained.noted_means() if self.proto_mode == "running" else super().made_prototypes(ctx, trained)
 
 
-def no_prototypes(setting: Setting) -> dict[str, Prototypes]:
+def no_prototypes(setting: FederationContext) -> dict[str, Prototypes]:
     """What the server holds at the start: no class has a prototype."""
     return {PROTOTYPES: Prototypes.empty(setting.num_classes, setting.feature_dim)}
 
 
-def received_prototypes(turn: Turn) -> Context:
+def received_prototypes(ctx: ClientContext) -> LossInputs:
     """``means`` [K, d] and ``present`` bool [K] of the global prototypes, for a loss."""
-    prototypes = turn.inbox[PROTOTYPES]
+    prototypes = ctx.received[PROTOTYPES]
     return {"means": prototypes.means, "present": prototypes.present}
 
 
 def fused_prototypes(
     server: Record,
     replies: Replies,
-    exchange: Exchange,
+    ctx: RoundContext,
     counts: Mapping[int, Tensor] | None = None,
     *,
     keep: bool = True,
-) -> tuple[Record, Facts]:
+) -> tuple[Record, Metrics]:
     """The round's uploads into one prototype per class, as the section ``aggregation`` says; for a stage to return.
 
     Args:
         server: has the prototypes of before.
         replies: of those who answered; who sent none plays no part.
-        exchange: the leg under way.
+        ctx: the exchange under way.
         counts: client id to samples per class, int64 [K], as weights; None: every client weighs the same.
         keep: a class that nobody uploads keeps the prototype it had; else it has none.
 
@@ -226,11 +226,11 @@ def fused_prototypes(
         return server, {}
     if not keep:
         previous = Prototypes.empty(*previous.means.shape)
-    fused, facts = fold_prototypes(uploads, previous, counts, exchange.setting.aggregation)
+    fused, facts = fold_prototypes(uploads, previous, counts, ctx.setting.aggregation)
     return server | {PROTOTYPES: fused}, facts
 
 
-def counts_of_uploads(replies: Replies, slot: Slot[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:
+def counts_of_uploads(replies: Replies, slot: Key[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:
     """Client id to samples per class, int64 [K], of those that sent :data:`CLASS_COUNTS` beside their prototypes."""
     told, counts = replies.of(CLASS_COUNTS), {}
     for client, upload in replies.of(slot).items():

@@ -20,8 +20,8 @@ from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream, torch_stream
 from flcore.core.schedules import Exponential
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.draws import draw_labels, draw_noise
 from flcore.math.generators.features import label_weights, qualified_labels
 from flcore.math.generators.networks import FeatureGenerator, build_feature_generator, constant_output
@@ -30,17 +30,26 @@ from flcore.math.prototypes.distances import class_distances
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Moving, Terms, fit
-from flcore.methods.types import MODEL, Batch, Exchange, Facts, LocalModel, Replies, Setting, Turn
+from flcore.methods.types import (
+    MODEL,
+    Batch,
+    ClientContext,
+    FederationContext,
+    LocalModel,
+    Metrics,
+    Replies,
+    RoundContext,
+)
 from flcore.models import extract_weights, load_weights
 
-GENERATOR = Slot("generator", Weights)
-GENERATOR_OPTIMIZER = Slot("generator_optimizer", Arrays)
+FEATURE_GENERATOR = Key("generator", Weights)
+GENERATOR_OPTIMIZER = Key("generator_optimizer", TensorDict)
 """Adam's memory of the rounds before, see :meth:`flcore.core.optim.Adam.state`."""
 
-LABEL_DISTRIBUTION = Slot("label_distribution", Arrays)
+LABEL_DISTRIBUTION = Key("label_distribution", TensorDict)
 """``p`` float32 [K]: what labels clients ask the generator for."""
 
-LABEL_COUNTS = Slot("label_counts", Arrays)
+LABEL_COUNTS = Key("label_counts", TensorDict)
 """A client's samples by class, int64 [K]: ``drawn`` in mini-batches of the round, ``held`` in its training data."""
 
 FLOOR = 1e-4
@@ -54,7 +63,7 @@ Objective = Callable[[Tensor, Tensor, Tensor], Terms]
 class Architecture:
     """What a feature generator is apart from its weights.
 
-    Architectures of equal sizes are equal, so that all clients of a leg hand the same constant to their loss.
+    Architectures of equal sizes are equal, so that all clients of an exchange hand the same constant to their loss.
     """
 
     noise_dim: int
@@ -140,50 +149,54 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
         """The generator's loss after so many rounds; what the server holds and the heads lie on one device."""
 
-    def architecture(self, setting: Setting) -> Architecture:
+    def architecture(self, setting: FederationContext) -> Architecture:
         """The generator's architecture."""
         return Architecture(self.noise_dim, setting.num_classes, self.gen_hidden, setting.feature_dim)
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model and an untrained generator with its optimiser."""
         server = super().start_server(setting)
         if not self.generates:
             return server
         seed = int(numpy_stream(setting.seed, "generator weights").integers(2**31))
         generator = extract_weights(self.architecture(setting).build(seed))
-        fresh = Arrays(Adam(self.gen_lr).state(generator.params))
-        return {**server, GENERATOR: generator, GENERATOR_OPTIMIZER: fresh}
+        fresh = TensorDict(Adam(self.gen_lr).state(generator.params))
+        return {**server, FEATURE_GENERATOR: generator, GENERATOR_OPTIMIZER: fresh}
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and, once it was trained, the generator and the distribution of labels to ask it for."""
-        message = super().broadcast(server, client, exchange)
-        return {**message, **server.only(GENERATOR, LABEL_DISTRIBUTION)} if LABEL_DISTRIBUTION in server else message
+        message = super().broadcast(server, client, ctx)
+        return (
+            {**message, **server.only(FEATURE_GENERATOR, LABEL_DISTRIBUTION)}
+            if LABEL_DISTRIBUTION in server
+            else message
+        )
 
     # ---- the client ---------------------------------------------------------------------------------------------
 
-    def generated(self, turn: Turn, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def generated(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Features [steps, B_gen, d] and their labels [steps, B_gen], constants to the client's model."""
-        size = self.client_gen_batch or turn.setting.batch_size
-        chances = turn.inbox[LABEL_DISTRIBUTION]["p"]
+        size = self.client_gen_batch or ctx.setting.batch_size
+        chances = ctx.received[LABEL_DISTRIBUTION]["p"]
         labels = draw_labels(steps * size, chances, generator).to(chances.device)
         noise = draw_noise(steps * size, self.noise_dim, generator, self.noise).to(chances.device)
-        features = self.outputs(turn.inbox[GENERATOR], turn.setting, noise, labels)
+        features = self.outputs(ctx.received[FEATURE_GENERATOR], ctx.setting, noise, labels)
         return {
-            "features": features.reshape(steps, size, turn.setting.feature_dim),
+            "features": features.reshape(steps, size, ctx.setting.feature_dim),
             "labels": labels.reshape(steps, size),
         }
 
-    def generated_share(self, turn: Turn) -> float:
+    def generated_share(self, ctx: ClientContext) -> float:
         """B_gen / B."""
-        return (self.client_gen_batch or turn.setting.batch_size) / turn.setting.batch_size
+        return (self.client_gen_batch or ctx.setting.batch_size) / ctx.setting.batch_size
 
-    def outputs(self, weights: Weights, setting: Setting, noise: Tensor, labels: Tensor) -> Tensor:
+    def outputs(self, weights: Weights, setting: FederationContext, noise: Tensor, labels: Tensor) -> Tensor:
         """What a generator in evaluation mode makes of noise [B, z] and labels [B]: constants [B, d]."""
         return constant_output(self.architecture(setting).network, weights.params, weights.buffers, noise, labels)
 
     # ---- the server ---------------------------------------------------------------------------------------------
 
-    def train_generator(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def train_generator(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """The generator, some steps further; facts are its terms in the last one and its :meth:`quality`.
 
         Raises:
@@ -193,19 +206,19 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         qualified = qualified_labels(drawn)
         if not qualified.any():
             return server, {}
-        setting, stream = exchange.setting, exchange.stream("train generator")
+        setting, stream = ctx.setting, ctx.stream("train generator")
         shape, count = (self.gen_steps, self.gen_batch), self.gen_steps * self.gen_batch
         labels = draw_labels(count, qualified, stream).reshape(shape).to(setting.device)
         noise = draw_noise(count, self.noise_dim, stream, self.noise).reshape(*shape, -1).to(setting.device)
 
         held = on_device(server.without(MODEL), setting.device)
         network = self.architecture(setting).build().to(setting.device).train()
-        load_weights(network, held[GENERATOR])
+        load_weights(network, held[FEATURE_GENERATOR])
         params = dict(network.named_parameters())
-        optimizer = Adam(Exponential(self.gen_lr, self.gen_decay)(exchange.passed), self.gen_weight_decay)
+        optimizer = Adam(Exponential(self.gen_lr, self.gen_decay)(ctx.rounds_done), self.gen_weight_decay)
         optimizer.restore(params, held[GENERATOR_OPTIMIZER].named)
         heads = stacked_heads(replies, label_weights(drawn), setting.device)
-        objective = self.objective(held, heads, exchange.passed)
+        objective = self.objective(held, heads, ctx.rounds_done)
         fitted = fit(
             Moving(params, optimizer),
             zip(noise, labels, strict=True),
@@ -213,8 +226,10 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
             what="the generator",
             cure="method.gen_lr",
         )
-        memory = Arrays(optimizer.state(params))
-        trained = on_device(Record({GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: memory}), "cpu")
+        client_state = TensorDict(optimizer.state(params))
+        trained = on_device(
+            Record({FEATURE_GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: client_state}), "cpu"
+        )
         after = server | trained | self.known_labels(server, replies, setting)
         return after, fitted.facts("generator_") | self.quality(after, setting)
 
@@ -222,11 +237,11 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         """What clients' heads weigh by, int64 [S, K]: how often each class was drawn."""
         return reported(replies, "drawn")
 
-    def known_labels(self, server: Record, replies: Replies, setting: Setting) -> Payloads:
+    def known_labels(self, server: Record, replies: Replies, setting: FederationContext) -> Payloads:
         """``label_distribution``: for the clients' draws; uniform over the classes that anyone has drawn so far."""
         return {LABEL_DISTRIBUTION: uniform_distribution(server, reported(replies, "drawn"))}
 
-    def quality(self, server: Record, setting: Setting) -> dict[str, float]:
+    def quality(self, server: Record, setting: FederationContext) -> dict[str, float]:
         """Spread of 100 generated features per class and distance between classes (FedPA's table V), same noise always.
 
         Named ``generated_intra``, ``generated_inter``, ``generated_centroid_inter``.
@@ -235,22 +250,22 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         return {} if made is None else {f"generated_{name}": value for name, value in class_distances(*made).items()}
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Features of every class that clients ask for; before the first training of all."""
         if not self.generates:
             return None
-        held = on_device(server.only(GENERATOR, LABEL_DISTRIBUTION), setting.device)
-        everything = Arrays({"p": torch.ones(setting.num_classes, device=setting.device)})
+        held = on_device(server.only(FEATURE_GENERATOR, LABEL_DISTRIBUTION), setting.device)
+        everything = TensorDict({"p": torch.ones(setting.num_classes, device=setting.device)})
         chances = held.get(LABEL_DISTRIBUTION, everything)["p"]
         labels = (chances > 0).nonzero().flatten().repeat_interleave(count)
         noise = draw_noise(len(labels), self.noise_dim, generator, self.noise).to(labels.device)
-        return self.outputs(held[GENERATOR], setting, noise, labels), labels
+        return self.outputs(held[FEATURE_GENERATOR], setting, noise, labels), labels
 
 
 def generated_cross_entropy(model: LocalModel, batch: Batch) -> Tensor:
     """CE(h(G(ε, ŷ)), ŷ) on the step's generated features, which reaches the head h alone."""
-    return cross_entropy(model.beside().classify(batch.draws["features"]), batch.draws["labels"])
+    return cross_entropy(model.beside().classify(batch.random_inputs["features"]), batch.random_inputs["labels"])
 
 
 def reported(replies: Replies, kind: str) -> Tensor:
@@ -258,12 +273,12 @@ def reported(replies: Replies, kind: str) -> Tensor:
     return torch.stack([counts[kind] for counts in replies.of(LABEL_COUNTS).values()])
 
 
-def uniform_distribution(server: Record, counts: Tensor) -> Arrays:
+def uniform_distribution(server: Record, counts: Tensor) -> TensorDict:
     """``p`` float32 [K]: uniform over the classes of ``counts`` [S, K] and those that had a chance before."""
     seen = qualified_labels(counts)
     if LABEL_DISTRIBUTION in server:
         seen = seen | (server[LABEL_DISTRIBUTION]["p"] > 0)
-    return Arrays({"p": seen / seen.sum()})
+    return TensorDict({"p": seen / seen.sum()})
 
 
 def stacked_heads(replies: Replies, shares: Tensor, device: str) -> Heads:

@@ -18,8 +18,8 @@ from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream
 from flcore.core.schedules import Exponential
-from flcore.io.messages import Arrays, Count, Weights
-from flcore.io.records import Payloads, Record, Slot, on_device
+from flcore.io.messages import Count, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.draws import draw_noise
 from flcore.math.generators.images import as_pixels, generated_pixels
 from flcore.math.generators.networks import ImageGenerator, build_image_generator
@@ -34,11 +34,11 @@ from flcore.methods.kit.virtual_images import (
     pixel_map,
     virtual_context,
 )
-from flcore.methods.types import MODEL, Context, Exchange, Setting, Turn
+from flcore.methods.types import MODEL, ClientContext, FederationContext, LossInputs, RoundContext
 from flcore.models import extract_weights, load_weights
 
-GENERATOR = Slot("generator", Weights)
-SHIPPING = Slot("shipping", Count)
+IMAGE_GENERATOR = Key("generator", Weights)
+SHIPPING = Key("shipping", Count)
 """1 where the virtual images go out with the next round, else 0."""
 
 GENERATOR_BETAS = (0.5, 0.999)
@@ -91,38 +91,38 @@ class ImageGeneratorMethod(FedAvg):
     def trains_generator(self) -> bool:
         """Whether the generator is trained, to some use."""
 
-    def architecture(self, setting: Setting, seed: int = 0) -> ImageGenerator:
+    def architecture(self, setting: FederationContext, seed: int = 0) -> ImageGenerator:
         """The generator, with weights that follow from ``seed``."""
         return build_image_generator(
             self.generator, setting.num_classes, setting.image_shape, noise_dim=self.noise_dim, seed=seed
         )
 
-    def start_server(self, setting: Setting) -> Payloads:
+    def start_server(self, setting: FederationContext) -> Payloads:
         """The initial model, an untrained generator, and nothing to send of it."""
         seed = int(numpy_stream(setting.seed, "generator weights").integers(2**31))
         generator = extract_weights(self.architecture(setting, seed))
-        return {**super().start_server(setting), GENERATOR: generator, SHIPPING: Count(0)}
+        return {**super().start_server(setting), IMAGE_GENERATOR: generator, SHIPPING: Count(0)}
 
     # ---- the client ---------------------------------------------------------------------------------------------
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The global model and, where there are any for this round, the virtual images."""
-        message = super().broadcast(server, client, exchange)
+        message = super().broadcast(server, client, ctx)
         return {**message, VIRTUAL: server[VIRTUAL]} if server[SHIPPING].value else message
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """The virtual images, fixed during the round."""
-        if VIRTUAL not in turn.inbox:
+        if VIRTUAL not in ctx.received:
             return {}
-        virtual = turn.inbox[VIRTUAL]
-        context = virtual_context(turn.setting, virtual["images"], virtual["labels"], pixel_range=self.pixel_range)
-        return {"virtual": context}
+        virtual = ctx.received[VIRTUAL]
+        inputs = virtual_context(ctx.setting, virtual["images"], virtual["labels"], pixel_range=self.pixel_range)
+        return {"virtual": inputs}
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Which virtual images go with each step."""
-        if VIRTUAL not in turn.inbox:
+        if VIRTUAL not in ctx.received:
             return {}
-        size = turn.setting.num_classes * self.n_virtual
+        size = ctx.setting.num_classes * self.n_virtual
         return {"virtual": cycled_positions(size, self.virtual_batch, steps, generator)}
 
     # ---- the server ---------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class ImageGeneratorMethod(FedAvg):
     def fit_generator(
         self,
         held: Record,
-        setting: Setting,
+        setting: FederationContext,
         stream: torch.Generator,
         terms: Callable[[Tensor, Tensor], Terms],
         beside: tuple[Mapping[str, Tensor], float],
@@ -149,7 +149,7 @@ class ImageGeneratorMethod(FedAvg):
         """
         model = held[MODEL].values
         network = self.architecture(setting).to(setting.device).train()
-        load_weights(network, held[GENERATOR])
+        load_weights(network, held[IMAGE_GENERATOR])
         scale, shift = pixel_map(setting, torch.float32, setting.device, self.pixel_range)
 
         def loss(batch: tuple[Tensor, Tensor]) -> Terms:
@@ -167,33 +167,33 @@ class ImageGeneratorMethod(FedAvg):
         optimizer = Adam(rate, betas=GENERATOR_BETAS, fused=True)
         return Moving(values, optimizer, Exponential(rate, self.gen_decay, every=self.gen_decay_every))
 
-    def _asked(self, setting: Setting, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def _asked(self, setting: FederationContext, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Noise [B, z] and uniform labels [B] of every step."""
         every = torch.randint(setting.num_classes, (self.gen_steps, self.gen_batch), generator=stream)
         for labels in every.to(setting.device):
             yield draw_noise(self.gen_batch, self.noise_dim, stream).to(setting.device), labels
 
-    def new_images(self, held: Record, setting: Setting, per_class: int, stream: torch.Generator) -> Tensor:
+    def new_images(self, held: Record, setting: FederationContext, per_class: int, stream: torch.Generator) -> Tensor:
         """Pixels [C·n, ...] on 0 to 1, class by class; ``held`` lies on the setting's device."""
         noise = draw_noise(setting.num_classes * per_class, self.noise_dim, stream).to(setting.device)
         labels = class_major_labels(setting.num_classes, noise)
-        return generated_pixels(self.architecture(setting).eval(), held[GENERATOR], noise, labels)
+        return generated_pixels(self.architecture(setting).eval(), held[IMAGE_GENERATOR], noise, labels)
 
-    def virtual_set(self, held: Record, setting: Setting, stream: torch.Generator) -> Arrays:
+    def virtual_set(self, held: Record, setting: FederationContext, stream: torch.Generator) -> TensorDict:
         """``n_virtual`` new images of every class, as they travel."""
         images = self.new_images(held, setting, self.n_virtual, stream)
         if self.virtual_dtype == "uint8":
             images = (255 * images).round().to(torch.uint8)
-        return Arrays({"images": images, "labels": class_major_labels(setting.num_classes, images)})
+        return TensorDict({"images": images, "labels": class_major_labels(setting.num_classes, images)})
 
-    def virtual_images(self, server: Record, setting: Setting) -> Tensor | None:
+    def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
         return server[VIRTUAL]["images"] if VIRTUAL in server else None
 
     def generated_features(
-        self, server: Record, setting: Setting, count: int, generator: torch.Generator
+        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Features of new images of every class, by the global model."""
-        held = on_device(server.only(MODEL, GENERATOR), setting.device)
+        held = on_device(server.only(MODEL, IMAGE_GENERATOR), setting.device)
         images = self.new_images(held, setting, count, generator)
         features = global_features(setting, images, held[MODEL], self.pixel_range)
         return features, class_major_labels(setting.num_classes, images)

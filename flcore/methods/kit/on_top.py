@@ -14,17 +14,17 @@ from flcore.io.records import Payloads, Record
 from flcore.methods.api import Method
 from flcore.methods.registry import METHODS
 from flcore.methods.types import (
-    Leg,
-    Setting,
+    ClientContext,
+    Exchange,
+    FederationContext,
     TrainedClient,
-    Turn,
 )
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class OnTop(Method):
+class WrapperMethod(Method):
     """A base method with something added: a subclass overrides what it adds, and calls ``super()`` for the base's part.
 
     Without overrides it *is* the base, to the bit. The base's payloads in the server's record stay the base's: what is
@@ -54,7 +54,7 @@ class OnTop(Method):
             # Before it is made: it would make its own base, and so on without an end.
             if METHODS[name] is type(self):
                 raise ValueError(f"{where}: {self.name} on top of {self.name} has nothing to add")
-            if not _base(name, self.base_settings).can_be_calibrated:
+            if not _base(name, self.base_settings).can_be_base:
                 raise ValueError(
                     f"{where}: nothing goes on top of it as it is set, it has no global model that answers by itself "
                     f"and goes on being trained; it may be {', '.join(possible_bases())}"
@@ -73,14 +73,14 @@ class OnTop(Method):
         assert model is not None  # it can be calibrated
         return model
 
-    def legs_with(self, round_number: int, setting: Setting, *own: str) -> tuple[Leg, ...]:
-        """The base's legs, each with the base's stages by name; in the last one ``own`` stages follow them."""
-        every = tuple(self.base_method.stages())
-        legs = [
-            replace(leg, stages=every if leg.stages is None else leg.stages)
-            for leg in self.base_method.legs(round_number, setting)
+    def legs_with(self, round_number: int, setting: FederationContext, *own: str) -> tuple[Exchange, ...]:
+        """The base's exchanges, each with the base's stages by name; in the last one ``own`` stages follow them."""
+        every = tuple(self.base_method.server_steps())
+        exchanges = [
+            replace(exchange, server_steps=every if exchange.server_steps is None else exchange.server_steps)
+            for exchange in self.base_method.round_exchanges(round_number, setting)
         ]
-        return (*legs[:-1], replace(legs[-1], stages=(*(legs[-1].stages or ()), *own)))
+        return (*exchanges[:-1], replace(exchanges[-1], server_steps=(*(exchanges[-1].server_steps or ()), *own)))
 
     def beside(self, theirs: Mapping[str, T], own: Mapping[str, T]) -> dict[str, T]:
         """The base's things by name, and what is added to them.
@@ -93,9 +93,9 @@ class OnTop(Method):
             raise ConfigError(f"method.base = {self.base}: it and {self.name} both have what they call {twice[0]!r}")
         return {**theirs, **own}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         """Return the base's message and memory."""
-        return self.base_method.reply(turn, trained)
+        return self.base_method.reply(ctx, trained)
 
 
 _OWN = frozenset({"AUTHORS", "folds", "releases_weights_alone", "reply"})
@@ -110,12 +110,12 @@ def _forward(name: str, member: object) -> object:
 
 for _name, _member in vars(Method).items():
     if not _name.startswith("_") and _name not in _OWN:
-        setattr(OnTop, _name, _forward(_name, _member))
+        setattr(WrapperMethod, _name, _forward(_name, _member))
 
 
 def possible_bases() -> tuple[str, ...]:
     """Names of the methods that may be a base, as they are set by default; imports every method."""
-    return tuple(name for name, method in METHODS.items() if method().can_be_calibrated)
+    return tuple(name for name, method in METHODS.items() if method().can_be_base)
 
 
 @overload
@@ -131,10 +131,10 @@ def patched(model: Weights | None, part: Weights | None) -> Weights | None:
     return model if model is None or part is None else Weights({**model.params, **part.params}, model.buffers)
 
 
-def _underneath(method: OnTop) -> Iterator[Method]:
+def _underneath(method: WrapperMethod) -> Iterator[Method]:
     """The base, its base, and so on."""
     below: Method = method
-    while isinstance(below, OnTop):
+    while isinstance(below, WrapperMethod):
         below = below.base_method
         yield below
 

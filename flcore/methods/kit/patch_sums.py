@@ -1,4 +1,4 @@
-"""A dictionary of patches from sums over clients: the legs that all methods on `patch_dictionary` begin with.
+"""A dictionary of patches from sums over clients: the exchanges that all methods on `patch_dictionary` begin with.
 
 1. ``patch-moments``: sum and second moment of a client's patches. Server ``whiten``: mean m, W = U (L + ε·mean
    L)^(-1/2) Uᵀ of the covariance ULUᵀ; K directions a_k from the run's seed.
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
-from flcore.io.messages import Arrays, Payload, Weights
-from flcore.io.records import Payloads, Record, Slot
+from flcore.io.messages import Payload, TensorDict, Weights
+from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes.dictionary import (
     PatchMoments,
     as_filters,
@@ -38,43 +38,52 @@ from flcore.math.prototypes.dictionary import (
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 from flcore.math.prototypes.release import clip_to_norm, privacy_spent
 from flcore.methods.api import Method
-from flcore.methods.types import Exchange, Facts, Leg, Replies, Setting, Stage, TrainedClient, Turn
+from flcore.methods.types import (
+    ClientContext,
+    Exchange,
+    FederationContext,
+    Metrics,
+    Replies,
+    RoundContext,
+    ServerStep,
+    TrainedClient,
+)
 from flcore.models.base import Backbone
 from flcore.models.patch_dictionary import PatchFeatures
 
 DICTIONARY = ("encoder.dictionary.weight", "encoder.dictionary.bias")
 """The convolution's parameters, [K, C, p, p] and [K]."""
 
-FILTERS = Slot("filters", Weights)
+FILTERS = Key("filters", Weights)
 """The dictionary as a convolution."""
 
-PATCH_MOMENTS = Slot("patch_moments", Arrays)
+PATCH_MOMENTS = Key("patch_moments", TensorDict)
 """Of a client's n patches: ``count`` int64 [1], ``sum`` [d], ``second`` [d(d + 1)/2]; with ``balance``
 ``classes`` int64 [C]."""
 
-ASSIGNED = Slot("assigned_patches", Arrays)
+ASSIGNED = Key("assigned_patches", TensorDict)
 """``sums`` [K, d]: patches by filter, with the sign of their product; ``signs`` [K]: the sums of these signs."""
 
-WHITENING = Slot("whitening", Arrays)
+WHITENING = Key("whitening", TensorDict)
 """At the server, float64: ``mean`` [d], ``matrix`` [d, d], ``atoms`` [K, d]."""
 
-CLASS_WEIGHTS = Slot("class_weights", Arrays)
+CLASS_WEIGHTS = Key("class_weights", TensorDict)
 """``weights`` float64 [C], of a sample by its class."""
 
 MOMENTS_LEG = "patch-moments"
 
 ASKS_ONCE = "asks every client once and cannot follow tasks; set it to none, or take another method, such as protolda"
-"""Why some methods on patches refuse a stream of tasks: :attr:`flcore.methods.api.Method.no_tasks`."""
+"""Why some methods on patches refuse a stream of tasks: :attr:`flcore.methods.api.Method.task_stream_error`."""
 
 _SECURE = "secure aggregation: nobody sees a message by itself, and every client of a cohort answers"
 
 
 @dataclass(frozen=True)
 class PatchSums(Method):
-    """What fits a dictionary before anything else; a subclass adds its own legs, messages and stages."""
+    """What fits a dictionary before anything else; a subclass adds its own exchanges, messages and stages."""
 
     trains_locally: ClassVar[bool] = False
-    needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
+    required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
 
     eps: float = param(
         0.5,
@@ -108,85 +117,91 @@ class PatchSums(Method):
         if self.noise_multiplier and self.balance:
             raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 
-    def dictionary_legs(self) -> tuple[Leg, ...]:
+    def dictionary_legs(self) -> tuple[Exchange, ...]:
         """Moments, then s steps of k-means."""
-        steps = (Leg(f"dictionary-{step}", phases=(), stages=("fit-dictionary",)) for step in range(1, self.steps + 1))
-        return (Leg(MOMENTS_LEG, phases=(), stages=("whiten",)), *steps)
+        steps = (
+            Exchange(f"dictionary-{step}", phases=(), server_steps=("fit-dictionary",))
+            for step in range(1, self.steps + 1)
+        )
+        return (Exchange(MOMENTS_LEG, phases=(), server_steps=("whiten",)), *steps)
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """The filters, once there are any."""
-        return {} if exchange.leg == MOMENTS_LEG else server.only(FILTERS)
+        return {} if ctx.exchange == MOMENTS_LEG else server.only(FILTERS)
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        setting = turn.setting
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+        setting = ctx.setting
         images = trained.images(setting.network.ask(partial(_rows, setting.image_shape, self.stride), {}))
-        if turn.leg == MOMENTS_LEG:
-            return {PATCH_MOMENTS: self.patch_moments(turn, images)}, turn.memory
-        return {ASSIGNED: self.assigned(turn, images)}, turn.memory
+        if ctx.exchange == MOMENTS_LEG:
+            return {PATCH_MOMENTS: self.patch_moments(ctx, images)}, ctx.client_state
+        return {ASSIGNED: self.assigned(ctx, images)}, ctx.client_state
 
-    def stages(self) -> Mapping[str, Stage]:
+    def server_steps(self) -> Mapping[str, ServerStep]:
         return {"whiten": self.whiten, "fit-dictionary": self.fit_dictionary}
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    def patch_moments(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
+    def patch_moments(self, ctx: ClientContext, images: Iterable[Tensor]) -> TensorDict:
         """Number, sum and second moment of patches, of every ``stride``-th position of every image.
 
         With noise: an image has L patches of norm at most ``patch_clip``; replacing it moves the scaled pair of sums by
         at most L·√(2² + 2), second moments being positive.
 
         Args:
-            turn: the client's. images: normalised, in blocks [n, C, H, W].
+            ctx: the client's. images: normalised, in blocks [n, C, H, W].
         """
-        moments = patch_moments(self._patches(turn.setting, images))
-        moved = math.sqrt(6) * moments.count / int(turn.counts.sum())
-        total = moments.total.cpu() + self._noise(turn, "patch sums", moments.total.shape, moved * self.patch_clip)
-        noise = self._symmetric(turn, "patch moments", len(total), moved * self.patch_clip**2)
+        moments = patch_moments(self._patches(ctx.setting, images))
+        moved = math.sqrt(6) * moments.count / int(ctx.class_counts.sum())
+        total = moments.total.cpu() + self._noise(ctx, "patch sums", moments.total.shape, moved * self.patch_clip)
+        noise = self._symmetric(ctx, "patch moments", len(total), moved * self.patch_clip**2)
         arrays = {
             "count": torch.tensor([moments.count], dtype=torch.int64),
             "sum": self._sent(total),
             "second": self._sent(upper_triangles(moments.second.cpu() + noise)),
         }
         if self.balance:
-            arrays["classes"] = turn.counts
-        return Arrays(arrays)
+            arrays["classes"] = ctx.class_counts
+        return TensorDict(arrays)
 
-    def assigned(self, turn: Turn, images: Iterable[Tensor]) -> Arrays:
+    def assigned(self, ctx: ClientContext, images: Iterable[Tensor]) -> TensorDict:
         """Patches summed by the filter that answers them most, with the sign of the answer.
 
         With noise: replacing an image moves the scaled sums of patches and signs by at most 2·√2·L.
 
         Args:
-            turn: the client's, with the filters. images: normalised, in blocks [n, C, H, W].
+            ctx: the client's, with the filters. images: normalised, in blocks [n, C, H, W].
         """
-        weight, bias = (turn.inbox[FILTERS].params[name] for name in DICTIONARY)
-        found = assigned_patches(self._patches(turn.setting, images), weight.flatten(1), bias)
-        moved = 2 * math.sqrt(2) * found.count / int(turn.counts.sum())
-        sums = found.sums.cpu() + self._noise(turn, "assigned patches", found.sums.shape, moved * self.patch_clip)
-        signs = found.signs.cpu() + self._noise(turn, "assigned signs", found.signs.shape, moved)
-        return Arrays({"sums": self._sent(sums), "signs": self._sent(signs)})
+        weight, bias = (ctx.received[FILTERS].params[name] for name in DICTIONARY)
+        found = assigned_patches(self._patches(ctx.setting, images), weight.flatten(1), bias)
+        moved = 2 * math.sqrt(2) * found.count / int(ctx.class_counts.sum())
+        sums = found.sums.cpu() + self._noise(ctx, "assigned patches", found.sums.shape, moved * self.patch_clip)
+        signs = found.signs.cpu() + self._noise(ctx, "assigned signs", found.signs.shape, moved)
+        return TensorDict({"sums": self._sent(sums), "signs": self._sent(signs)})
 
-    def _patches(self, setting: Setting, images: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _patches(self, setting: FederationContext, images: Iterable[Tensor]) -> Iterator[Tensor]:
         for block in images:
             patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
-    def _noise(self, turn: Turn, purpose: str, shape: torch.Size | tuple[int, ...], moved: float) -> Tensor | float:
-        """Gaussian noise on what one image moves by ``moved``, drawn anew in every leg; 0 without any.
+    def _noise(
+        self, ctx: ClientContext, purpose: str, shape: torch.Size | tuple[int, ...], moved: float
+    ) -> Tensor | float:
+        """Gaussian noise on what one image moves by ``moved``, drawn anew in every exchange; 0 without any.
 
         With ``noise_of: sum`` each of the m clients that are asked adds noise of 1/m of the variance, so that the sum
         has all of it.
         """
         if not self.noise_multiplier:
             return 0.0
-        # Each leg sends one message; first legs keep the leg's name in the key, so that results do not change.
-        stream = turn.stream(purpose if turn.is_later_leg else f"{purpose}, {turn.leg}")
+        # Each exchange sends one message; first exchanges keep the leg's name in the key, so that results do not
+        # change.
+        stream = ctx.stream(purpose if ctx.is_later_leg else f"{purpose}, {ctx.exchange}")
         drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
-        share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(turn.setting.cohort_size)
+        share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(ctx.setting.cohort_size)
         return drawn * self.noise_multiplier * moved * share
 
-    def _symmetric(self, turn: Turn, purpose: str, dim: int, moved: float) -> Tensor | float:
-        drawn = self._noise(turn, purpose, (dim * (dim + 1) // 2,), moved)
+    def _symmetric(self, ctx: ClientContext, purpose: str, dim: int, moved: float) -> Tensor | float:
+        drawn = self._noise(ctx, purpose, (dim * (dim + 1) // 2,), moved)
         return from_upper_triangles(drawn) if isinstance(drawn, Tensor) else drawn
 
     def _sent(self, values: Tensor) -> Tensor:
@@ -194,12 +209,12 @@ class PatchSums(Method):
 
     # ---- the server ----------------------------------------------------------------------------------------------
 
-    def whiten(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def whiten(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: whitening of patches, and directions to start from.
 
         Fact: the share of the patches' variance that the ε-shrinkage leaves whitened.
         """
-        setting, sent = exchange.setting, list(replies.of(PATCH_MOMENTS).values())
+        setting, sent = ctx.setting, list(replies.of(PATCH_MOMENTS).values())
         moments = merged_moments(
             PatchMoments(int(own["count"]), own["sum"].double(), from_upper_triangles(own["second"].double()))
             for own in sent
@@ -212,10 +227,10 @@ class PatchSums(Method):
             sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
             # A class that comes later, with another task or client, has the mean weight: nobody knows its size yet.
             weights = torch.where(sizes > 0, sizes.sum() / ((sizes > 0).sum() * sizes.clamp_min(1)), 1.0)
-            made[CLASS_WEIGHTS] = Arrays({"weights": weights})
+            made[CLASS_WEIGHTS] = TensorDict({"weights": weights})
         return server | made, {"whitened_share": share}
 
-    def fit_dictionary(self, server: Record, replies: Replies, exchange: Exchange) -> tuple[Record, Facts]:
+    def fit_dictionary(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Server stage: a step of k-means.
 
         Facts: how far atoms turned (mean of 1 − cosine), and how many got no patch.
@@ -225,7 +240,7 @@ class PatchSums(Method):
         before, mean, matrix = (server[WHITENING][name] for name in ("atoms", "mean", "matrix"))
         atoms, stayed = moved_atoms(before, sums, signs, mean, matrix)
         facts = {"atoms_turned": float((1 - (atoms * before).sum(1)).mean()), "empty_atoms": float(stayed.sum())}
-        return server | _dictionary(atoms, mean, matrix, exchange.setting), facts
+        return server | _dictionary(atoms, mean, matrix, ctx.setting), facts
 
     def account(self, later: int, covers: str) -> Mapping[str, Any] | None:
         """What noise on every message costs a client: 1 + s messages of the dictionary and so many ``later`` ones.
@@ -258,9 +273,9 @@ def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:
     return encoder.patches(images, stride)
 
 
-def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: Setting) -> dict[str, Payload]:
+def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: FederationContext) -> dict[str, Payload]:
     """What the server holds of a dictionary: its parts, and the filters that travel."""
     filters = zip(DICTIONARY, as_filters(atoms, mean, matrix), strict=True)
     like = setting.initial.params
     sent = {name: value.float().reshape(like[name].shape) for name, value in filters}
-    return {WHITENING: Arrays({"mean": mean, "matrix": matrix, "atoms": atoms}), FILTERS: Weights(sent)}
+    return {WHITENING: TensorDict({"mean": mean, "matrix": matrix, "atoms": atoms}), FILTERS: Weights(sent)}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from flcore.core.params import param
-from flcore.methods.api import Checked
+from flcore.methods.api import ValidatedParams
 
 
 @dataclass(frozen=True)
-class AuthorsPreset(Checked):
+class AuthorsPreset(ValidatedParams):
     """A parameter that puts the authors' values in; to be mixed into a method, in front of what checks them.
 
     Attributes:

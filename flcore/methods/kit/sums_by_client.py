@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from flcore.io.messages import Arrays
-from flcore.io.records import Record, Slot
+from flcore.io.messages import TensorDict
+from flcore.io.records import Key, Record
 from flcore.math.prototypes.discriminant import ClassSums
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 
-EACH = Slot("each", Arrays)
+EACH = Key("each", TensorDict)
 """At the server: ``clients`` int64 [m], and of each its sums: ``counts`` [m, C], ``sums`` [m, C, D], ``second``
 [m, D(D + 1)/2]; and its head, ``weight`` [m, C, D] and ``bias`` [m, C]."""
 
 
-def joined(server: Record, new: Iterable[tuple[int, ClassSums]]) -> Arrays:
+def merge_sums(server: Record, new: Iterable[tuple[int, ClassSums]]) -> TensorDict:
     """The sums of every client by itself, in order of ids, with those that are new."""
     found: dict[int, ClassSums] = {}
     if EACH in server:
@@ -24,7 +24,7 @@ def joined(server: Record, new: Iterable[tuple[int, ClassSums]]) -> Arrays:
     for client, own in new:
         found[client] = found[client] + own if client in found else own
     clients = sorted(found)
-    return Arrays(
+    return TensorDict(
         {
             "clients": torch.tensor(clients, dtype=torch.int64),
             "counts": torch.stack([found[client].counts for client in clients]),
@@ -34,13 +34,13 @@ def joined(server: Record, new: Iterable[tuple[int, ClassSums]]) -> Arrays:
     )
 
 
-def only(each: Arrays, clients: set[int]) -> Arrays:
+def only(each: TensorDict, clients: set[int]) -> TensorDict:
     """Those of some clients, with their heads."""
     kept = [place for place, client in enumerate(each["clients"].tolist()) if client in clients]
-    return Arrays({name: values[kept] for name, values in each.named.items()})
+    return TensorDict({name: values[kept] for name, values in each.named.items()})
 
 
-def sums_of_each(each: Arrays) -> Iterator[ClassSums]:
+def sums_of_each(each: TensorDict) -> Iterator[ClassSums]:
     """Of one client after the other, in order of ids."""
     for counts, sums, second in zip(each["counts"], each["sums"], each["second"], strict=True):
         yield ClassSums(counts, sums, from_upper_triangles(second))

@@ -11,8 +11,8 @@ from torch import Tensor
 from flcore.core.optim import Optimizer
 from flcore.models.view import View
 
-Context = Mapping[str, Any]
-"""Constants of a loss: tensors, mappings of tensors, or plain numbers that are the same for every client of a leg."""
+LossInputs = Mapping[str, Any]
+"""Constants of a loss: tensors, mappings of tensors, or numbers that all clients of an exchange share."""
 
 LocalModel = View
 """The model as a loss sees it."""
@@ -26,27 +26,28 @@ class Batch:
         images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
         labels: int64 [B].
         weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
-        draws: the random numbers of the step, from :meth:`flcore.methods.api.Method.draws`.
-        frozen: what is known of these samples, [B, ...] each: what the frozen models of
-            :meth:`flcore.methods.api.Method.frozen` say, of which a name is missing where the engine has not looked it
-            up and the loss computes it; and what the client remembers (:meth:`flcore.methods.api.Method.tables`).
+        random_inputs: the random numbers of the step, from :meth:`flcore.methods.api.Method.random_inputs`.
+        per_sample: what is known of these samples, [B, ...] each: what the frozen models of
+            :meth:`flcore.methods.api.Method.teachers` say, of which a name is missing where the engine has not looked
+            it up and the loss computes it; and what the client remembers
+            (:meth:`flcore.methods.api.Method.per_sample_inputs`).
     """
 
     images: Tensor
     labels: Tensor
     weight: Tensor | None = None
-    draws: Mapping[str, Tensor] = field(default_factory=dict)
-    frozen: Mapping[str, Tensor] = field(default_factory=dict)
+    random_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    per_sample: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-Loss = Callable[[LocalModel, Batch, Context], dict[str, Tensor]]
+Loss = Callable[[LocalModel, Batch, LossInputs], dict[str, Tensor]]
 
-Probe = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
+Perturb = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
 """(what moves, its gradient) → the point at which the gradient that moves it is taken: pure, of one client, by name."""
 
 
 @dataclass(frozen=True)
-class Update:
+class StepSpec:
     """One move of weights within a step: a gradient on the step's mini-batch, and what an optimiser makes of it.
 
     Attributes:
@@ -61,4 +62,4 @@ class Update:
     loss: Loss | None = None
     trainable: tuple[str, ...] = ("",)
     optimizer: Callable[[], Optimizer] | None = None
-    probe: Probe | None = None
+    probe: Perturb | None = None

@@ -17,15 +17,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Slot
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Key
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import supervised_contrastive
-from flcore.methods.types import Batch, Context, LocalModel, Setting
+from flcore.methods.types import Batch, FederationContext, LocalModel, LossInputs
 
 PixelRange = Literal["data", "authors"]
 
-VIRTUAL = Slot("virtual", Arrays)
+VIRTUAL = Key("virtual", TensorDict)
 """``images`` [K·n, C, H, W] as pixels, class by class, equally many of each; FedPG's with ``labels`` int64 [K·n]."""
 
 _BLOCK = 256  # images that go through a network at a time
@@ -56,7 +56,7 @@ def class_major_labels(num_classes: int, images: Tensor) -> Tensor:
 
 
 def pixel_map(
-    setting: Setting, dtype: torch.dtype, device: torch.device | str, pixel_range: PixelRange = "data"
+    setting: FederationContext, dtype: torch.dtype, device: torch.device | str, pixel_range: PixelRange = "data"
 ) -> tuple[Tensor, Tensor]:
     """Scale and shift ``[C, 1, 1]`` that turn virtual pixels into what the model reads.
 
@@ -68,9 +68,9 @@ def pixel_map(
             generator's -1 to 1 as they are: a virtual pixel p is taken for 2p - 1.
     """
     unit = 1.0 if dtype.is_floating_point else 255.0
-    stretch, offset = (2.0, -1.0) if pixel_range == "authors" else (1.0, 0.0)
+    task_visit, offset = (2.0, -1.0) if pixel_range == "authors" else (1.0, 0.0)
     pairs = list(zip(setting.pixel_mean, setting.pixel_std, strict=True))
-    scale = torch.tensor([stretch / (unit * std) for _, std in pairs], device=device)
+    scale = torch.tensor([task_visit / (unit * std) for _, std in pairs], device=device)
     shift = torch.tensor([(offset - mean) / std for mean, std in pairs], device=device)
     return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
 
@@ -81,8 +81,12 @@ def as_input(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def virtual_context(
-    setting: Setting, images: Tensor, labels: Tensor, outputs: Tensor | None = None, pixel_range: PixelRange = "data"
-) -> Context:
+    setting: FederationContext,
+    images: Tensor,
+    labels: Tensor,
+    outputs: Tensor | None = None,
+    pixel_range: PixelRange = "data",
+) -> LossInputs:
     """The constants of :class:`VirtualLoss`: images [N, C, H, W] as pixels, with their labels int64 [N].
 
     ``outputs`` int64 [N] are the outputs of the head that stand for the labels; None: those of the labels themselves.
@@ -93,7 +97,9 @@ def virtual_context(
 
 
 @torch.no_grad()
-def global_features(setting: Setting, images: Tensor, model: Weights, pixel_range: PixelRange = "data") -> Tensor:
+def global_features(
+    setting: FederationContext, images: Tensor, model: Weights, pixel_range: PixelRange = "data"
+) -> Tensor:
     """Features [N, d] of virtual images [N, C, H, W], pixels as they travel, by a model on their device."""
     scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
     blocks = (as_input(block, scale, shift) for block in torch.split(images, _BLOCK))
@@ -125,7 +131,7 @@ class VirtualLoss:
         """Whether virtual images are looked at."""
         return self.cross_entropy > 0 or self.contrast > 0
 
-    def terms(self, model: LocalModel, batch: Batch, virtual: Context) -> dict[str, Tensor]:
+    def terms(self, model: LocalModel, batch: Batch, virtual: LossInputs) -> dict[str, Tensor]:
         """``cross_entropy`` of the real batch, ``virtual`` cross-entropy and ``contrast``, weighted.
 
         Args:
@@ -133,7 +139,7 @@ class VirtualLoss:
             batch: real images; its draw ``virtual`` int64 [W] says which virtual images go with them.
             virtual: from :func:`virtual_context`.
         """
-        rows = batch.draws["virtual"]
+        rows = batch.random_inputs["virtual"]
         images = as_input(virtual["images"][rows], virtual["scale"], virtual["shift"])
         labels, size = virtual["labels"][rows], len(batch.labels)
         beside = model.beside()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from flcore.io import disk
-from flcore.io.files import sweep
+from flcore.io.files import remove_stale_temp
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.figures import charts
 from pipelines.reporting.figures.data import (
@@ -143,7 +143,7 @@ def write_drawings(drawings: Iterable[Drawing], directory: Path) -> tuple[Path, 
         The files: `<name>.svg`, or `<name>-<panel>.svg` for each of several panels, and `<name>.csv`.
     """
     disk.make_folder(directory)
-    sweep(directory)
+    remove_stale_temp(directory)
     written = []
     for each in drawings:
         written += [write_svg(svg, directory / f"{stem}.svg") for stem, svg in each.panels.items()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flcore.config import plugins
-from flcore.config.plugins import brought, keep, load, located, unload
+from flcore.config.plugins import brought, keep, load, resolve_paths, unload
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared
@@ -193,8 +193,8 @@ def test_a_machine_without_the_file_gets_its_source(write: Write, tmp_path: Path
 def test_places_relative_to_a_folder(tmp_path: Path) -> None:
     raw = {"seed": 1, "plugins": ["a.py", "/b.py", {"path": "c.py", "sha256": "0"}]}
     places = [str(tmp_path / "a.py"), "/b.py", {"path": str(tmp_path / "c.py"), "sha256": "0"}]
-    assert located(raw, tmp_path) == {"seed": 1, "plugins": places}
-    assert located({"seed": 1}, tmp_path) == {"seed": 1}
+    assert resolve_paths(raw, tmp_path) == {"seed": 1, "plugins": places}
+    assert resolve_paths({"seed": 1}, tmp_path) == {"seed": 1}
 
 
 # ------------------------------------------------------------------------------------------------------------ refused
@@ -282,7 +282,7 @@ def test_two_plug_ins_with_one_method(write: Write) -> None:
 
 # -------------------------------------------------------------------------------------- what a method needs of the rest
 
-NEEDS = 'needs: ClassVar[dict[str, tuple[float, ...]]] = {"local.momentum": (0.0, 0.9)}'
+NEEDS = 'required_config: ClassVar[dict[str, tuple[float, ...]]] = {"local.momentum": (0.0, 0.9)}'
 NEEDY = METHOD.replace("    weight: float", f"    {NEEDS}\n    weight: float")
 
 

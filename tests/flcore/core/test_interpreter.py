@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flcore.core.interpreter import environment, python
-from flcore.engine.pool.child import Child, end_with_parent
+from flcore.core.interpreter import python, safe_environment
+from flcore.engine.pool.child import WorkerProcess, end_with_parent
 
 OF_THE_STANDARD_LIBRARY = ("json", "queue", "random", "selectors")
 
@@ -27,7 +27,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_worker_imports_nothing_of_the_working_folder(marker: Path) -> None:
-    child = Child(end_with_parent)
+    child = WorkerProcess(end_with_parent)
     child.pipe.close()
     assert child.ended(30) in ("with exit code 0", "with exit code 1")  # the second: its parent was gone first
     assert not marker.exists()
@@ -39,7 +39,12 @@ def test_neither_does_a_process_that_a_started_one_starts(marker: Path) -> None:
     inner = f"import {names}; print(flcore.__file__)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
     done = subprocess.run(
-        python("-c", outer), env=environment({"MINE": "1"}), capture_output=True, text=True, timeout=60, check=False
+        python("-c", outer),
+        env=safe_environment({"MINE": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert not marker.exists()

@@ -23,7 +23,7 @@ import json
 from pathlib import Path
 import flcore
 from flcore.config.schema import Config
-from flcore.engine.pool.child import Child
+from flcore.engine.pool.child import WorkerProcess
 from flcore.core.errors import RunError
 from flcore.experiment.provenance import code_fingerprint
 import after
@@ -53,7 +53,7 @@ said["first"], said["fingerprint"] = run("first"), code_fingerprint(Config.from_
 put_back = edited("methods/fedavg.py", "from __future__", "# a remark\\nfrom __future__")
 said["after an edit"], said["wrote"] = run("second", seed=1), Path("second/metrics.json").exists()
 said["finished before"] = run("first")
-child = Child(after.refused, "flcore.methods.fedavg")
+child = WorkerProcess(after.refused, "flcore.methods.fedavg")
 said["in a new worker"] = child.pipe.recv()
 put_back()
 said["put back"] = run("second", seed=1)

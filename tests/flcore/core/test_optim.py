@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from flcore.config.sections import LocalConfig
 from flcore.core.optim import Adam, Sgd, clip_gradients
 from flcore.engine.local.step import learning_rate, make_optimizer
-from flcore.io.messages import Arrays
-from flcore.io.records import Slot, load_record, save_record, serialise
+from flcore.io.messages import TensorDict
+from flcore.io.records import Key, load_record, save_record, serialise
 
 
 def torch_twin(ours: Any, params: list[torch.Tensor]) -> Any:
@@ -107,9 +107,9 @@ def test_adam_goes_on_from_its_memory(before: int, fused: bool, tmp_path: Path) 
     for step in range(before):
         one.step(list(whole.values()), gradients(step + 1, 1.0))
         first.step(list(parts.values()), gradients(step + 1, 1.0))
-    save_record(tmp_path / "state", {"optimizer": Arrays(first.state(parts))})
+    save_record(tmp_path / "state", {"optimizer": TensorDict(first.state(parts))})
     record, _ = load_record(tmp_path / "state")
-    stored = Arrays(dict(reversed(record[Slot("optimizer", Arrays)].named.items())))
+    stored = TensorDict(dict(reversed(record[Key("optimizer", TensorDict)].named.items())))
     kept = serialise({"optimizer": stored})
     second = Adam(0.1, 0.01, fused=fused).restore(parts, stored.named)
     for step in range(before, before + 2):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flcore.core.schedules import Constant, Cosine, Exponential, Linear, Pieces
+from flcore.core.schedules import Constant, Cosine, Exponential, LinearSchedule, Pieces
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_generator_learning_rate_of_fedpg() -> None:
 
 def test_falling_to_nothing() -> None:
     """FedProc's α over 10 rounds, and half a cosine: at the start, a quarter (1/2 + √2/4), the middle and the end."""
-    assert [Linear(0.8, 10)(t) for t in (0, 5, 10)] == pytest.approx([0.8, 0.4, 0])
+    assert [LinearSchedule(0.8, 10)(t) for t in (0, 5, 10)] == pytest.approx([0.8, 0.4, 0])
     quarter = 0.5 + math.sqrt(2) / 4
     assert [Cosine(1.0, 8)(t) for t in (0, 2, 4, 8)] == pytest.approx([1, quarter, 0.5, 0])
 

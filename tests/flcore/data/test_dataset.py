@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flcore.core.errors import ConfigError, Cure, DataError
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.images import channel_statistics, convert_channels, normalise, resize
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import RawDataset, RawSplit, Source
@@ -38,7 +38,7 @@ class Made(Source):
 
 
 def test_prepare_gives_channels_first_contiguous_tensors() -> None:
-    data = prepare(Made())
+    data = prepare_dataset(Made())
     images = data.train.images
     assert images.shape == (6, 3, 2, 3) and images.dtype == torch.uint8 and images.is_contiguous()
     # Image 1, row 0, column 2, channel 1 was number 18 + 0 + 2 · 3 + 1 = 25.
@@ -50,36 +50,36 @@ def test_prepare_gives_channels_first_contiguous_tensors() -> None:
 
 def test_limit_keeps_the_first_of_each_class_in_file_order() -> None:
     """Labels 0, 1, 1, 0, 1, 0: the first two of class 0 are images 0 and 3, of class 1 images 1 and 2."""
-    data = prepare(Made(with_groups=True), limit_per_class=2)
+    data = prepare_dataset(Made(with_groups=True), limit_per_class=2)
     assert data.train.images[:, 0, 0, 0].tolist() == [0, 18, 36, 54]
     assert data.train.labels.tolist() == [0, 1, 1, 0] and data.test.labels.tolist() == [0, 1, 1]
     assert data.train.groups is not None and data.train.groups.tolist() == [5, 5, 6, 6]
 
 
 def test_channels_and_size_on_request() -> None:
-    data = prepare(SOURCES["digits"](), size=28, channels=3, limit_per_class=1)
+    data = prepare_dataset(SOURCES["digits"](), size=28, channels=3, limit_per_class=1)
     assert data.meta.shape == (3, 28, 28) and data.meta.mean == (0.5,) * 3 and data.meta.std == (0.5,) * 3
     assert torch.equal(data.train.images[:, 0], data.train.images[:, 2])
-    gray = prepare(Made(), channels=1)
+    gray = prepare_dataset(Made(), channels=1)
     assert gray.meta.shape == (1, 2, 3) and len(gray.meta.mean) == 1
-    halves = prepare(Made(), normalisation=(0.5, 0.25))
+    halves = prepare_dataset(Made(), normalisation=(0.5, 0.25))
     assert (halves.meta.mean, halves.meta.std) == ((0.5,) * 3, (0.25,) * 3)
-    assert halves.meta.fingerprint != prepare(Made()).meta.fingerprint
+    assert halves.meta.fingerprint != prepare_dataset(Made()).meta.fingerprint
     assert halves.meta.preparation["normalisation"] == [0.5, 0.25]  # as it always stood in fingerprints
 
 
 def test_normalisation_of_each_channel(tmp_path: Path) -> None:
     """Values 51, 102, 204 of 255 are 0.2, 0.4, 0.8; less 0.1, 0.5, 0.9, by 0.2, 0.5, 0.1: 0.5, -0.2, -1."""
-    data = prepare(Made(), normalisation=((0.1, 0.5, 0.9), (0.2, 0.5, 0.1)), directory=tmp_path)
+    data = prepare_dataset(Made(), normalisation=((0.1, 0.5, 0.9), (0.2, 0.5, 0.1)), directory=tmp_path)
     meta = data.meta
     assert (meta.mean, meta.std) == ((0.1, 0.5, 0.9), (0.2, 0.5, 0.1))
     assert meta.preparation["normalisation"] == [[0.1, 0.5, 0.9], [0.2, 0.5, 0.1]]
     pixel = torch.tensor([51, 102, 204], dtype=torch.uint8).view(3, 1, 1)
     assert normalise(pixel, meta.mean, meta.std).flatten().tolist() == pytest.approx([0.5, -0.2, -1.0], abs=1e-6)
     assert Dataset.load(tmp_path).meta == meta
-    one_std = prepare(Made(), normalisation=((0.1, 0.5, 0.9), 0.5)).meta
+    one_std = prepare_dataset(Made(), normalisation=((0.1, 0.5, 0.9), 0.5)).meta
     assert (one_std.mean, one_std.std) == ((0.1, 0.5, 0.9), (0.5, 0.5, 0.5))
-    assert len({meta.fingerprint, one_std.fingerprint, prepare(Made()).meta.fingerprint}) == 3
+    assert len({meta.fingerprint, one_std.fingerprint, prepare_dataset(Made()).meta.fingerprint}) == 3
 
 
 @pytest.mark.parametrize(
@@ -97,25 +97,25 @@ def test_normalisation_of_each_channel(tmp_path: Path) -> None:
 def test_a_normalisation_that_does_not_fit_leaves_what_was_prepared(
     channels: int | None, wrong: tuple[float, ...], words: str, tmp_path: Path
 ) -> None:
-    before = prepare(Made(), directory=tmp_path)
+    before = prepare_dataset(Made(), directory=tmp_path)
     with pytest.raises(ConfigError, match=words):
-        prepare(Made(), channels=channels, normalisation=(wrong, 0.5), directory=tmp_path)
+        prepare_dataset(Made(), channels=channels, normalisation=(wrong, 0.5), directory=tmp_path)
     assert Dataset.load(tmp_path).meta == before.meta
 
 
 def test_labels_outside_the_classes_are_refused() -> None:
     with pytest.raises(DataError, match="train labels reach from 0 to 2, expected 0 to 1"):
-        prepare(Made(labels="012010"))
+        prepare_dataset(Made(labels="012010"))
 
 
 def test_fingerprint_depends_on_content_and_preparation() -> None:
     prints = {
-        prepare(source, size=size, limit_per_class=limit).meta.fingerprint
+        prepare_dataset(source, size=size, limit_per_class=limit).meta.fingerprint
         for source in (Made(), Made(with_groups=True), Made(labels="111010"))
         for size, limit in ((None, None), (4, None), (None, 3))
     }
     assert len(prints) == 9
-    assert prepare(Made()).meta.fingerprint == prepare(Made()).meta.fingerprint
+    assert prepare_dataset(Made()).meta.fingerprint == prepare_dataset(Made()).meta.fingerprint
 
 
 # on disk
@@ -123,7 +123,7 @@ def test_fingerprint_depends_on_content_and_preparation() -> None:
 
 @pytest.mark.parametrize("with_groups", [False, True])
 def test_round_trip_and_equal_bytes(with_groups: bool, tmp_path: Path) -> None:
-    data = prepare(Made(with_groups=with_groups), limit_per_class=2)
+    data = prepare_dataset(Made(with_groups=with_groups), limit_per_class=2)
     data.save(tmp_path / "one")
     read = Dataset.load(tmp_path / "one")
     read.check_content(tmp_path / "one")
@@ -139,7 +139,7 @@ def test_round_trip_and_equal_bytes(with_groups: bool, tmp_path: Path) -> None:
 
 
 def test_meta_is_plain_sorted_json(tmp_path: Path) -> None:
-    data = prepare(Made())
+    data = prepare_dataset(Made())
     data.save(tmp_path)
     text = (tmp_path / "meta.json").read_text()
     assert text == json.dumps(data.meta.to_mapping(), sort_keys=True, indent=2) + "\n"
@@ -147,8 +147,8 @@ def test_meta_is_plain_sorted_json(tmp_path: Path) -> None:
 
 
 def test_saving_over_another_dataset_replaces_it(tmp_path: Path) -> None:
-    prepare(Made(with_groups=True)).save(tmp_path)
-    other = prepare(Made(), limit_per_class=1)
+    prepare_dataset(Made(with_groups=True)).save(tmp_path)
+    other = prepare_dataset(Made(), limit_per_class=1)
     other.save(tmp_path)
     read = Dataset.load(tmp_path)
     read.check_content(tmp_path)
@@ -198,7 +198,7 @@ def drop_key(folder: Path) -> None:
     ],
 )
 def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file: str, tmp_path: Path) -> None:
-    prepare(Made()).save(tmp_path)
+    prepare_dataset(Made()).save(tmp_path)
     harm(tmp_path)
     with pytest.raises(DataError, match=f"{file}: ") as told:
         Dataset.load(tmp_path)
@@ -215,7 +215,7 @@ def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_
 
 
 def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:
-    prepare(Made()).save(tmp_path)
+    prepare_dataset(Made()).save(tmp_path)
     content = bytearray((tmp_path / "train.safetensors").read_bytes())
     content[-1] ^= 1
     (tmp_path / "train.safetensors").write_bytes(content)

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from flcore.core.errors import DataError
-from flcore.data.dataset import prepare
+from flcore.data.dataset import prepare_dataset
 from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.vireofood172 import VireoFood172
@@ -72,11 +72,13 @@ def test_a_small_first_image_does_not_blur_the_others(packed: Packed, tmp_path: 
         "train/a/001.png": file_of(stripes(128, 128)),
         "test/a/1.png": file_of(stripes(128, 128)),
     }
-    data = prepare(ImageFolder(), packed(tree, tmp_path / "images"), size=64)
+    data = prepare_dataset(ImageFolder(), packed(tree, tmp_path / "images"), size=64)
     for large in (data.train.images[1], data.test.images[0]):
         assert large.shape == (1, 64, 64) and large.float().std() > 90
     # Each as if it were alone.
-    alone = prepare(ImageFolder(), as_folder(one_each(tree["train/a/001.png"], "png"), tmp_path / "alone"), size=64)
+    alone = prepare_dataset(
+        ImageFolder(), as_folder(one_each(tree["train/a/001.png"], "png"), tmp_path / "alone"), size=64
+    )
     assert (data.train.images[1] == alone.train.images[0]).all()
 
 
@@ -85,17 +87,17 @@ def test_images_of_several_sizes_need_one(packed: Packed, tmp_path: Path) -> Non
     tree = one_each(file_of(stripes(6, 4)), "png") | {"test/a/wide.png": file_of(stripes(6, 9))}
     root = packed(tree, tmp_path / "images")
     with pytest.raises(DataError) as refused:
-        prepare(ImageFolder(), root, directory=tmp_path / "prepared")
+        prepare_dataset(ImageFolder(), root, directory=tmp_path / "prepared")
     message = str(refused.value)
     assert "\n" not in message and not (tmp_path / "prepared" / "meta.json").exists()
     for part in ("test/a/wide.png", "9 x 6", "train/a/1.png", "4 x 6", "data.size"):
         assert part in message
-    assert prepare(ImageFolder(), root, size=8).meta.shape == (1, 8, 8)
-    assert prepare(ImageFolder(image_size=5), root).meta.shape == (1, 5, 5)
+    assert prepare_dataset(ImageFolder(), root, size=8).meta.shape == (1, 8, 8)
+    assert prepare_dataset(ImageFolder(image_size=5), root).meta.shape == (1, 5, 5)
 
 
 def test_images_of_one_size_keep_it(tmp_path: Path) -> None:
-    data = prepare(ImageFolder(), as_folder(one_each(file_of(stripes(6, 9)), "png"), tmp_path))
+    data = prepare_dataset(ImageFolder(), as_folder(one_each(file_of(stripes(6, 9)), "png"), tmp_path))
     assert (data.train.images[0, 0].numpy() == stripes(6, 9)).all()
 
 
@@ -107,12 +109,12 @@ def test_a_size_asked_for_goes_before_that_of_the_source(tmp_path: Path) -> None
         "celeba/identity_CelebA.txt": b"0.jpg 1\n1.jpg 1\n",
         "celeba/list_attr_celeba.txt": b"2\nSmiling\n0.jpg 1\n1.jpg -1\n",
     }
-    data = prepare(CelebA(image_size=8, min_images=2), as_folder(faces, tmp_path), size=64)
+    data = prepare_dataset(CelebA(image_size=8, min_images=2), as_folder(faces, tmp_path), size=64)
     assert data.meta.shape == (3, 64, 64) and data.train.images.float().std() > 90
     dishes = {"ready_chinese_food/1/1.jpg": photograph, "ready_chinese_food/172/1.jpg": photograph}
     dishes |= {f"SplitAndIngreLabel/{name}.txt": b"/1/1.jpg\n/172/1.jpg\n" for name in ("TR", "TE")}
     root = as_folder(dishes, tmp_path / "dishes")
-    asked, own = prepare(VireoFood172(), root, size=64), prepare(VireoFood172(image_size=64), root)
+    asked, own = prepare_dataset(VireoFood172(), root, size=64), prepare_dataset(VireoFood172(image_size=64), root)
     assert (asked.train.images == own.train.images).all()  # with the same margin
 
 
@@ -334,7 +336,7 @@ def test_a_class_whose_name_is_no_text_is_named(tree: Path) -> None:
 
 def test_files_may_have_names_that_are_no_text(tree: Path) -> None:
     (tree / "train" / "a" / "1.png").rename(tree / "train" / "a" / os.fsdecode(b"caf\xe9.png"))
-    assert prepare(ImageFolder(), tree).meta.train_size == 2
+    assert prepare_dataset(ImageFolder(), tree).meta.train_size == 2
 
 
 @both

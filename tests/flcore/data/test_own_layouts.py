@@ -16,7 +16,7 @@ from PIL import Image
 
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_classes
@@ -105,7 +105,7 @@ def site_tree(
 def test_sites_are_groups_with_names(packed: Packed, below: str, tmp_path: Path) -> None:
     """In natural order: site 2 before site 10. The test split has a site less."""
     tree = site_tree(f"{below}train/") | site_tree(f"{below}test/", ("site 10", "site 2"), each=1)
-    data = prepare(SITES, packed(tree, tmp_path / "packed"), directory=tmp_path / "prepared")
+    data = prepare_dataset(SITES, packed(tree, tmp_path / "packed"), directory=tmp_path / "prepared")
     assert data.meta.group_names == ("Köln", "site 2", "site 10") and data.meta.class_names == ("a", "b")
     assert data.train.groups is not None and data.test.groups is not None
     assert data.train.groups.tolist() == [0] * 6 + [1] * 6 + [2] * 6
@@ -121,7 +121,7 @@ def test_sites_are_groups_with_names(packed: Packed, below: str, tmp_path: Path)
 
 def test_clients_are_sites(tmp_path: Path) -> None:
     tree = site_tree("train/") | site_tree("test/", each=1)
-    data = prepare(SITES, as_folder(tree, tmp_path))
+    data = prepare_dataset(SITES, as_folder(tree, tmp_path))
     made = make_partition(data, ByGroup(min_size=1), num_clients=3, seed=0, client_test="own_group")
     assert [client.train.tolist() for client in made.clients] == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
     assert [client.test.tolist() for client in made.clients] == [[0, 1], [2, 3], [4, 5]]
@@ -130,12 +130,14 @@ def test_clients_are_sites(tmp_path: Path) -> None:
 
 
 def test_one_site_and_a_site_without_a_class(tmp_path: Path) -> None:
-    one = prepare(SITES, as_folder(site_tree("train/", ("only",)) | site_tree("test/", ("only",)), tmp_path / "one"))
+    one = prepare_dataset(
+        SITES, as_folder(site_tree("train/", ("only",)) | site_tree("test/", ("only",)), tmp_path / "one")
+    )
     assert one.meta.group_names == ("only",)
     assert make_partition(one, ByGroup(min_size=1), num_clients=1, seed=0).num_clients == 1
     tree = {name: content for name, content in site_tree("train/").items() if "Köln/b" not in name} | site_tree("test/")
     (tmp_path / "other" / "train" / "empty").mkdir(parents=True)
-    data = prepare(SITES, as_folder(tree, tmp_path / "other"))
+    data = prepare_dataset(SITES, as_folder(tree, tmp_path / "other"))
     assert data.meta.group_names == ("Köln", "site 2", "site 10")  # a site without images is none
     made = make_partition(data, ByGroup(min_size=1), num_clients=3, seed=0)
     assert made.counts.tolist() == [[3, 0], [3, 3], [3, 3]]
@@ -143,7 +145,7 @@ def test_one_site_and_a_site_without_a_class(tmp_path: Path) -> None:
 
 def test_data_without_sites_say_nothing_of_them(tmp_path: Path) -> None:
     tree = {f"{part}/a/x.png": png() for part in ("train", "test")}
-    data = prepare(ImageFolder(), as_folder(tree, tmp_path / "images"), directory=tmp_path / "prepared")
+    data = prepare_dataset(ImageFolder(), as_folder(tree, tmp_path / "images"), directory=tmp_path / "prepared")
     stored = json.loads((tmp_path / "prepared" / "meta.json").read_bytes())
     assert data.train.groups is None and not {"group_names", "skipped"} & stored.keys()
 
@@ -189,7 +191,7 @@ def test_a_share_of_each_class_and_site_is_held_out() -> None:
 def test_class_folders_without_a_test_split(packed: Packed, prefix: str, tmp_path: Path) -> None:
     tree = {f"{prefix}{label}/{n}.png": png(n) for label in ("cat", "test", "train") for n in range(5)}
     root = packed(tree, tmp_path / "images")
-    data = prepare(ImageFolder(test_fraction=0.4), root)
+    data = prepare_dataset(ImageFolder(test_fraction=0.4), root)
     assert data.meta.class_names == ("cat", "test", "train")
     assert np.bincount(data.test.labels).tolist() == [2, 2, 2] and np.bincount(data.train.labels).tolist() == [3, 3, 3]
     train, test = values_of(data)
@@ -200,7 +202,7 @@ def test_class_folders_without_a_test_split(packed: Packed, prefix: str, tmp_pat
 
 def test_sites_without_a_test_split(tmp_path: Path) -> None:
     for prefix in ("", "train/", "images/"):
-        data = prepare(
+        data = prepare_dataset(
             ImageFolder(layout="sites", test_fraction=0.3), as_folder(site_tree(prefix), tmp_path / f"x{prefix}")
         )
         assert data.test.groups is not None and np.bincount(data.test.groups * 2 + data.test.labels).tolist() == [1] * 6
@@ -232,7 +234,7 @@ FULL = "file,label,site,split\nimg/3.png,10,B,train\nimg/1.png,9,A,train\nimg/2.
 @both
 def test_a_csv_says_label_site_and_split(packed: Packed, tmp_path: Path) -> None:
     """Rows keep their order; classes are numbered in natural order, 9 before 10."""
-    data = prepare(CSV, with_index(FULL, tmp_path / "images", packed))
+    data = prepare_dataset(CSV, with_index(FULL, tmp_path / "images", packed))
     assert data.meta.class_names == ("9", "10") and data.meta.group_names == ("A", "B", "C")
     assert values_of(data) == ([3, 1], [2, 4])
     assert data.train.labels.tolist() == [1, 0] and data.test.labels.tolist() == [0, 1]
@@ -253,13 +255,13 @@ def test_a_csv_says_label_site_and_split(packed: Packed, tmp_path: Path) -> None
     ],
 )
 def test_a_csv_as_programs_write_it(text: str, tmp_path: Path) -> None:
-    assert values_of(prepare(CSV, with_index(text, tmp_path))) == ([3, 1], [2, 4])
+    assert values_of(prepare_dataset(CSV, with_index(text, tmp_path))) == ([3, 1], [2, 4])
 
 
 def test_a_csv_of_files_and_labels_alone(tmp_path: Path) -> None:
     rows = "".join(f"img/{n}.png,{'yes' if n % 2 else 'no'}\n" for n in (4, 3, 2, 1))
     root = with_index("file,label\n" + rows, tmp_path)
-    data = prepare(ImageFolder(layout="csv", test_fraction=0.5), root)
+    data = prepare_dataset(ImageFolder(layout="csv", test_fraction=0.5), root)
     assert data.meta.class_names == ("no", "yes") and data.train.groups is None
     assert sorted(data.train.labels.tolist()) == sorted(data.test.labels.tolist()) == [0, 1]
     assert "data.test_fraction" in refusal(CSV, root)
@@ -272,7 +274,7 @@ def test_names_in_the_other_unicode_form_are_found(tmp_path: Path) -> None:
     """macOS stores Ü as U and two dots."""
     composed, decomposed = (unicodedata.normalize(form, "Übung.png") for form in ("NFC", "NFD"))
     root = with_index(f"file,label,split\n{composed},a,train\nimg/1.png,a,test\n", tmp_path, **{decomposed: png(9)})
-    assert values_of(prepare(CSV, root)) == ([9], [1])
+    assert values_of(prepare_dataset(CSV, root)) == ([9], [1])
 
 
 @pytest.mark.parametrize(
@@ -362,14 +364,14 @@ def test_images_that_cannot_be_decoded_are_listed_at_once(tmp_path: Path) -> Non
     tree = {f"{part}/a/1.png": png() for part in ("train", "test")}
     tree |= {f"train/a/2{n}.png": half for n in range(10)} | {f"test/a/2{n}.png": half for n in range(3)}
     with pytest.raises(DataError, match=r"13 bad files: test/a/20\.png .*train/a/26\.png .* and 3 others\n.*=skip"):
-        prepare(ImageFolder(), as_folder(tree, tmp_path / "images"), directory=tmp_path / "prepared")
+        prepare_dataset(ImageFolder(), as_folder(tree, tmp_path / "images"), directory=tmp_path / "prepared")
     assert not (tmp_path / "prepared" / "meta.json").exists()
 
 
 @both
 def test_bad_files_are_skipped_and_named(packed: Packed, tmp_path: Path) -> None:
     root = packed(messy(), tmp_path / "images")
-    data = prepare(ImageFolder(on_bad_file="skip"), root, directory=tmp_path / "prepared")
+    data = prepare_dataset(ImageFolder(on_bad_file="skip"), root, directory=tmp_path / "prepared")
     assert values_of(data) == ([7, 7], [7, 7])
     stored = json.loads((tmp_path / "prepared" / "meta.json").read_bytes())["skipped"]
     assert stored.keys() == FAULTS.keys() and all(stored[name].startswith(reason) for name, reason in FAULTS.items())
@@ -381,7 +383,7 @@ def test_missing_files_of_a_csv_are_bad_files(tmp_path: Path) -> None:
     root = with_index(text, tmp_path / "images")
     message = refusal(CSV, root)
     assert "3 bad files" in message and "img/gone.png (does not exist)" in message and "img (a folder)" in message
-    data = prepare(ImageFolder(layout="csv", on_bad_file="skip"), root)
+    data = prepare_dataset(ImageFolder(layout="csv", on_bad_file="skip"), root)
     assert values_of(data) == ([3, 1], [2, 4]) and data.meta.skipped["img/gone.png"] == "does not exist"
 
 
@@ -406,7 +408,7 @@ def test_an_intact_file_of_another_kind_is_not_called_damaged(tmp_path: Path) ->
 
 def test_grey_and_transparent_images_by_site(tmp_path: Path) -> None:
     tree = {f"{part}/s/a/{mode}.png": png(9, mode) for part in ("train", "test") for mode in ("L", "RGB", "RGBA")}
-    data = prepare(SITES, as_folder(tree, tmp_path))
+    data = prepare_dataset(SITES, as_folder(tree, tmp_path))
     assert data.meta.shape == (3, 2, 2)
     assert sorted(values_of(data)[0]) == [9, 9, 246]  # 9 of 255 opaque, on white: (9 · 9 + 255 · 246) / 255 = 246.3
 
@@ -424,4 +426,4 @@ def test_new_options_are_no_part_of_the_identity_at_their_default(tmp_path: Path
         >= given.items()
     )
     tree = {f"{part}/a/x.png": png() for part in ("train", "test")}
-    assert prepare(ImageFolder(), as_folder(tree, tmp_path)).meta.preparation["options"] == {"image_size": None}
+    assert prepare_dataset(ImageFolder(), as_folder(tree, tmp_path)).meta.preparation["options"] == {"image_size": None}

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from flcore.core.errors import Cure, DataError
 from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
-from flcore.data.dataset import Dataset, Meta, Split, prepare
+from flcore.data.dataset import Dataset, Meta, Split, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
@@ -308,7 +308,7 @@ def test_files_have_the_names_and_types_of_the_contract(tmp_path: Path) -> None:
 
 
 def write_artefacts(folder: Path) -> None:
-    data = prepare(SOURCES["digits"](), size=11, channels=3, limit_per_class=60)
+    data = prepare_dataset(SOURCES["digits"](), size=11, channels=3, limit_per_class=60)
     data.save(folder / "prepared")
     made = make_partition(data, Dirichlet(), num_clients=5, seed=1, validation=0.1)
     made.save(folder / "partition")
@@ -411,7 +411,7 @@ def test_a_partition_of_other_data_is_refused() -> None:
 
 
 def test_partition_of_the_digits_is_complete() -> None:
-    data = prepare(SOURCES["digits"]())
+    data = prepare_dataset(SOURCES["digits"]())
     made = make_partition(data, Dirichlet(alpha=0.5), num_clients=10, seed=0, validation=0.1)
     assert sum(made.sizes["train"]) + sum(made.sizes["val"]) == 1437
     assert made.counts.sum() == sum(made.sizes["train"])

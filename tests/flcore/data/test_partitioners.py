@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flcore.core.errors import ConfigError, DataError
 from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS
-from flcore.data.partitioners.base import Assignment, Partitioner, cut
+from flcore.data.partitioners.base import Assignment, Partitioner, split_by_shares
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dirichlet import Dirichlet
@@ -205,7 +205,7 @@ def test_every_entry_documents_its_options() -> None:
 
 
 def test_cut_as_computed_in_its_docstring() -> None:
-    parts = cut(np.arange(10), np.array([0.25, 0.25, 0.5]))
+    parts = split_by_shares(np.arange(10), np.array([0.25, 0.25, 0.5]))
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
 
 
@@ -213,7 +213,7 @@ def test_cut_gives_nothing_to_a_last_part_without_a_share() -> None:
     """0.7 + 0.2 + 0.1 is 0.9999999999999999 in binary: without the guard the last part would get a sample."""
     shares = np.array([0.7, 0.2, 0.1, 0.0])
     assert np.cumsum(shares)[2] < 1
-    assert [len(part) for part in cut(np.arange(10), shares)] == [7, 2, 1, 0]
+    assert [len(part) for part in split_by_shares(np.arange(10), shares)] == [7, 2, 1, 0]
 
 
 @bounded
@@ -221,7 +221,7 @@ def test_cut_gives_nothing_to_a_last_part_without_a_share() -> None:
 def test_cut_covers_in_order_with_sizes_close_to_the_shares(total: int, weights: list[float]) -> None:
     assume(sum(weights) > 0.01)
     shares = np.array(weights) / sum(weights)
-    parts = cut(np.arange(total), shares)
+    parts = split_by_shares(np.arange(total), shares)
     assert np.array_equal(np.concatenate(parts), np.arange(total))
     off = np.abs([len(part) for part in parts] - shares * total)
     assert (off[:-1] <= 1 + 1e-6).all() and off[-1] <= len(shares)

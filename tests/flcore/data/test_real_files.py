@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
@@ -23,7 +23,7 @@ def mnist(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     root: Path = request.getfixturevalue("real_data")
     if not (root / "MNIST" / "raw" / "train-images-idx3-ubyte").exists():
         pytest.skip("real MNIST not found")
-    return prepare(Mnist(), root, directory=tmp_path_factory.mktemp("mnist"))
+    return prepare_dataset(Mnist(), root, directory=tmp_path_factory.mktemp("mnist"))
 
 
 def test_two_class_division(mnist: Dataset) -> None:
@@ -61,7 +61,7 @@ def test_ways_and_shots_are_disjoint(mnist: Dataset) -> None:
 def test_cifar10_from_its_zip(real_data: Path, tmp_path: Path) -> None:
     if not (real_data / "cifar10-images.zip").exists():
         pytest.skip("cifar10-images.zip not found")
-    data = prepare(ImageFolder(), real_data / "cifar10-images.zip", directory=tmp_path)
+    data = prepare_dataset(ImageFolder(), real_data / "cifar10-images.zip", directory=tmp_path)
     assert np.bincount(data.train.labels).tolist() == [5000] * 10 and data.meta.shape == (3, 32, 32)
     assert np.bincount(data.test.labels).tolist() == [1000] * 10
     # JPEG copies: close to the mean and standard deviation of the published arrays.

@@ -21,7 +21,7 @@ from flcore.data.partitioners.dominant import Dominant
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
 from flcore.data.partitioners.ways_shots import WaysShots
-from flcore.data.summary import summarise
+from flcore.data.summary import summarise_partition
 
 CLIENTS = 10_000
 
@@ -46,7 +46,7 @@ def test_ten_thousand_clients(partitioner: Partitioner, with_labels: Callable[..
     make_partition(data, partitioner, num_clients=CLIENTS, seed=0).save(tmp_path)
     loaded = Partition.load(tmp_path)
     seconds = time.perf_counter() - started
-    summarise(loaded)
+    summarise_partition(loaded)
 
     tracemalloc.start()
     make_partition(data, partitioner, num_clients=CLIENTS, seed=0).save(tmp_path)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from flcore.core.errors import DataError
 from flcore.core.params import build, declared
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.sources import SOURCES, cifar, mnist
 from flcore.data.sources.base import Source
 from flcore.data.sources.cifar import Cifar10, Cifar100
@@ -376,7 +376,7 @@ def test_folder_and_zip_are_read_alike(packed, below: str, tmp_path: Path) -> No
 
 def test_statistics_of_the_training_images(tmp_path: Path) -> None:
     """Values 10, 20, 40 alike: mean 70/3 = 23.3333, variance (100 + 400 + 1600)/3 - 544.4444 = 155.5556; over 255."""
-    meta = prepare(ImageFolder(), as_folder(plain_tree(), tmp_path)).meta
+    meta = prepare_dataset(ImageFolder(), as_folder(plain_tree(), tmp_path)).meta
     assert meta.mean == (round(70 / 3 / 255, 4),) * 3 == (0.0915,) * 3
     assert meta.std == (round(155.5556**0.5 / 255, 4),) * 3 == (0.0489,) * 3
 
@@ -394,18 +394,18 @@ def test_all_gray_stays_gray_and_a_single_colour_image_makes_all_rgb(tmp_path: P
 def test_a_corrupted_image_is_named(packed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     tree = plain_tree() | {"train/dog/bad.png": encoded(1)[:40], "test/dog/empty.png": b"\x89PNG"}
     with pytest.raises(DataError, match=r"2 bad files: test/dog/empty\.png .* and train/dog/bad\.png"):
-        prepare(ImageFolder(), packed(tree, tmp_path / "images"))
+        prepare_dataset(ImageFolder(), packed(tree, tmp_path / "images"))
 
 
 def test_an_empty_image_file_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train/dog/e\.png \(empty\)"):
-        prepare(ImageFolder(), as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path))
+        prepare_dataset(ImageFolder(), as_folder(plain_tree() | {"train/dog/e.png": b""}, tmp_path))
 
 
 def test_a_failed_decoding_leaves_no_dataset_behind(tmp_path: Path) -> None:
     root = as_folder(plain_tree() | {"test/dog/e.png": encoded(1)[:40]}, tmp_path / "images")
     with pytest.raises(DataError, match=r"test/dog/e\.png"):
-        prepare(ImageFolder(), root, directory=tmp_path / "prepared")
+        prepare_dataset(ImageFolder(), root, directory=tmp_path / "prepared")
     with pytest.raises(DataError, match="no prepared data there"):
         Dataset.load(tmp_path / "prepared")
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.name.endswith(".tmp")]
@@ -483,7 +483,7 @@ def tiff(data: bytes, **tags: int) -> bytes:
 def test_hostile_files_of_other_formats_are_refused(name: str, content: bytes, words: str, tmp_path: Path) -> None:
     root = as_folder({f"train/a/{name}": content, "test/a/1.png": encoded(1)}, tmp_path)
     with pytest.raises(DataError, match=re.escape(words)):
-        prepare(ImageFolder(), root)
+        prepare_dataset(ImageFolder(), root)
 
 
 def test_classes_must_agree_between_train_and_test(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from flcore.core.errors import DataError
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_groups
 from flcore.data.sources.celeba import CelebA
@@ -73,7 +73,7 @@ def test_all_data_is_divided_writer_by_writer(tmp_path: Path) -> None:
     raw = Femnist().load(tmp_path)
     assert np.bincount(raw.train.groups).tolist() == [8, 2, 1, 1]
     assert np.bincount(raw.test.groups).tolist() == [2, 1, 1]
-    data = prepare(Femnist(), tmp_path)
+    data = prepare_dataset(Femnist(), tmp_path)
     made = ByGroup(min_size=1).split(data.train.labels.numpy(), 4, np.random.default_rng(0), data.train.groups.numpy())
     assert list(map(len, made.clients)) == [8, 2, 1, 1]
 
@@ -159,7 +159,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_tiny_imagenet_labels_follow_sorted_wnids(tiny: Path) -> None:
-    data = prepare(TinyImageNet(), tiny)
+    data = prepare_dataset(TinyImageNet(), tiny)
     assert data.meta.class_names == ("n01", "n02") and data.meta.shape == (3, 64, 64)
     assert data.train.labels.tolist() == [0, 0, 1, 1] and data.train.images[:, 2, 9, 9].tolist() == [10, 11, 20, 21]
     assert data.test.labels.tolist() == [1, 0] and data.test.images[:, 0, 0, 0].tolist() == [50, 60]
@@ -196,7 +196,7 @@ def _write(name: str, text: str) -> Callable[[Path], None]:
 def test_damaged_tiny_imagenet(damage: Callable[[Path], None], words: str, tiny: Path) -> None:
     damage(tiny / "tiny-imagenet-200")
     with pytest.raises(DataError, match=words):
-        prepare(TinyImageNet(), tiny)
+        prepare_dataset(TinyImageNet(), tiny)
 
 
 # VireoFood172
@@ -207,7 +207,7 @@ def test_hidden_files_beside_the_images_are_left_alone(tiny: Path, tmp_path: Pat
     before = [len(split.labels) for split in (TinyImageNet().load(tiny).train, TinyImageNet().load(tiny).test)]
     (tiny / "tiny-imagenet-200/train/n01/images/._n01_0.JPEG").write_bytes(b"\0\5\x16\7")
     assert [
-        len(split.labels) for split in (prepare(TinyImageNet(), tiny).train, TinyImageNet().load(tiny).test)
+        len(split.labels) for split in (prepare_dataset(TinyImageNet(), tiny).train, TinyImageNet().load(tiny).test)
     ] == before
     for part in ("train", "test"):
         write_leaf(tmp_path / f"femnist/{part}/a.json", leaf({"f1_1": [0, 1]}))
@@ -229,11 +229,11 @@ def vireo(tmp_path: Path) -> Path:
 
 
 def test_vireo_lists_sizes_and_labels(vireo: Path) -> None:
-    data = prepare(VireoFood172(image_size=64), vireo)
+    data = prepare_dataset(VireoFood172(image_size=64), vireo)
     assert data.meta.num_classes == 172 and data.meta.shape == (3, 64, 64)
     assert data.train.labels.tolist() == [0, 171] and data.test.labels.tolist() == [1]
     assert data.train.images[:, 0, 63, 0].tolist() == [10, 30] and (data.test.images == 20).all()
-    assert prepare(VireoFood172(image_size=64, train_on_val=True), vireo).train.labels.tolist() == [0, 171, 1]
+    assert prepare_dataset(VireoFood172(image_size=64, train_on_val=True), vireo).train.labels.tolist() == [0, 171, 1]
     assert VireoFood172().load(vireo).train.images.shape == (2, 224, 224, 3)
 
 
@@ -263,7 +263,7 @@ def test_the_square_is_cut_out_of_the_middle_at_a_fixed_scale(tmp_path: Path) ->
 def test_damaged_vireo(damage: Callable[[Path], None], words: str, vireo: Path) -> None:
     damage(vireo)
     with pytest.raises(DataError, match=words):
-        prepare(VireoFood172(image_size=64), vireo)
+        prepare_dataset(VireoFood172(image_size=64), vireo)
 
 
 # CelebA
@@ -287,7 +287,7 @@ def celeba(tmp_path: Path) -> Path:
 
 def test_celeba_by_person(celeba: Path) -> None:
     """Person 9 has too few images; 6 and 5 images give one test image each (1.2 and 1.0)."""
-    data = prepare(CelebA(), celeba)
+    data = prepare_dataset(CelebA(), celeba)
     assert data.meta.shape == (3, 84, 84) and data.meta.class_names == ("not smiling", "smiling")
     assert np.bincount(data.train.groups).tolist() == [0, 0, 0, 4, 0, 0, 0, 5]
     assert np.bincount(data.test.groups).tolist() == [0, 0, 0, 1, 0, 0, 0, 1]
@@ -318,7 +318,7 @@ def test_celeba_draws_users_and_refuses_more_than_there_are(celeba: Path) -> Non
 def test_damaged_celeba(damage: Callable[[Path], None], words: str, celeba: Path) -> None:
     damage(celeba / "celeba")
     with pytest.raises(DataError, match=words):
-        prepare(CelebA(), celeba)
+        prepare_dataset(CelebA(), celeba)
 
 
 # what they share
@@ -337,9 +337,9 @@ def test_hold_out_of_groups_takes_some_of_every_group_and_never_all() -> None:
 
 def test_written_while_made_is_the_same_as_made_and_saved(tiny: Path, celeba: Path) -> None:
     for source, root in ((TinyImageNet(), tiny), (CelebA(image_size=20), celeba)):
-        made = prepare(source, root, size=16, channels=1)
+        made = prepare_dataset(source, root, size=16, channels=1)
         made.save(root / "saved")
-        mapped = prepare(source, root, size=16, channels=1, directory=root / "streamed")
+        mapped = prepare_dataset(source, root, size=16, channels=1, directory=root / "streamed")
         assert mapped.meta == made.meta
         for name in ("train.safetensors", "test.safetensors", "meta.json"):
             assert (root / "saved" / name).read_bytes() == (root / "streamed" / name).read_bytes()

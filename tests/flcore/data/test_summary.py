@@ -13,7 +13,7 @@ from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.shards import Shards
-from flcore.data.summary import summarise
+from flcore.data.summary import summarise_partition
 from pipelines.stages.partition import partition, partition_table
 from pipelines.stages.prepare import prepare
 
@@ -22,7 +22,7 @@ def test_table_by_hand(with_labels: Callable[..., Dataset]) -> None:
     """Two clients with a class each: distance 1; |1 - 1/2| + |0 - 1/2| = 1; half of the classes is missing."""
     data = with_labels(np.arange(20) % 2, np.arange(8) % 2, 2)
     made = make_partition(data, ClassesPerClient(classes=1), num_clients=2, seed=0)
-    assert summarise(made) == [
+    assert summarise_partition(made) == [
         ("clients", "2"),
         ("training samples", "20; per client 10 / 10 / 10"),
         ("classes per client", "1 / 1 / 1 of 2"),
@@ -39,7 +39,7 @@ def test_table_of_a_long_tail_with_tasks(with_labels: Callable[..., Dataset]) ->
     made = make_partition(
         data, Shards(shards=1, tasks=2), num_clients=2, seed=0, validation=0.1, imbalance=Imbalance(0.25)
     )
-    rows = dict(summarise(made))
+    rows = dict(summarise_partition(made))
     assert rows["samples per class"] == "25 / 50 / 100" and rows["minority classes"] == "2"
     assert rows["tasks per client"] == "2" and rows["new classes by task"].count(",") == 1
     lines = partition_table(made)

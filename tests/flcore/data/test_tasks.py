@@ -17,7 +17,7 @@ from flcore.data.partition import Partition
 from flcore.data.partitioners.dirichlet import Dirichlet
 from flcore.data.partitioners.iid import Iid
 from flcore.data.partitioners.shards import Shards
-from flcore.data.tasks import Schedule, cumulative_tests, new_classes, task_of_round
+from flcore.data.tasks import TaskSchedule, cumulative_tests, new_classes, task_of_round
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -31,7 +31,7 @@ def test_schedules_by_hand() -> None:
 
 @bounded
 @given(rounds=st.integers(1, 60), tasks=st.integers(1, 60), schedule=st.sampled_from(("cyclic", "blocked")))
-def test_every_task_gets_its_share_of_rounds(rounds: int, tasks: int, schedule: Schedule) -> None:
+def test_every_task_gets_its_share_of_rounds(rounds: int, tasks: int, schedule: TaskSchedule) -> None:
     if tasks > rounds:
         with pytest.raises(ValueError, match="every task needs a round"):
             task_of_round(1, schedule, tasks, rounds)

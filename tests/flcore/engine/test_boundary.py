@@ -14,11 +14,11 @@ import torch
 
 from flcore.engine import round_scores
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.groups import Group, Results
 from flcore.engine.turns import LegWork
-from flcore.evaluation.scoring import Answerer, Part, Request
+from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
 from flcore.io.records import Record, packed_together, serialise, unpacked_together
@@ -52,18 +52,23 @@ class Walled(InlineExecutor):
         clients = [client for stack in group for client in stack]
         messages = over_together([work.received[client] for client in clients])
         bare = replace(work.of(clients), received=dict(zip(clients, messages, strict=True)))
-        keeper, states = self._checkpoint.memory, partial(self._checkpoint.memory, memories=work.memories)
-        self._checkpoint.memory = lambda client, memories: over(states(client))  # type: ignore[method-assign]
+        keeper, states = (
+            self._checkpoint.client_state,
+            partial(self._checkpoint.client_state, client_states=work.client_states),
+        )
+        self._checkpoint.client_state = lambda client, client_states: over(states(client))  # type: ignore[method-assign]
         try:
             return super().train(bare, group)
         finally:
-            self._checkpoint.memory = keeper  # type: ignore[method-assign]
+            self._checkpoint.client_state = keeper  # type: ignore[method-assign]
 
-    def score(self, request: Request, parts: Sequence[Part], memories: Mapping[int, int]) -> Sequence[Record] | None:
+    def score(
+        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
+    ) -> Sequence[Record] | None:
         if any(part.client is None for part in parts):
             return None  # the global model is the server's, which scores it itself
         self.asked += len(parts)
-        states = {part.client: over(self._checkpoint.memory(part.client, memories)) for part in parts}  # type: ignore[arg-type]
+        states = {part.client: over(self._checkpoint.client_state(part.client, client_states)) for part in parts}  # type: ignore[arg-type]
         known = over_together([part.known for part in parts])
         bare = [replace(part, known=message) for part, message in zip(parts, known, strict=True)]
         return [over(self._answerer.answer(request, part, lambda client: states[client])) for part in bare]
@@ -119,15 +124,17 @@ def test_behind_a_wall_a_run_has_the_same_bytes(
     executor = Walled(experiment, Checkpoint(tmp_path / "walled"))
     found = lab.run(experiment, tmp_path / "walled", executor)
     assert found.bytes == expected.bytes
-    asked = not experiment.method.has_global_model or experiment.method.answers_from_memory or batchnorm == "local"
+    asked = (
+        not experiment.method.has_global_model or experiment.method.predicts_from_client_state or batchnorm == "local"
+    )
     assert (executor.asked > 0) == asked
 
 
 def test_no_worker_has_a_place_for_the_servers_record(lab: Any, tmp_path: Path) -> None:
-    """What is handed out names a leg, clients, messages and states; who works holds no record that the server holds."""
-    assert {field.name for field in fields(LegWork)} == {"place", "number", "run", "received", "memories"}
+    """What is handed out names an exchange, clients, messages and states; a worker holds no record of the server."""
+    assert {field.name for field in fields(LegWork)} == {"place", "number", "run", "received", "client_states"}
     experiment = lab.experiment(federation__rounds=1)
-    runner = TurnRunner(experiment)
+    runner = ClientRunner(experiment)
     server = Record(experiment.method.start_server(experiment.setting)) | {"secret": experiment.setting.initial}
     work = lab.work(experiment, [0], server=server)
     runner.train(work, [0], lambda client: Record())

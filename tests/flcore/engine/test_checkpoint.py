@@ -25,11 +25,11 @@ from flcore.engine.owned import save_owned
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
-from flcore.engine.turns import Failure, Place, Reply
+from flcore.engine.turns import ExchangeId, Failure, Reply
 from flcore.experiment import provenance
 from flcore.io import disk
 from flcore.io.files import sealed
-from flcore.io.messages import Arrays, Count, Size
+from flcore.io.messages import Count, Size, TensorDict
 from flcore.io.records import Record, save_record
 from flcore.methods.fedavg import FedAvg
 
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     raw, seconds, times = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     prepared, partition, killed = map(Path, sys.argv[4:])
-    config, chance, legs = Config.from_mapping(raw), random.Random(), set()
+    config, chance, exchanges = Config.from_mapping(raw), random.Random(), set()
     kills = 0
     while True:
         before, pid, status = progress(killed), child(config, prepared, partition, killed), None
@@ -128,15 +128,15 @@ if __name__ == "__main__":
             break
         kills += 1
         if (killed / "state.json").exists():
-            legs.add(Checkpoint(killed).read_state().legs)
-    print(kills, len(legs))
+            exchanges.add(Checkpoint(killed).read_state().exchanges)
+    print(kills, len(exchanges))
 """
 
 
 def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path: Path) -> tuple[int, int]:
     """Kill a real process so many times, each up to so many seconds after it did something; then let it finish.
 
-    Returns how often it was killed and between how many different legs.
+    Returns how often it was killed and between how many different exchanges.
     """
     (tmp_path / "killed.py").write_text(KILLED)
     folders = [lab.prepared, lab.partition_folder, tmp_path / "killed"]
@@ -145,8 +145,8 @@ def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path:
         [*command, *map(str, folders)], capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=900
     )
     assert done.returncode == 0, done.stderr
-    kills, legs = map(int, done.stdout.split())
-    return kills, legs
+    kills, exchanges = map(int, done.stdout.split())
+    return kills, exchanges
 
 
 KILLABLE = {
@@ -186,11 +186,11 @@ def test_killed_twenty_times_and_resumed_gives_the_same_bytes(
     """Workers that lose their parent finish what they do and leave; what they still write is what it had to be."""
     # A small learning rate: with 0.05 FedProto's features grow without bound after some forty rounds.
     changes = {**KILLABLE[case], "federation": {"rounds": 200, "participation": 0.75}, "local__lr": 0.002}
-    kills, legs = killed_and_resumed(
+    kills, exchanges = killed_and_resumed(
         lab, lab.mapping(**changes, engine__workers=workers), 0.3 + workers / 4, 20, tmp_path
     )
     assert kills == 20
-    assert legs >= 4  # not twenty times at the same place; how far a run gets in between depends on the machine
+    assert exchanges >= 4  # not twenty times at the same place; how far a run gets in between depends on the machine
     assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
     assert len(Checkpoint(tmp_path / "killed").records("history.jsonl")) == 200
 
@@ -204,15 +204,20 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
     executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
-    damaged = checkpoint.turns.reply_file(1, 0)
+    damaged = checkpoint.client_results.reply_file(1, 0)
     damaged.write_bytes(damaged.read_bytes()[:-5])
-    checkpoint.turns.memory_file(1, 1).unlink()
-    memory = checkpoint.turns.memory_file(1, 3)
-    memory.write_bytes(memory.read_bytes()[:-5])
-    assert checkpoint.turns.load(1, 0) is checkpoint.turns.load(1, 1) is checkpoint.turns.load(1, 3) is None
-    whole = checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns
+    checkpoint.client_results.state_file(1, 1).unlink()
+    client_state = checkpoint.client_results.state_file(1, 3)
+    client_state.write_bytes(client_state.read_bytes()[:-5])
+    assert (
+        checkpoint.client_results.load(1, 0)
+        is checkpoint.client_results.load(1, 1)
+        is checkpoint.client_results.load(1, 3)
+        is None
+    )
+    whole = checkpoint.client_results.reply_file(1, 2).stat().st_mtime_ns
     mended = executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
-    assert checkpoint.turns.reply_file(1, 2).stat().st_mtime_ns == whole
+    assert checkpoint.client_results.reply_file(1, 2).stat().st_mtime_ns == whole
     assert set(mended) == {0, 1, 2, 3}
     assert lab.run(experiment, tmp_path / "run").bytes == expected
 
@@ -220,7 +225,7 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
 def test_a_file_system_that_is_away_after_a_commit_repeats_no_round(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no longer counts cannot be listed once: the leg is committed, and whoever tries again goes on behind it."""
+    """What no longer counts cannot be listed once: the exchange is committed, and another try resumes after it."""
     listed, away = Path.iterdir, [OSError(errno.ESTALE, "Stale file handle")]
 
     def iterdir(path: Path) -> Any:
@@ -245,17 +250,17 @@ def test_records_behind_the_commit_are_dropped(lab: Any, tmp_path: Path) -> None
             file.write('{"round": 4, "top1_global": 0.9}\n{"round": 5, "to')
     state = checkpoint.load(run_name(lab.experiment()))
     assert state is not None
-    assert (state.round, state.evaluated, state.legs) == (3, 3, 3)
+    assert (state.round, state.evaluated, state.exchanges) == (3, 3, 3)
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == written
     assert (tmp_path / "run" / "timing.jsonl").read_bytes() == timing
 
 
 def test_only_the_current_memories_are_kept(lab: Any, tmp_path: Path) -> None:
     run = lab.run(lab.experiment(method__name="fedproto", federation__participation=0.5), tmp_path / "run")
-    names = {f"{client:04d}.{number:04d}.safetensors" for client, number in run.state.memories.items()}
+    names = {f"{client:04d}.{number:04d}.safetensors" for client, number in run.state.client_states.items()}
     assert {path.name for path in (tmp_path / "run" / "clients").iterdir()} == names
     took_part = {client: record["round"] for record in run.history for client in record["participants"]}
-    assert dict(run.state.memories) == took_part
+    assert dict(run.state.client_states) == took_part
     assert not (tmp_path / "run" / "legs").exists()
 
 
@@ -397,17 +402,17 @@ def test_nothing_is_begun_over_a_run(tmp_path: Path) -> None:
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
-    """Every field away from its default; the place is the next leg of the round after the last complete one."""
+    """Every field away from its default; the place is the next exchange of the round after the last complete one."""
     name = RunName("run", {"flcore.core.rng": "a"})
     state = RunState(
         round=3,
         server=Record({"n": Count(5)}),
-        memories={0: 2, 11: 6},
+        client_states={0: 2, 11: 6},
         up={"model": Size(3, 12)},
         down={"model": Size(4, 16), "model_buffers": Size(0, 8)},
         steps=77,
-        leg=1,
-        legs=7,
+        exchange=1,
+        exchanges=7,
         evaluated=3,
         failures=((1, 2, 'it "broke"\n'), (3, 0, "ü")),
         simulated_seconds=0.1 + 0.2,
@@ -415,37 +420,42 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
         told=[{"leg": "first", "server": {"distance": float("inf")}, "participants": [0, 11]}],
     )
     checkpoint = Checkpoint(tmp_path / "c")
-    for client, leg in state.memories.items():
-        save_owned(checkpoint.turns.memory_file(leg, client), Record(), [leg, client], name.digest)
+    for client, exchange in state.client_states.items():
+        save_owned(checkpoint.client_results.state_file(exchange, client), Record(), [exchange, client], name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
-    assert state.place == Place(4, 1)
+    assert state.place == ExchangeId(4, 1)
 
 
 def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True)
     failure = Failure("too large: 1e+30", "reply", "Traceback\n  line 1")
-    checkpoint.turns.save(1, 4, reply, {"kept": Count(2)}, "run")
-    checkpoint.turns.save(1, 5, failure, Record(), "run")
-    assert checkpoint.turns.load(1, 4) == checkpoint.turns.load(1, 4, "run") == reply
-    assert checkpoint.memory(4, {4: 1}) == {"kept": Count(2)}
-    assert checkpoint.turns.load(1, 5) == checkpoint.turns.load(1, 5, "run") == failure
-    assert checkpoint.turns.load(1, 6) is checkpoint.turns.load(2, 4) is checkpoint.turns.load(2, 5) is None
-    assert checkpoint.turns.load(1, 4, "another") is checkpoint.turns.load(1, 5, "another") is None
+    checkpoint.client_results.save(1, 4, reply, {"kept": Count(2)}, "run")
+    checkpoint.client_results.save(1, 5, failure, Record(), "run")
+    assert checkpoint.client_results.load(1, 4) == checkpoint.client_results.load(1, 4, "run") == reply
+    assert checkpoint.client_state(4, {4: 1}) == {"kept": Count(2)}
+    assert checkpoint.client_results.load(1, 5) == checkpoint.client_results.load(1, 5, "run") == failure
+    assert (
+        checkpoint.client_results.load(1, 6)
+        is checkpoint.client_results.load(2, 4)
+        is checkpoint.client_results.load(2, 5)
+        is None
+    )
+    assert checkpoint.client_results.load(1, 4, "another") is checkpoint.client_results.load(1, 5, "another") is None
     assert {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()} == {"0004.safetensors", "0005.json"}
-    checkpoint.turns.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
-    assert checkpoint.turns.load(1, 5) is None
+    checkpoint.client_results.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
+    assert checkpoint.client_results.load(1, 5) is None
 
 
 def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True)
-    checkpoint.turns.save(1, 4, reply, {"kept": Count(2)})
-    checkpoint.turns.save(1, 5, reply, {"kept": Count(3)})
+    checkpoint.client_results.save(1, 4, reply, {"kept": Count(2)})
+    checkpoint.client_results.save(1, 5, reply, {"kept": Count(3)})
     (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
-    checkpoint.commit(RunState(1, Record(), memories={4: 1}, legs=1), None, {"round": 1, "seconds": {}})
+    checkpoint.commit(RunState(1, Record(), client_states={4: 1}, exchanges=1), None, {"round": 1, "seconds": {}})
     assert not (tmp_path / "c" / "legs").exists()
     assert [path.name for path in (tmp_path / "c" / "clients").iterdir()] == ["0004.0001.safetensors"]
     checkpoint.start(RunState(0, Record()), replace=True)
@@ -460,7 +470,7 @@ def test_a_commit_that_failed_and_is_tried_again_leaves_one_line(
     """As where an orchestrator repeats a round in the same process: the history has each round once."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
-    states = [RunState(number, Record(), legs=number, evaluated=number) for number in (1, 2)]
+    states = [RunState(number, Record(), exchanges=number, evaluated=number) for number in (1, 2)]
     checkpoint.commit(states[0], {"round": 1}, {"round": 1})
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -484,7 +494,7 @@ def test_a_commit_that_failed_and_is_tried_again_leaves_one_line(
 
 
 def test_a_disk_that_keeps_what_is_done_with_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leg that is committed is committed: to try it again because of litter would count it twice."""
+    """An exchange that is committed is committed: to try it again because of litter would count it twice."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record({"n": Count(5)})))
 
@@ -493,12 +503,12 @@ def test_a_disk_that_keeps_what_is_done_with_stops_no_commit(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "remove", busy)
-        checkpoint.commit(RunState(1, Record({"n": Count(6)}), legs=1), None, {"round": 1})
+        checkpoint.commit(RunState(1, Record({"n": Count(6)}), exchanges=1), None, {"round": 1})
     assert {path.name for path in (tmp_path / "c").glob("server.*")} == {
         "server.0000.safetensors",
         "server.0001.safetensors",
     }
-    checkpoint.commit(RunState(2, Record({"n": Count(7)}), legs=2), None, {"round": 2})
+    checkpoint.commit(RunState(2, Record({"n": Count(7)}), exchanges=2), None, {"round": 2})
     assert [path.name for path in (tmp_path / "c").glob("server.*")] == ["server.0002.safetensors"]
 
 
@@ -512,16 +522,16 @@ class Constant(FedAvg):
     name = "constant"
 
     def start_server(self, setting: Any) -> dict[str, Any]:
-        return {**super().start_server(setting), "table": Arrays({"x": torch.arange(1000.0)})}
+        return {**super().start_server(setting), "table": TensorDict({"x": torch.arange(1000.0)})}
 
-    def broadcast(self, server: Record, client: int, exchange: Any) -> Record:
+    def broadcast(self, server: Record, client: int, ctx: Any) -> Record:
         return server.without("table")
 
-    def stages(self) -> Any:
-        aggregate = super().stages()["aggregate"]
+    def server_steps(self) -> Any:
+        aggregate = super().server_steps()["aggregate"]
 
-        def beside(server: Record, replies: Any, exchange: Any) -> Any:
-            after, facts = aggregate(server, replies, exchange)
+        def beside(server: Record, replies: Any, ctx: Any) -> Any:
+            after, facts = aggregate(server, replies, ctx)
             return server | after, facts
 
         return {"aggregate": beside}
@@ -534,7 +544,7 @@ def test_what_the_server_did_not_change_is_not_written_again(lab: Any, tmp_path:
 
     class Stopping(InlineOrchestrator):
         def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            if stopped.read_state().legs == 1:
+            if stopped.read_state().exchanges == 1:
                 raise KeyboardInterrupt
             return super().map(name, function, items)
 
@@ -566,12 +576,14 @@ def test_all_that_a_state_names_is_durable_before_it_is(
     def replace(path: Path, target: Path) -> Path:
         if target.name == "state.json":
             state, folder = json.loads(path.read_text()), target.parent
-            named = {path} | {folder / f"server.{leg:04d}.safetensors" for leg in state["server"].values()}
-            named |= {folder / f"clients/{int(k):04d}.{leg:04d}.safetensors" for k, leg in state["memories"].items()}
-            if state["legs"]:
+            named = {path} | {folder / f"server.{exchange:04d}.safetensors" for exchange in state["server"].values()}
+            named |= {
+                folder / f"clients/{int(k):04d}.{exchange:04d}.safetensors" for k, exchange in state["memories"].items()
+            }
+            if state["exchanges"]:
                 named |= {folder, folder / "history.jsonl", folder / "timing.jsonl", folder / "clients"}
             assert named <= synced
-            appearances.append(state["legs"])
+            appearances.append(state["exchanges"])
             synced.difference_update({folder, folder / "history.jsonl", folder / "timing.jsonl", folder / "clients"})
         return rename(path, target)
 
@@ -641,7 +653,7 @@ def test_a_power_failure_takes_what_nobody_waited_for(
         power.fails(lost)
     found = Checkpoint(folder, durable_every=2.0).load(run_name(experiment))
     assert found is not None
-    assert found.legs == (5 if lost == "nothing" else 4)
+    assert found.exchanges == (5 if lost == "nothing" else 4)
     begin(InlineOrchestrator(), lambda: seconds[0])
     assert lab.committed(folder) == whole
 
@@ -653,14 +665,14 @@ def test_a_run_goes_on_with_another_durability(lab: Any, tmp_path: Path) -> None
 
     class Stopping(InlineOrchestrator):
         def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            if Checkpoint(folder).read_state().legs == 2:
+            if Checkpoint(folder).read_state().exchanges == 2:
                 raise KeyboardInterrupt
             return super().map(name, function, items)
 
     checkpoint = Checkpoint(folder, durable_every=1e9)
     with pytest.raises(KeyboardInterrupt):
         run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), Stopping(), Observers())
-    assert json.loads((folder / "durable.json").read_text())["legs"] == 0
+    assert json.loads((folder / "durable.json").read_text())["exchanges"] == 0
     assert (folder / "server.0000.safetensors").exists()
     assert lab.run(experiment, folder).bytes == whole
     assert not (folder / "durable.json").exists()
@@ -673,32 +685,32 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     checkpoint.start(RunState(0, Record()))
     reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True), Failure("too large")
     now = 1.0
-    checkpoint.turns.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
+    checkpoint.client_results.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
     assert not (tmp_path / "c" / "legs").exists()
     now = 2.0
-    checkpoint.turns.hold(1, 5, failure, Record(), "run", spill=True)
+    checkpoint.client_results.hold(1, 5, failure, Record(), "run", spill=True)
     now = 3.0
-    checkpoint.turns.hold(1, 6, reply, Record(), "run", spill=True)
+    checkpoint.client_results.hold(1, 6, reply, Record(), "run", spill=True)
     names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
     assert names == {"0004.safetensors", "0005.json"}
-    assert [checkpoint.turns.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
+    assert [checkpoint.client_results.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
 
 
 def test_an_answer_that_is_written_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
     """Another group's thread spills as soon as the first client is looked up; its own answer came for client 9."""
     now = 0.0
-    turns = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).turns
+    contexts = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).client_results
     reply = Reply(Record({"n": Count(1)}), {}, 3, True)
     for client in (4, 5):
-        turns.hold(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
+        contexts.hold(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
 
     class Clients(tuple[int, ...]):
         def __iter__(self) -> Iterator[int]:
-            turns.hold(1, 9, reply, Record(), "run", spill=True)
+            contexts.hold(1, 9, reply, Record(), "run", spill=True)
             return super().__iter__()
 
     now = 2.0
-    assert turns.load_all(1, Clients((4, 5, 6)), "run") == {4: reply, 5: reply, 6: None}
+    assert contexts.load_all(1, Clients((4, 5, 6)), "run") == {4: reply, 5: reply, 6: None}
     assert (tmp_path / "c" / "legs" / "0001" / "0009.safetensors").exists()
 
 

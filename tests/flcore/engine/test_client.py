@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.serial import SerialTrainer, Training
+from flcore.engine.local.serial import SerialTrainer, TrainJob
 from flcore.engine.turns import Failure
 from flcore.evaluation.forward import Forward
 from flcore.io.messages import Weights
@@ -47,7 +47,7 @@ def test_aggregated_statistics_are_averaged_like_weights(lab: Any, tmp_path: Pat
     assert torch.allclose(buffers[name], expected.float(), rtol=1e-6, atol=1e-8)
     assert int(buffers["encoder.1.num_batches_tracked"]) == 5
     assert "model_buffers" in run.history[0]["bytes_up"]
-    assert run.state.memories == {}
+    assert run.state.client_states == {}
 
 
 def test_local_statistics_stay_at_home_and_are_kept(lab: Any, tmp_path: Path) -> None:
@@ -56,23 +56,25 @@ def test_local_statistics_stay_at_home_and_are_kept(lab: Any, tmp_path: Path) ->
     assert set(run.history[-1]["bytes_up"]) == {"model", "num_samples"}
     assert set(run.history[-1]["bytes_down"]) == {"model"}
     assert weights_of(run.state.server).buffers == {}
-    counters = [int(run.memory(k)[BATCHNORM].buffers["encoder.1.num_batches_tracked"]) for k in range(4)]
+    counters = [int(run.client_state(k)[BATCHNORM].buffers["encoder.1.num_batches_tracked"]) for k in range(4)]
     assert counters == [6, 8, 8, 12]
-    means = [run.memory(k)[BATCHNORM].buffers["encoder.1.running_mean"] for k in range(4)]
+    means = [run.client_state(k)[BATCHNORM].buffers["encoder.1.running_mean"] for k in range(4)]
     assert not torch.equal(means[0], means[1])
-    assert all(set(run.memory(k)) == {BATCHNORM} and run.memory(k)[BATCHNORM].params == {} for k in range(4))
+    assert all(
+        set(run.client_state(k)) == {BATCHNORM} and run.client_state(k)[BATCHNORM].params == {} for k in range(4)
+    )
 
 
 def test_a_client_goes_on_from_its_own_statistics(lab: Any) -> None:
     """With 0 kept, training starts from the initial statistics; with something kept, from that."""
     experiment = lab.experiment(model__batchnorm="local")
     server = experiment.method.start_server(experiment.setting)
-    worker = TurnRunner(experiment)
+    worker = ClientRunner(experiment)
     _, kept = lab.train(experiment, 0, server=server, worker=worker)
     lab.train(experiment, 1, server=server, worker=worker)  # another client on the same module in between
     _, fresh = lab.train(experiment, 0, server=server, worker=worker)
     assert serialise(fresh) == serialise(kept)
-    _, further = lab.train(experiment, 0, server=server, memory=kept, worker=worker)
+    _, further = lab.train(experiment, 0, server=server, client_state=kept, worker=worker)
     assert int(further[BATCHNORM].buffers["encoder.1.num_batches_tracked"]) == 6
 
 
@@ -91,11 +93,13 @@ def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -
     experiment = lab.experiment(model__batchnorm="frozen", method=settings)
     run = lab.run(experiment, tmp_path / "run")
     assert "model_buffers" not in run.history[-1]["bytes_up"] | run.history[-1]["bytes_down"]
-    trainer, turn = SerialTrainer(experiment), TurnRunner(experiment)
-    leg = next(leg for leg in experiment.method.legs(1, experiment.setting) if leg.phases)
+    trainer, ctx = SerialTrainer(experiment), ClientRunner(experiment)
+    exchange = next(
+        exchange for exchange in experiment.method.round_exchanges(1, experiment.setting) if exchange.phases
+    )
     server = Record(experiment.method.start_server(experiment.setting))
-    turns, data = [lab.receive(turn, 1, leg, 0, server, Record())], ClientData.of(experiment, [0], 1)
-    (outcome,) = trainer.train(Training(turns, data, [experiment.setting.initial], leg.phases, 0))
+    contexts, data = [lab.receive(ctx, 1, exchange, 0, server, Record())], ClientData.of(experiment, [0], 1)
+    (outcome,) = trainer.train(TrainJob(contexts, data, [experiment.setting.initial], exchange.phases, 0))
     initial = experiment.setting.initial
     assert all(torch.equal(outcome.weights.buffers[name], tensor) for name, tensor in initial.buffers.items())
     assert not any(torch.equal(outcome.weights.params[name], tensor) for name, tensor in initial.params.items())
@@ -106,11 +110,11 @@ def test_no_client_reaches_the_next(lab: Any) -> None:
     for model in ("fedgen_cnn", "fedproto_cnn"):
         experiment = lab.experiment(method__name="fedproto", model={"name": model}, local__momentum=0.9)
         server = experiment.method.start_server(experiment.setting)
-        used = TurnRunner(experiment)
+        used = ClientRunner(experiment)
         for client in (2, 1, 3):
             lab.train(experiment, client, server=server, worker=used)
         first, second = (
-            lab.train(experiment, server=server, worker=worker) for worker in (used, TurnRunner(experiment))
+            lab.train(experiment, server=server, worker=worker) for worker in (used, ClientRunner(experiment))
         )
         assert serialise(first[0].message) == serialise(second[0].message)
         assert serialise(first[1]) == serialise(second[1])
@@ -119,9 +123,9 @@ def test_no_client_reaches_the_next(lab: Any) -> None:
 def test_no_dropout_noise_is_left_for_evaluation(lab: Any) -> None:
     """Prototypes of a worker that has just trained are the class means of its trained model, asked afresh."""
     experiment = lab.experiment(model={"name": "fedproto_cnn"}, method__name="fedproto")
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     (data,) = ClientData.of(experiment, [0], 1)
-    features = Forward(experiment).part(memory["model"], data, "features")
+    features = Forward(experiment).part(client_state["model"], data, "features")
     expected = class_means(features, data.labels, experiment.setting.num_classes)
     assert torch.equal(reply.message["prototypes"].means, expected.means)
 
@@ -144,8 +148,8 @@ def test_a_phase_moves_its_part_and_nothing_else(lab: Any, moves: str, stays: st
     experiment = lab.experiment(
         algorithm=Phased(parts=(Phase((moves,)),)), local__weight_decay=0.1, local__momentum=0.9
     )
-    _, memory = lab.train(experiment)
-    initial, found = experiment.setting.initial, memory["model"]
+    _, client_state = lab.train(experiment)
+    initial, found = experiment.setting.initial, client_state["model"]
     for before, after in ((initial.params, found.params), (initial.buffers, found.buffers)):
         for name, tensor in before.items():
             assert torch.equal(after[name], tensor) == name.startswith(stays), name
@@ -165,16 +169,16 @@ def test_a_turn_says_where_it_is(lab: Any) -> None:
     """Client 2's counts are those of the partition; what it received is the broadcast; its stream is its own."""
     experiment = lab.experiment(method__name="fedproto")
     server = experiment.method.start_server(experiment.setting)
-    leg = experiment.method.legs(4, experiment.setting)[0]
-    turn = lab.receive(TurnRunner(experiment), 4, leg, 2, server, {"model": experiment.setting.initial})
-    assert (turn.round, turn.leg, turn.client, turn.task) == (4, "train-clients", 2, None)
-    assert turn.counts.tolist() == lab.partition.counts[2].tolist()
-    assert set(turn.inbox) == {"prototypes"} and set(turn.memory) == {"model"}
-    draws = {name: torch.rand(3, generator=turn.stream(*key)).tolist() for name, key in {
+    exchange = experiment.method.round_exchanges(4, experiment.setting)[0]
+    ctx = lab.receive(ClientRunner(experiment), 4, exchange, 2, server, {"model": experiment.setting.initial})
+    assert (ctx.round, ctx.exchange, ctx.client, ctx.task) == (4, "train-clients", 2, None)
+    assert ctx.class_counts.tolist() == lab.partition.counts[2].tolist()
+    assert set(ctx.received) == {"prototypes"} and set(ctx.client_state) == {"model"}
+    draws = {name: torch.rand(3, generator=ctx.stream(*key)).tolist() for name, key in {
         "a": ("a",), "b": ("b",), "a0": ("a", 0), "a1": ("a", 1),
     }.items()}  # fmt: skip
     assert len({tuple(values) for values in draws.values()}) == 4
-    assert torch.rand(3, generator=turn.stream("a")).tolist() == draws["a"]
+    assert torch.rand(3, generator=ctx.stream("a")).tolist() == draws["a"]
 
 
 @dataclass(frozen=True)
@@ -183,14 +187,14 @@ class Looking(Local):
 
     name = "looking"
 
-    def reply(self, turn: Any, trained: Any) -> Any:
+    def reply(self, ctx: Any, trained: Any) -> Any:
         asked = {
             "features": trained.features(),
-            "initial": trained.features(turn.setting.initial),
+            "initial": trained.features(ctx.setting.initial),
             "encoded": trained.encoded(),
         }
         found = {name: Weights({"x": values, "y": labels.float()}) for name, (values, labels) in asked.items()}
-        assert trained.num_samples == int(turn.counts.sum())
+        assert trained.num_samples == int(ctx.class_counts.sum())
         return {}, {"model": trained.weights, **found}
 
 
@@ -199,21 +203,21 @@ class Looking(Local):
 def test_features_of_the_trained_and_of_another_model(lab: Any, model: str, stack: bool) -> None:
     """In evaluation mode, in the order of the client's samples, with the weights asked for; asking changes nothing."""
     experiment = lab.experiment(algorithm=Looking(), model={"name": model}, engine__stack=stack)
-    for client, (_, memory) in lab.train_stack(experiment, [1, 3]).items():
+    for client, (_, client_state) in lab.train_stack(experiment, [1, 3]).items():
         module = experiment.new_module().eval()
         images = lab.dataset.train.images[experiment.trainers[client]].float() / 255
         images = (images - 0.3) / 0.3
         assert experiment.dataset.meta.mean == pytest.approx((0.3,))
         for weights, asked, part in (
-            (memory["model"], "features", module.features),
+            (client_state["model"], "features", module.features),
             (experiment.setting.initial, "initial", module.features),
-            (memory["model"], "encoded", module.encode),
+            (client_state["model"], "encoded", module.encode),
         ):
             load_weights(module, weights)
             with torch.no_grad():
-                assert torch.allclose(part(images), memory[asked].params["x"], rtol=1e-4, atol=1e-5), asked
+                assert torch.allclose(part(images), client_state[asked].params["x"], rtol=1e-4, atol=1e-5), asked
             labels = lab.dataset.train.labels[experiment.trainers[client]]
-            assert torch.equal(memory[asked].params["y"], labels.float())
+            assert torch.equal(client_state[asked].params["y"], labels.float())
 
 
 def test_a_stack_of_one_client_gives_one_reply(lab: Any) -> None:

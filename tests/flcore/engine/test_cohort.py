@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.engine.cohort import Cohort, groups, leg_steps, select_cohort, stacks, taking_part
+from flcore.engine.cohort import Cohort, groups, leg_steps, participants_of, select_cohort, stacks
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import serialise
-from flcore.methods.types import Leg, Phase
+from flcore.methods.types import Exchange, Phase
 from flcore.sampling.uniform import Uniform
 
 
 def trainers(experiment: Any, number: int) -> list[int]:
-    (leg,) = experiment.method.legs(number, experiment.setting)
-    return list(taking_part(experiment, leg, select_cohort(experiment, number), ()))
+    (exchange,) = experiment.method.round_exchanges(number, experiment.setting)
+    return list(participants_of(experiment, exchange, select_cohort(experiment, number), ()))
 
 
 def many(lab: Any, count: int = 20, **changes: Any) -> Any:
@@ -189,8 +189,8 @@ def test_the_steps_of_a_leg(lab: Any) -> None:
     """5 samples in batches of 2: 3 steps a pass. A pass, two passes, 7 steps; what has a source costs none."""
     experiment = sized(lab, [5], local__batch_size=2)
     phases = (Phase(), Phase(epochs=2), Phase(steps=7), Phase(steps=100, source="pseudo"))
-    assert [leg_steps(experiment, 1, Leg(phases=(phase,)), 0) for phase in phases] == [3, 6, 7, 0]
-    assert leg_steps(experiment, 1, Leg(phases=phases), 0) == 16
+    assert [leg_steps(experiment, 1, Exchange(phases=(phase,)), 0) for phase in phases] == [3, 6, 7, 0]
+    assert leg_steps(experiment, 1, Exchange(phases=phases), 0) == 16
 
 
 def alone(lab: Any, seed: int, number: int, **federation: float) -> float:
@@ -318,12 +318,12 @@ def test_a_stack_is_never_divided(cohort: list[int], size: int, workers: int, cl
 
 def test_nobody_makes_no_group(lab: Any) -> None:
     assert groups([], 3, None) == groups([], 0, 2) == []
-    assert stacks(lab.experiment(engine__stack=True), 1, Leg(), ()) == []
-    assert stacks(lab.experiment(), 1, Leg(), ()) == []
+    assert stacks(lab.experiment(engine__stack=True), 1, Exchange(), ()) == []
+    assert stacks(lab.experiment(), 1, Exchange(), ()) == []
 
 
 def test_without_stacking_each_is_alone(lab: Any) -> None:
-    assert stacks(lab.experiment(), 1, Leg(), (0, 2, 3)) == [[0], [2], [3]]
+    assert stacks(lab.experiment(), 1, Exchange(), (0, 2, 3)) == [[0], [2], [3]]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 7))
@@ -331,7 +331,7 @@ def test_without_stacking_each_is_alone(lab: Any) -> None:
 def test_stacks_are_even_and_of_similar_lengths(lab: Any, sizes: list[int], limit: int) -> None:
     """As few stacks as the limit allows, differing by one client at most; no step count lies within another stack's."""
     experiment = sized(lab, sizes, engine={"stack": True, "stack_size": limit})
-    found = stacks(experiment, 1, Leg(), range(len(sizes)))
+    found = stacks(experiment, 1, Exchange(), range(len(sizes)))
     assert sorted(chain(*found)) == list(range(len(sizes)))
     assert len(found) == math.ceil(len(sizes) / limit)
     assert max(map(len, found)) - min(map(len, found)) <= 1
@@ -342,7 +342,7 @@ def test_stacks_are_even_and_of_similar_lengths(lab: Any, sizes: list[int], limi
 def test_stacks_by_hand(lab: Any) -> None:
     """Steps 1, 4, 2, 4, 3: in falling order, ties by id: 1, 3, 4, 2, 0; in stacks of at most 3: 3 + 2."""
     experiment = sized(lab, [1, 4, 2, 4, 3], engine={"stack": True, "stack_size": 3})
-    assert stacks(experiment, 1, Leg(), range(5)) == [[1, 3, 4], [2, 0]]
+    assert stacks(experiment, 1, Exchange(), range(5)) == [[1, 3, 4], [2, 0]]
 
 
 def test_memory_limits_a_stack(lab: Any) -> None:
@@ -353,11 +353,11 @@ def test_memory_limits_a_stack(lab: Any) -> None:
     """
     partition = lab.by_hand(lab.dataset, [[client] for client in range(16)], [range(60)] * 16)
 
-    def number_of(dim: int, memory: int, size: int | None = 16) -> int:
-        engine = {"stack": True, "stack_size": size, "stack_memory_mb": memory}
+    def number_of(dim: int, client_state: int, size: int | None = 16) -> int:
+        engine = {"stack": True, "stack_size": size, "stack_memory_mb": client_state}
         model = {"name": "fedgen_cnn", "feature_dim": dim}
         experiment = lab.experiment(partition=partition, model=model, engine=engine, local__batch_size=1)
-        return len(stacks(experiment, 1, Leg(), range(16)))
+        return len(stacks(experiment, 1, Exchange(), range(16)))
 
     assert number_of(4096, 70) == 4
     assert number_of(4096, 16) == 16

@@ -10,10 +10,10 @@ import torch
 
 from flcore.aggregation.mean import average_weights
 from flcore.core.errors import ConfigError
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.numerics import set_numerics
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Arrays, Weights
+from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Record
 from flcore.io.twins import on_the_cpu, pair
 from flcore.math.compression import quantised_all
@@ -64,11 +64,11 @@ def test_a_client_that_is_first_sampled_late_has_all_its_tensors_on_the_device(l
     method, setting = experiment.method, experiment.setting
     object.__setattr__(experiment.config.engine, "device", "meta")
     sent = quantised_all(setting.initial.params, 8, torch.Generator())
-    changes = Arrays({f"000001/{name}": value for name, value in sent.items()})
-    [leg] = method.legs(2, setting)
+    changes = TensorDict({f"000001/{name}": value for name, value in sent.items()})
+    [exchange] = method.round_exchanges(2, setting)
     server = Record({**method.start_server(setting), "changes": changes})
-    turn = lab.receive(TurnRunner(experiment), 2, leg, 3, server, Record())
-    received, own = turn.inbox["changes"].named, turn.setting.initial.values
+    ctx = lab.receive(ClientRunner(experiment), 2, exchange, 3, server, Record())
+    received, own = ctx.received["changes"].named, ctx.setting.initial.values
     assert received.keys() == changes.named.keys()
     assert {tensor.device.type for tensor in (*received.values(), *own.values())} == {"meta"}
 

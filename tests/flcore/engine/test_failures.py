@@ -15,19 +15,19 @@ import torch
 
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import TurnRunner
-from flcore.engine.failures import LocatedError, TurnError, located, packed, turn_part, unpacked
+from flcore.engine.client import ClientRunner
+from flcore.engine.failures import ClientError, LocatedError, client_step, error_context, pack_error, unpack_error
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure, Place
+from flcore.engine.turns import ExchangeId, Failure
 from flcore.io.files import sealed, unsealed
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
-from flcore.methods.types import Context, Exchange, Replies, Turn
+from flcore.methods.types import ClientContext, LossInputs, Replies, RoundContext
 
 # ---- where it happened -------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ from flcore.methods.types import Context, Exchange, Replies, Turn
 def raised(error: Exception, clients: Any = (5,), part: str = "reply") -> Exception:
     """What comes out of a part of a turn in which an error is raised."""
     try:
-        with turn_part(Place(3, 1), "train-clients", clients, part):
+        with client_step(ExchangeId(3, 1), "train-clients", clients, part):
             raise error
     except Exception as found:
         return found
@@ -43,9 +43,9 @@ def raised(error: Exception, clients: Any = (5,), part: str = "reply") -> Except
 
 def test_an_error_in_a_turn_says_where() -> None:
     error = raised(TypeError("no such thing\nsecond line"))
-    assert isinstance(error, TurnError) and isinstance(error, RunError)
+    assert isinstance(error, ClientError) and isinstance(error, RunError)
     assert str(error) == "round 3, client 5 (train-clients, reply): TypeError: no such thing"
-    assert (error.round, error.leg, error.clients, error.part) == (3, "train-clients", (5,), "reply")
+    assert (error.round, error.exchange, error.clients, error.part) == (3, "train-clients", (5,), "reply")
     assert error.cause == "TypeError: no such thing"
     assert error.details.startswith("Traceback") and error.details.endswith("second line\n")
     assert ", in raised" in error.details
@@ -69,7 +69,7 @@ def test_what_the_user_can_mend_is_left_as_it_is() -> None:
     assert str(said) == "round 3, client 5 (train-clients, reply): no room"
     assert isinstance(said, RunError) and said.details == "Traceback of somewhere else"
     # Whoever said first where it was knows best.
-    inner = TurnError(3, "train-clients", [1], "reply", "ValueError: x")
+    inner = ClientError(3, "train-clients", [1], "reply", "ValueError: x")
     assert raised(inner, [0, 1, 2], "local training") is inner
 
 
@@ -82,18 +82,18 @@ def test_the_servers_work_says_where_too() -> None:
         (TypeError("unsupported"), "TypeError: unsupported"),
         (RunError("no room"), "no room"),
     ):
-        with pytest.raises(LocatedError) as caught, located("round 3, server stage calibrate"):
+        with pytest.raises(LocatedError) as caught, error_context("round 3, server stage calibrate"):
             raise error
         assert str(caught.value) == f"round 3, server stage calibrate: {said}"
         assert "Traceback" in caught.value.details
-    with pytest.raises(ConfigError, match=r"^as it is$"), located("round 3"):
+    with pytest.raises(ConfigError, match=r"^as it is$"), error_context("round 3"):
         raise ConfigError("as it is")
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        TurnError(3, "train-clients", [5, 7], "reply", "TypeError: x", "Traceback ..."),
+        ClientError(3, "train-clients", [5, 7], "reply", "TypeError: x", "Traceback ..."),
         LocatedError("round 3, server stage calibrate: x", "Traceback ..."),
         ConfigError("data.size = 3"),
         DataError("file: gone"),
@@ -102,7 +102,7 @@ def test_the_servers_work_says_where_too() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_comes_through_a_pipe_as_it_was(error: Exception) -> None:
-    found = unpacked(packed(error))
+    found = unpack_error(pack_error(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
@@ -112,7 +112,7 @@ def test_an_error_that_nobody_located_comes_through_with_its_traceback() -> None
     try:
         raise IndexError("out of range")
     except IndexError as error:
-        found = unpacked(packed(error))
+        found = unpack_error(pack_error(error))
     assert isinstance(found, RunError)
     assert str(found) == "IndexError: out of range"
     assert "test_an_error_that_nobody_located" in found.details
@@ -154,9 +154,9 @@ class Poisoned(FedProto):
     name = "fedproto"
     rounds: tuple[int, ...] = (1, 2, 3)
 
-    def begin(self, turn: Turn) -> Weights:
-        start = super().begin(turn)
-        if turn.client != 2 or turn.round not in self.rounds:
+    def initial_weights(self, ctx: ClientContext) -> Weights:
+        start = super().initial_weights(ctx)
+        if ctx.client != 2 or ctx.round not in self.rounds:
             return start
         return Weights({name: tensor * torch.nan for name, tensor in start.params.items()}, start.buffers)
 
@@ -168,12 +168,12 @@ class Deaf(FedProto):
     name = "fedproto"
     rounds: tuple[int, ...] = (1, 2, 3)
 
-    def stages(self) -> Any:
-        ((name, stage),) = super().stages().items()
+    def server_steps(self) -> Any:
+        ((name, stage),) = super().server_steps().items()
 
-        def hear(server: Record, replies: Replies, exchange: Exchange) -> Any:
-            deaf = exchange.round in self.rounds
-            return stage(server, Replies({k: said for k, said in replies.items() if k != 2 or not deaf}), exchange)
+        def hear(server: Record, replies: Replies, ctx: RoundContext) -> Any:
+            deaf = ctx.round in self.rounds
+            return stage(server, Replies({k: said for k, said in replies.items() if k != 2 or not deaf}), ctx)
 
         return {name: hear}
 
@@ -190,8 +190,8 @@ def test_the_others_go_on_as_if_it_had_not_answered(lab: Any, stack: bool, tmp_p
     expected = lab.run(dropping(lab, Deaf(), engine__stack=stack), tmp_path / "deaf")
     assert serialise(run.state.server) == serialise(expected.state.server)
     for client in (0, 1, 3):
-        assert serialise(run.memory(client)) == serialise(expected.memory(client))
-    assert run.memory(2) == {}
+        assert serialise(run.client_state(client)) == serialise(expected.client_state(client))
+    assert run.client_state(2) == {}
     # It received every broadcast all the same, and sent nothing.
     assert run.history[-1]["bytes_down"] == expected.history[-1]["bytes_down"]
     assert run.history[-1]["bytes_up"]["prototypes"] < expected.history[-1]["bytes_up"]["prototypes"]
@@ -207,7 +207,7 @@ def test_failures_are_recorded_and_counted(lab: Any, tmp_path: Path) -> None:
     assert [[number for number, *_ in record.get("failures", ())] for record in run.history] == [[1], [], [3]]
     assert run.state.failures == ()
     assert [record["participants"] for record in run.history] == [[0, 1, 3], [0, 1, 2, 3], [0, 1, 3]]
-    assert run.state.memories == {0: 3, 1: 3, 2: 2, 3: 3}
+    assert run.state.client_states == {0: 3, 1: 3, 2: 2, 3: 3}
 
 
 def test_a_record_lists_the_failures_since_the_one_before(lab: Any, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     executor = InlineExecutor(experiment, checkpoint)
     work = lab.handed_out(experiment, checkpoint.read_state())
     assert isinstance(executor.train(work, [[2]])[2], Failure)
-    path = checkpoint.turns.reply_file(1, 2).with_suffix(".json")
+    path = checkpoint.client_results.reply_file(1, 2).with_suffix(".json")
     told = unsealed(json.loads(path.read_text()))
     assert told is not None
     path.write_text(json.dumps(sealed(json.loads(json.dumps(told).replace("training diverged", "as it was")))))
@@ -257,7 +257,7 @@ def test_a_disk_that_fails_drops_no_client(lab: Any, tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TurnRunner, "train", refused)
+        patch.setattr(ClientRunner, "train", refused)
         with pytest.raises(RunError, match=r"round 1, client 0 .*No space left on device"):
             lab.run(dropping(lab, FedAvg()), tmp_path / "run")
     run = lab.run(dropping(lab, FedAvg()), tmp_path / "run")
@@ -297,11 +297,11 @@ class Misfit(FedAvg):
     name = "misfit"
     kind: str = "one-value"
 
-    def reply(self, turn: Turn, trained: Any) -> Any:
-        message, kept = super().reply(turn, trained)
+    def reply(self, ctx: ClientContext, trained: Any) -> Any:
+        message, kept = super().reply(ctx, trained)
         params = dict(message["model"].params)
         first = next(iter(params))
-        if turn.client == 2:
+        if ctx.client == 2:
             if self.kind == "one-value":
                 params[first] = params[first].flatten()[:1]
             elif self.kind == "double":
@@ -333,9 +333,9 @@ def test_an_answer_that_does_not_fit_what_was_sent_is_not_folded(
 ) -> None:
     """One value would be added to each of the mean; nothing of it is kept, so that the run goes on when it fits."""
     experiment = lab.experiment(algorithm=Misfit(kind=kind), spec=lab.ToySpec())
-    with pytest.raises(TurnError, match=rf"^round 1, client 2 \(train-clients, reply\): its model {said}$"):
+    with pytest.raises(ClientError, match=rf"^round 1, client 2 \(train-clients, reply\): its model {said}$"):
         lab.run(experiment, tmp_path / "run")
-    assert not Checkpoint(tmp_path / "run").turns.reply_file(1, 2).exists()
+    assert not Checkpoint(tmp_path / "run").client_results.reply_file(1, 2).exists()
     dropped = lab.run(dropping(lab, Misfit(kind=kind)), tmp_path / "dropped")
     assert [record["participants"] for record in dropped.history] == [[0, 1, 3]] * 3
 
@@ -357,17 +357,17 @@ class Erring(FedAvg):
         if part == self.part and client in self.clients and not self.mended:
             raise self.error(f"no {part}")
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Any:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Any:
         self._fault("broadcast", client)
-        return super().broadcast(server, client, exchange)
+        return super().broadcast(server, client, ctx)
 
-    def context(self, turn: Turn) -> Context:
-        self._fault("context", turn.client)
-        return super().context(turn)
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        self._fault("context", ctx.client)
+        return super().loss_inputs(ctx)
 
-    def reply(self, turn: Turn, trained: Any) -> Any:
-        self._fault("reply", turn.client)
-        return super().reply(turn, trained)
+    def reply(self, ctx: ClientContext, trained: Any) -> Any:
+        self._fault("reply", ctx.client)
+        return super().reply(ctx, trained)
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
@@ -379,7 +379,7 @@ def test_an_error_names_client_leg_and_part(
     lab: Any, part: str, named: str, by_itself: bool, stack: bool, tmp_path: Path
 ) -> None:
     """In a stack the clients who were worked on together, where it cannot be told whose fault it was."""
-    with pytest.raises(TurnError) as caught:
+    with pytest.raises(ClientError) as caught:
         lab.run(lab.experiment(algorithm=Erring(part=part), engine__stack=stack), tmp_path / "run")
     alone = by_itself or not stack or part == "broadcast"
     who = "client 2" if alone else "clients 0, 1, 2 and 3"

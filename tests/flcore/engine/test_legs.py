@@ -13,19 +13,19 @@ from torch import Tensor
 from flcore.core.errors import RunError
 from flcore.core.rng import torch_stream
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.cohort import Cohort, select_cohort, taking_part
+from flcore.engine.cohort import Cohort, participants_of, select_cohort
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.turns import Place
+from flcore.engine.turns import ExchangeId
 from flcore.io.messages import Prototypes, Weights
-from flcore.io.records import Record, Slot, serialise
+from flcore.io.records import Key, Record, serialise
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.class_means import class_means
 from flcore.math.prototypes.fusion import average_prototypes
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Context, Exchange, Leg, Phase, Replies, Turn
+from flcore.methods.types import MODEL, ClientContext, Exchange, LossInputs, Phase, Replies, RoundContext
 
-MEANS = Slot("means", Prototypes)
+MEANS = Key("means", Prototypes)
 
 
 @dataclass(frozen=True)
@@ -38,41 +38,41 @@ class TwoLegs(FedAvg):
     name = "two-legs"
     head_steps: int = 2
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
         on_means = Phase(("head.",), steps=self.head_steps, source="pseudo", loss=self.loss_on_means)
         return (
-            Leg("collect", who="all", phases=(), stages=("average-means",)),
-            Leg("train-clients", phases=(Phase(), on_means), stages=("aggregate",)),
+            Exchange("collect", participants="all", phases=(), server_steps=("average-means",)),
+            Exchange("train-clients", phases=(Phase(), on_means), server_steps=("aggregate",)),
         )
 
-    def broadcast(self, server: Record, client: int, exchange: Exchange) -> Record:
+    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Record:
         return server.only(MODEL, MEANS) if MEANS in server else Record()
 
-    def context(self, turn: Turn) -> Context:
-        means = turn.inbox[MEANS]
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        means = ctx.received[MEANS]
         classes = means.present.nonzero().flatten()
         return {"pseudo": {"inputs": means.means[classes], "labels": classes}}
 
-    def loss(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
         assert "pseudo" not in context  # samples of a phase are no constants of a loss
         return super().loss(model, batch, context)
 
-    def loss_on_means(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    def loss_on_means(self, model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
         return {"on_means": cross_entropy(model.classify(batch.images), batch.labels, batch.weight)}
 
-    def reply(self, turn: Turn, trained: Any) -> tuple[Record, Record]:
-        if turn.leg == "collect":
+    def reply(self, ctx: ClientContext, trained: Any) -> tuple[Record, Record]:
+        if ctx.exchange == "collect":
             assert trained.steps == 0
-            return {"means": class_means(*trained.features(turn.setting.initial), turn.setting.num_classes)}, {}
-        return super().reply(turn, trained)
+            return {"means": class_means(*trained.features(ctx.setting.initial), ctx.setting.num_classes)}, {}
+        return super().reply(ctx, trained)
 
-    def stages(self) -> Any:
-        def average(server: Record, replies: Replies, exchange: Exchange) -> Any:
-            none = Prototypes.empty(exchange.setting.num_classes, exchange.setting.feature_dim)
+    def server_steps(self) -> Any:
+        def average(server: Record, replies: Replies, ctx: RoundContext) -> Any:
+            none = Prototypes.empty(ctx.setting.num_classes, ctx.setting.feature_dim)
             return server | {MEANS: average_prototypes(replies.of(MEANS), none)}, {}
 
-        def aggregate(server: Record, replies: Replies, exchange: Exchange) -> Any:
-            averaged, facts = super(TwoLegs, self).stages()["aggregate"](server, replies, exchange)
+        def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> Any:
+            averaged, facts = super(TwoLegs, self).server_steps()["aggregate"](server, replies, ctx)
             return Record(averaged).without(MEANS), facts
 
         return {"average-means": average, "aggregate": aggregate}
@@ -92,8 +92,9 @@ def by_hand(lab: Any, **changes: Any) -> Any:
 def test_two_legs_by_hand(lab: Any, tmp_path: Path) -> None:
     """Leg 1: class 0 is (2, 0) and (1, 0) at the two clients: mean (1.5, 0); class 1 is (0, 4).
 
-    Leg 2 at client 0, from zero: one step on (2, 0): W_0 = 0.1·(1/2)·(2, 0) = (0.1, 0), b_0 = 0.05, row 1 opposite.
-    Then two steps of the head on (1.5, 0) of class 0 and (0, 4) of class 1, both in each: the arithmetic below.
+    Exchange 2 at client 0, from zero: one step on (2, 0): W_0 = 0.1·(1/2)·(2, 0) = (0.1, 0), b_0 = 0.05, row 1
+    opposite. Then two steps of the head on (1.5, 0) of class 0 and (0, 4) of class 1, both in each: the arithmetic
+    below.
     """
     experiment = by_hand(lab, federation__rounds=1)
     worker_server = experiment.method.start_server(experiment.setting)
@@ -101,7 +102,7 @@ def test_two_legs_by_hand(lab: Any, tmp_path: Path) -> None:
     assert said[0]["means"].means.tolist() == [[2, 0], [0, 0]]
     assert said[1]["means"].means.tolist() == [[1, 0], [0, 4]]
     means = Prototypes(torch.tensor([[1.5, 0.0], [0.0, 4.0]]), torch.tensor([True, True]))
-    reply, _ = lab.train(experiment, 0, leg=1, server={**worker_server, "means": means})
+    reply, _ = lab.train(experiment, 0, exchange=1, server={**worker_server, "means": means})
     weight, bias = torch.tensor([[0.1, 0.0], [-0.1, 0.0]]), torch.tensor([0.05, -0.05])
     for _ in range(2):
         errors = torch.softmax(means.means @ weight.T + bias, dim=1) - torch.eye(2)
@@ -118,8 +119,8 @@ def test_two_legs_by_hand(lab: Any, tmp_path: Path) -> None:
 def test_traffic_is_counted_per_leg(lab: Any, tmp_path: Path) -> None:
     """Leg 1: nothing goes down, 1 + 2 prototypes of 2·4 + 8 = 16 bytes come up.
 
-    Leg 2: to both clients the model of 6 parameters, 24 bytes, and two prototypes, 32 bytes; up 24 bytes and a count of
-    8 each. Over two rounds everything twice.
+    Exchange 2: to both clients the model of 6 parameters, 24 bytes, and two prototypes, 32 bytes; up 24 bytes and a
+    count of 8 each. Over two rounds everything twice.
     """
     run = lab.run(by_hand(lab), tmp_path / "run")
     first, last = run.history
@@ -150,16 +151,16 @@ class Watching(InlineOrchestrator):
 
 
 def test_each_leg_is_named_and_committed(lab: Any, tmp_path: Path) -> None:
-    """Two samples and two steps of the head, in the second leg alone: 6 steps a round."""
+    """Two samples and two steps of the head, in the second exchange alone: 6 steps a round."""
     watching = Watching(tmp_path / "run")
     run = lab.run(by_hand(lab), tmp_path / "run", orchestrator=watching)
     one = ["collect", "average-means", "train-clients", "aggregate", "evaluate"]
     assert watching.names == one * 2
-    assert [(s.place, s.legs) for s in watching.states] == [
-        (Place(1, 0), 0), (Place(1, 1), 1), (Place(2, 0), 2), (Place(2, 1), 3),
+    assert [(s.place, s.exchanges) for s in watching.states] == [
+        (ExchangeId(1, 0), 0), (ExchangeId(1, 1), 1), (ExchangeId(2, 0), 2), (ExchangeId(2, 1), 3),
     ]  # fmt: skip
     assert ["means" in state.server for state in watching.states] == [False, True, False, True]
-    assert (run.state.round, run.state.leg, run.state.legs) == (2, 0, 4)
+    assert (run.state.round, run.state.exchange, run.state.exchanges) == (2, 0, 4)
     assert [record["round"] for record in run.history] == [1, 2]
     timing = run.checkpoint.records("timing.jsonl")
     assert [(record["round"], record["leg"], record["steps"]) for record in timing] == [
@@ -173,9 +174,9 @@ def test_one_leg_asks_everybody_and_the_other_the_cohort(lab: Any, tmp_path: Pat
     """Half of four clients train; all four say the mean of each class they hold, of 8·4 + 8 bytes."""
     changes = {"federation": {"rounds": 1, "participation": 0.5}, "model": {"name": "fedgen_cnn", "feature_dim": 8}}
     experiment = lab.experiment(algorithm=TwoLegs(), **changes)
-    (collect, train), cohort = experiment.method.legs(1, experiment.setting), select_cohort(experiment, 1)
-    assert taking_part(experiment, collect, cohort, ()) == (0, 1, 2, 3)
-    assert taking_part(experiment, train, cohort, ()) == cohort.trainers
+    (collect, train), cohort = experiment.method.round_exchanges(1, experiment.setting), select_cohort(experiment, 1)
+    assert participants_of(experiment, collect, cohort, ()) == (0, 1, 2, 3)
+    assert participants_of(experiment, train, cohort, ()) == cohort.trainers
     assert len(cohort.trainers) == 2
     run = lab.run(experiment, tmp_path / "run")
     held = int((lab.partition.counts > 0).sum())
@@ -190,19 +191,23 @@ class TrainsTwice(FedAvg):
 
     name = "trains-twice"
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        again = Leg("again", who="all", phases=(Phase(steps=1),), stages=("count",))
-        return (*super().legs(round_number, setting), again, Leg("ask", who="all", phases=(), stages=("count",)))
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        again = Exchange("again", participants="all", phases=(Phase(steps=1),), server_steps=("count",))
+        return (
+            *super().round_exchanges(round_number, setting),
+            again,
+            Exchange("ask", participants="all", phases=(), server_steps=("count",)),
+        )
 
-    def stages(self) -> Any:
-        def count(server: Record, replies: Replies, exchange: Exchange) -> Any:
+    def server_steps(self) -> Any:
+        def count(server: Record, replies: Replies, ctx: RoundContext) -> Any:
             return server, {"heard": len(replies)}
 
-        return {**super().stages(), "count": count}
+        return {**super().server_steps(), "count": count}
 
 
 def test_no_leg_of_a_round_hides_another(lab: Any, tmp_path: Path) -> None:
-    """Two of four clients train: round 1 says of them what it says where there are no other legs."""
+    """Two of four clients train: round 1 says of them what it says where there are no other exchanges."""
     changes = {"federation": {"rounds": 1, "participation": 0.5}}
     run = lab.run(lab.experiment(algorithm=TrainsTwice(), **changes), tmp_path / "run")
     [record], [plain] = run.history, lab.run(lab.experiment(**changes), tmp_path / "plain").history
@@ -216,30 +221,33 @@ def test_no_leg_of_a_round_hides_another(lab: Any, tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class NoisyTwice(FedAvg):
-    """In both legs clients say noise that is drawn for one purpose, and the server draws its own."""
+    """In both exchanges clients say noise that is drawn for one purpose, and the server draws its own."""
 
     name = "noisy-twice"
     second: str = "again"
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        legs = (Leg("noise", phases=(), stages=("draw",)), Leg(self.second, phases=(), stages=("draw",)))
-        return legs if round_number == 1 else legs[1:]
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        exchanges = (
+            Exchange("noise", phases=(), server_steps=("draw",)),
+            Exchange(self.second, phases=(), server_steps=("draw",)),
+        )
+        return exchanges if round_number == 1 else exchanges[1:]
 
-    def reply(self, turn: Turn, trained: Any) -> tuple[Record, Record]:
-        drawn = torch.rand(1, generator=turn.stream("noise"))
+    def reply(self, ctx: ClientContext, trained: Any) -> tuple[Record, Record]:
+        drawn = torch.rand(1, generator=ctx.stream("noise"))
         return {"said": Prototypes(drawn.reshape(1, 1), torch.tensor([True]))}, {}
 
-    def stages(self) -> Any:
-        def draw(server: Record, replies: Replies, exchange: Exchange) -> Any:
+    def server_steps(self) -> Any:
+        def draw(server: Record, replies: Replies, ctx: RoundContext) -> Any:
             means = [float(message["said"].means[0, 0]) for message in replies.values()]
-            own = float(torch.rand(1, generator=exchange.stream("noise")))
-            return server, {"noise": sum(means), "own": own, "numpy": exchange.numpy_stream("noise").random()}
+            own = float(torch.rand(1, generator=ctx.stream("noise")))
+            return server, {"noise": sum(means), "own": own, "numpy": ctx.numpy_stream("noise").random()}
 
-        return {**super().stages(), "draw": draw}
+        return {**super().server_steps(), "draw": draw}
 
 
 def test_noise_of_two_legs_is_not_the_same(lab: Any, tmp_path: Path) -> None:
-    """A round's first leg has the streams that a round of one leg has; the second one draws others, in every round."""
+    """The first exchange has the streams of a round with one exchange; the second one draws others, in every round."""
     setting = lab.experiment().setting
     run = lab.run(lab.experiment(algorithm=NoisyTwice(), federation__rounds=2), tmp_path / "run")
     first, second = (record["server"] for record in run.history)
@@ -276,37 +284,37 @@ def test_stopped_between_the_legs_the_first_is_not_done_again(lab: Any, stops: A
     with pytest.raises(stops.Crash):
         lab.run(experiment, tmp_path / "run", orchestrator=Stopping(tmp_path / "run"))
     checkpoint = Checkpoint(tmp_path / "run")
-    assert checkpoint.read_state().place == Place(1, 1)
+    assert checkpoint.read_state().place == ExchangeId(1, 1)
     first = checkpoint.records("timing.jsonl")
     again = Watching(tmp_path / "run")
     assert lab.run(experiment, tmp_path / "run", orchestrator=again).bytes == expected
     assert again.names[0] == "train-clients"
-    legs = ["collect", "train-clients"] * 2
+    exchanges = ["collect", "train-clients"] * 2
     assert checkpoint.records("timing.jsonl")[:1] == first
-    assert [record["leg"] for record in checkpoint.records("timing.jsonl")] == legs
+    assert [record["leg"] for record in checkpoint.records("timing.jsonl")] == exchanges
 
 
 def test_phases_of_both_legs_have_random_numbers_of_their_own(lab: Any) -> None:
-    """Two legs with one pass each: the second goes through the samples in another order than the first."""
+    """Two exchanges with one pass each: the second goes through the samples in another order than the first."""
 
     @dataclass(frozen=True)
     class Twice(FedAvg):
-        def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-            return Leg("first"), Leg("second")
+        def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+            return Exchange("first"), Exchange("second")
 
     experiment = lab.experiment(algorithm=Twice())
-    models = [lab.train(experiment, leg=leg)[0].message["model"] for leg in (0, 1)]
+    models = [lab.train(experiment, exchange=exchange)[0].message["model"] for exchange in (0, 1)]
     assert serialise({"m": models[0]}) != serialise({"m": models[1]})
-    again = lab.train(lab.experiment(), leg=0)[0].message["model"]
+    again = lab.train(lab.experiment(), exchange=0)[0].message["model"]
     assert serialise({"m": again}) == serialise({"m": models[0]})
 
 
 @dataclass(frozen=True)
 class Nested(FedAvg):
-    """A second leg whose stages are none: what its clients say is only counted."""
+    """A second exchange whose stages are none: what its clients say is only counted."""
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        return Leg("train-clients"), Leg("report", who="all", phases=(), stages=())
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        return Exchange("train-clients"), Exchange("report", participants="all", phases=(), server_steps=())
 
 
 def test_a_leg_without_phases_and_stages_changes_nothing_but_the_traffic(lab: Any, tmp_path: Path) -> None:
@@ -322,17 +330,22 @@ def test_a_leg_without_phases_and_stages_changes_nothing_but_the_traffic(lab: An
 
 
 def test_the_legs_of_a_round_may_depend_on_the_round(lab: Any, tmp_path: Path) -> None:
-    """A warm-up leg in round 1 only: legs count 2, then 1 a round."""
+    """A warm-up exchange in round 1 only: exchanges count 2, then 1 a round."""
 
     @dataclass(frozen=True)
     class WarmingUp(FedAvg):
-        def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-            return (Leg("warm-up"), Leg()) if round_number == 1 else (Leg(),)
+        def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+            return (Exchange("warm-up"), Exchange()) if round_number == 1 else (Exchange(),)
 
     watching = Watching(tmp_path / "run")
     run = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run", orchestrator=watching)
-    assert [state.place for state in watching.states] == [Place(1, 0), Place(1, 1), Place(2, 0), Place(3, 0)]
-    assert (run.state.round, run.state.legs) == (3, 4)
+    assert [state.place for state in watching.states] == [
+        ExchangeId(1, 0),
+        ExchangeId(1, 1),
+        ExchangeId(2, 0),
+        ExchangeId(3, 0),
+    ]
+    assert (run.state.round, run.state.exchanges) == (3, 4)
     resumed = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run")
     assert resumed.bytes == run.bytes
 
@@ -340,14 +353,14 @@ def test_the_legs_of_a_round_may_depend_on_the_round(lab: Any, tmp_path: Path) -
 def test_a_failing_client_of_the_second_leg_is_named_by_its_round(lab: Any, tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Diverging(TwoLegs):
-        def begin(self, turn: Turn) -> Weights:
-            start = super().begin(turn)
-            return start if turn.leg == "collect" else Weights({n: t / 0 for n, t in start.params.items()})
+        def initial_weights(self, ctx: ClientContext) -> Weights:
+            start = super().initial_weights(ctx)
+            return start if ctx.exchange == "collect" else Weights({n: t / 0 for n, t in start.params.items()})
 
     experiment = lab.experiment(algorithm=Diverging())
     with pytest.raises(RunError, match=r"^round 1, client 0 \(train-clients, local training\): training diverged"):
         lab.run(experiment, tmp_path / "run")
-    assert Checkpoint(tmp_path / "run").read_state().place == Place(1, 1)
+    assert Checkpoint(tmp_path / "run").read_state().place == ExchangeId(1, 1)
     checkpoint = Checkpoint(tmp_path / "run")
     with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients, local training\): training diverged"):
         InlineExecutor(experiment, checkpoint).train(lab.handed_out(experiment, checkpoint.read_state()), [[3]])
@@ -364,23 +377,23 @@ class Retraining(FedAvg):
     source: str | None = None
     poisoned: tuple[int, ...] = ()
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
         again = (Phase(("head.",), steps=2, source=self.source),)
-        report = Leg("report", who="all", phases=(), stages=())
-        return Leg("train-clients"), Leg("retrain-clients", phases=again), report
+        report = Exchange("report", participants="all", phases=(), server_steps=())
+        return Exchange("train-clients"), Exchange("retrain-clients", phases=again), report
 
-    def context(self, turn: Turn) -> Context:
-        dim = turn.setting.feature_dim
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        dim = ctx.setting.feature_dim
         return {"pseudo": {"inputs": torch.zeros(2, dim), "labels": torch.tensor([0, 1])}} if self.source else {}
 
-    def loss(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
         features = batch.images if batch.images.ndim == 2 else model.features(batch.images)
         return {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
 
-    def reply(self, turn: Turn, trained: Any) -> Any:
-        if turn.client in self.poisoned and turn.leg == "train-clients":
+    def reply(self, ctx: ClientContext, trained: Any) -> Any:
+        if ctx.client in self.poisoned and ctx.exchange == "train-clients":
             raise TypeError("no reply")
-        return super().reply(turn, trained)
+        return super().reply(ctx, trained)
 
 
 def timed(lab: Any, algorithm: Any, **federation: Any) -> Any:
@@ -400,7 +413,7 @@ def timed(lab: Any, algorithm: Any, **federation: Any) -> Any:
     ],
 )
 def test_the_cohort_is_that_of_the_whole_round(lab: Any, source: str, deadline: float, expected: Cohort) -> None:
-    """Each client's own images of all legs together decide who is in time."""
+    """Each client's own images of all exchanges together decide who is in time."""
     experiment = timed(lab, Retraining(source=source), deadline=deadline)
     assert select_cohort(experiment, 1) == expected
 
@@ -409,7 +422,7 @@ def test_the_cohort_is_that_of_the_whole_round(lab: Any, source: str, deadline: 
 def test_who_was_late_in_one_leg_does_not_come_back_in_the_next(lab: Any, source: str | None, tmp_path: Path) -> None:
     """Deadline 2 (1.2) seconds a round: 0 and 1 train and retrain, 2 and 3 are only sent both messages.
 
-    The leg for all is for all. Two rounds: two legs for 4, of which 2 answer, and one for 4, who all do.
+    The exchange for all is for all. Two rounds: two exchanges for 4, of which 2 answer, and one for 4, who all do.
     """
     deadline = 1.2 if source else 2.0
     asked: list[tuple[str, list[int]]] = []

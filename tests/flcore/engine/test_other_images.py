@@ -13,7 +13,7 @@ from torch import Tensor
 from flcore.io.messages import Weights
 from flcore.math.losses.basic import cross_entropy
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Batch, Context, LocalModel, Turn
+from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Second(FedAvg):
     width: int = 16
     joint: bool = False
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         generator = torch.Generator().manual_seed(1)
         return {"images": torch.randn(100, 1, 16, 16, generator=generator), "labels": torch.arange(100) % 6}
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         return {"rows": torch.randint(100, (steps, self.width), generator=generator)}
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
-        rows = batch.draws["rows"]
+    def loss(self, model: LocalModel, batch: Batch, context: LossInputs) -> dict[str, Tensor]:
+        rows = batch.random_inputs["rows"]
         others, labels = context["images"][rows], context["labels"][rows]
         if self.joint:
             both = model.classify(model.features(torch.cat([batch.images, others])))
@@ -60,6 +60,6 @@ def test_stacked_and_serial_clients_learn_the_same_from_them(lab: Any, model: st
     trained = []
     for stack in (False, True):
         experiment = lab.experiment(algorithm=Second(width, joint), model={"name": model}, engine__stack=stack)
-        turns = lab.train_stack(experiment, range(4))
-        trained.append([turns[client][0].message["model"] for client in range(4)])
+        contexts = lab.train_stack(experiment, range(4))
+        trained.append([contexts[client][0].message["model"] for client in range(4)])
     assert max(distance(one, other) for one, other in zip(*trained, strict=True)) < 1e-4

@@ -15,7 +15,7 @@ from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
-from flcore.methods.types import Exchange
+from flcore.methods.types import RoundContext
 
 SLOW = pytest.mark.slow
 PLAIN = {"model": {"name": "fedcspc_cnn"}}  # without BatchNorm
@@ -115,13 +115,13 @@ def test_a_client_that_there_is_not_is_refused_before_training(lab: Any) -> None
 
 def test_what_the_methods_fold() -> None:
     """As docs/how-to/robust.md says: weights, prototypes, both, nothing; and where noise covers all there is."""
-    folds = {name: " ".join(sorted(cls().folds)) for name, cls in METHODS.items()}
+    folds = {name: " ".join(sorted(cls().aggregates)) for name, cls in METHODS.items()}
     both = {"fedpa", "fedpg", "fedproc", "fedmlp"}
     nothing = {"local", "gfpl", "fesem", "feddc", "fedavg_q", "protolda", "protolda_blocks", "protolda_distilled"}
     assert {name for name, kinds in folds.items() if kinds == "prototypes weights"} == both
     assert {name for name, kinds in folds.items() if kinds == "prototypes"} == {"fedproto"}
     assert {name for name, kinds in folds.items() if not kinds} == nothing
-    sent = {name for name, cls in METHODS.items() if cls().sends}
+    sent = {name for name, cls in METHODS.items() if cls().poisonable_payloads}
     assert sent == folds.keys() - nothing | {"feddc", "fesem"}
     alone = {name for name, cls in METHODS.items() if cls().releases_weights_alone}
     assert alone == {
@@ -213,7 +213,7 @@ def test_runs_in_one_stack_keep_their_own_random_labels(lab: Any) -> None:
         assert torch.equal(apart.labels, together.labels)
 
 
-FOLDING = [name for name, cls in METHODS.items() if cls().folds and cls().data_scope == "client"]
+FOLDING = [name for name, cls in METHODS.items() if cls().aggregates and cls().data_scope == "client"]
 
 
 @pytest.mark.parametrize("method", FOLDING)
@@ -245,11 +245,11 @@ def test_clients_may_be_poisoned_where_no_rule_folds_what_they_send(
     found = []
     for attack in ({}, {"poisoned_clients": [1], "attack_scale": 2.0}):
         experiment = lab.experiment(method=method, federation={"rounds": 1, **attack}, model={"name": "fedcspc_cnn"})
-        assert not experiment.method.folds
+        assert not experiment.method.aggregates
         found.append((lab.train(experiment, 1)[0], lab.run(experiment, tmp_path / str(len(found))).state.server))
-    exchange = Exchange(experiment.setting, 1, experiment.method.legs(1, experiment.setting)[0].name)
+    ctx = RoundContext(experiment.setting, 1, experiment.method.round_exchanges(1, experiment.setting)[0].name)
     begun = Record(experiment.method.start_server(experiment.setting))
-    start = experiment.method.broadcast(begun, 1, exchange)["model"].params
+    start = experiment.method.broadcast(begun, 1, ctx)["model"].params
     honest, changed = (reply.message["model"].params for reply, _ in found)
     for name, tensor in honest.items():
         assert torch.equal(changed[name], start[name] - 2 * (tensor - start[name]))

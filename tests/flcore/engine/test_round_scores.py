@@ -73,7 +73,7 @@ def test_an_image_is_encoded_once_for_all_answers(
     if method == "gfpl":
         changes["method"] |= {"interval": 1, "first_exchange": 0}
     experiment = lab.experiment(**changes)
-    assert 1 + len(experiment.method.alternatives()) == ways
+    assert 1 + len(experiment.method.predictors()) == ways
     seen: Counter[str] = Counter()
     answers = Forward.answers
 
@@ -99,7 +99,7 @@ def test_memories_are_read_only_where_a_client_has_its_own_model(lab: Any, tmp_p
     """MOON's clients remember models, with which nobody answers."""
     experiment = lab.experiment(method__name="moon", federation__rounds=1)
     run = lab.run(experiment, tmp_path / "run")
-    assert run.state.memories
+    assert run.state.client_states
     asked: list[int] = []
     Scorer(experiment).score(run.state.server, lambda client: asked.append(client) or Record())  # type: ignore[func-returns-value]
     assert asked == []

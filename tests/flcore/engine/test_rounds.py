@@ -19,10 +19,10 @@ from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.turns import Failure
-from flcore.io.messages import Arrays, Count
+from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record, serialise
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import BATCHNORM, Exchange, Leg, Replies, TrainedClient, Turn
+from flcore.methods.types import BATCHNORM, ClientContext, Exchange, Replies, RoundContext, TrainedClient
 
 # Everything that has a memory, a sample of clients and random numbers at once.
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
@@ -85,8 +85,8 @@ class Failing(FedAvg):
     name = "failing"
     error: Exception | None = None
 
-    def stages(self) -> Any:
-        def stage(server: Record, replies: Replies, exchange: Exchange) -> Any:
+    def server_steps(self) -> Any:
+        def stage(server: Record, replies: Replies, ctx: RoundContext) -> Any:
             assert self.error is not None
             raise self.error
 
@@ -158,7 +158,7 @@ def test_pieces_of_work_have_names(lab: Any, method: str, stages: list[str], tmp
 
 @pytest.mark.parametrize("piece", ["fuse-prototypes", "retrain-heads"])
 def test_a_round_that_is_tried_again_goes_on_where_it_failed(lab: Any, piece: str, tmp_path: Path) -> None:
-    """A server stage, or the second leg after the first was committed, fails once: same bytes as without."""
+    """A server stage, or the second exchange after the first was committed, fails once: same bytes as without."""
 
     class Retrying(InlineOrchestrator):
         def __init__(self) -> None:
@@ -252,18 +252,18 @@ class Measuring(FedAvg):
 
     name = "measuring"
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        odd = (Leg("odd", phases=(), stages=("odd",)),) if round_number % 2 else ()
-        return (*odd, Leg(stages=("aggregate", "measure")))
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        odd = (Exchange("odd", phases=(), server_steps=("odd",)),) if round_number % 2 else ()
+        return (*odd, Exchange(server_steps=("aggregate", "measure")))
 
-    def stages(self) -> Any:
-        def odd(server: Record, replies: Replies, exchange: Exchange) -> Any:
-            return server, {"odd": exchange.round, "heard": -1}
+    def server_steps(self) -> Any:
+        def odd(server: Record, replies: Replies, ctx: RoundContext) -> Any:
+            return server, {"odd": ctx.round, "heard": -1}
 
-        def measure(server: Record, replies: Replies, exchange: Exchange) -> Any:
+        def measure(server: Record, replies: Replies, ctx: RoundContext) -> Any:
             return server, {"heard": len(replies)}
 
-        return {**super().stages(), "odd": odd, "measure": measure}
+        return {**super().server_steps(), "odd": odd, "measure": measure}
 
 
 def test_facts_of_the_server_stand_in_the_history_of_their_round_alone(lab: Any, tmp_path: Path) -> None:
@@ -286,9 +286,9 @@ class Untrue(FedAvg):
 
     name = "untrue"
 
-    def reply(self, turn: Any, trained: Any) -> Any:
-        message, memory = super().reply(turn, trained)
-        return {**message, "extra": Arrays({"x": torch.tensor([1.0, float("inf")])})}, memory
+    def reply(self, ctx: Any, trained: Any) -> Any:
+        message, client_state = super().reply(ctx, trained)
+        return {**message, "extra": TensorDict({"x": torch.tensor([1.0, float("inf")])})}, client_state
 
 
 def test_a_message_that_is_not_finite_is_a_failure(lab: Any) -> None:
@@ -317,12 +317,12 @@ class Forgetful(FedAvg):
     name = "forgetful"
     heard: ClassVar[dict[tuple[int, int], dict[str, Any]]] = {}
 
-    def reply(self, turn: Turn, trained: TrainedClient) -> Any:
-        self.heard[turn.round, turn.client] = dict(turn.memory)
-        message, _ = super().reply(turn, trained)
-        if (turn.round, turn.client) == (2, 2):
+    def reply(self, ctx: ClientContext, trained: TrainedClient) -> Any:
+        self.heard[ctx.round, ctx.client] = dict(ctx.client_state)
+        message, _ = super().reply(ctx, trained)
+        if (ctx.round, ctx.client) == (2, 2):
             raise ValueError("by hand")
-        return message, {"mark": Count(turn.round)} if turn.round % 2 else {}
+        return message, {"mark": Count(ctx.round)} if ctx.round % 2 else {}
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -337,7 +337,7 @@ def test_a_client_remembers_what_its_last_reply_says_if_that_is_nothing(
     heard = Forgetful.heard
     assert [heard[number, 0] for number in (1, 2, 3, 4)] == [{}, {"mark": Count(1)}, {}, {"mark": Count(3)}]
     assert heard[3, 2] == {"mark": Count(1)}
-    assert run.state.memories == {}  # round 4 was an even one
+    assert run.state.client_states == {}  # round 4 was an even one
     assert list((tmp_path / "run" / "clients").iterdir()) == []
 
 
@@ -351,7 +351,7 @@ def test_what_the_engine_remembers_for_a_client_is_not_forgotten(lab: Any, model
             model={"name": model, "batchnorm": "local"},
             federation={"rounds": rounds, "on_client_error": "drop"},
         )
-        kept[rounds] = sorted(lab.run(experiment, tmp_path / str(rounds)).memory(0))
+        kept[rounds] = sorted(lab.run(experiment, tmp_path / str(rounds)).client_state(0))
     own = [BATCHNORM] if experiment.setting.initial.buffers else []
     assert bool(own) == (model == "fedgen_cnn")
     assert kept == {1: sorted(["mark", *own]), 2: own}

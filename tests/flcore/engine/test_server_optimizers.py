@@ -62,7 +62,7 @@ def test_stacked_it_is_the_same_to_rounding(lab: Any, distance: Any, tmp_path: P
     assert distance(serial.state.server, stacked.state.server) < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if "weights" in cls().folds])
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if "weights" in cls().aggregates])
 def test_every_stage_that_folds_weights_takes_the_step(lab: Any, name: str, tmp_path: Path) -> None:
     """At a tiny rate the model hardly leaves the place where it began."""
     if METHODS[name].data_scope == "union":
@@ -86,7 +86,7 @@ def test_a_run_that_does_not_say_it_keeps_its_name() -> None:
 def test_refused_where_no_stage_folds_weights(name: str) -> None:
     raw = {"method": {"name": name}, "aggregation": {"optimizer": "adam"}}
     method = METHODS[name]()
-    if "weights" in method.folds and method.data_scope == "client":
+    if "weights" in method.aggregates and method.data_scope == "client":
         Config.from_mapping(raw)
     else:
         with pytest.raises(ConfigError, match=r"^aggregation\.optimizer = adam: .*; leave optimizer out"):

@@ -14,7 +14,7 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.cohort import leg_steps
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import serialise
-from flcore.methods.types import Leg
+from flcore.methods.types import Exchange
 
 TASKS = [[range(0, 10), range(10, 40)], [range(40, 60), range(60, 70)]]  # of client 0, of client 1
 
@@ -40,7 +40,7 @@ def test_the_task_of_a_round(lab: Any, schedule: str, met: list[int | None]) -> 
             assert experiment.training_indices(client, number).tolist() == samples
             labels = lab.dataset.train.labels[samples]
             assert experiment.label_counts(client, number).tolist() == torch.bincount(labels, minlength=6).tolist()
-            assert leg_steps(experiment, number, Leg(), client) == -(-len(samples) // 8)
+            assert leg_steps(experiment, number, Exchange(), client) == -(-len(samples) // 8)
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])

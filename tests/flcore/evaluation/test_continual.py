@@ -68,8 +68,8 @@ def test_what_is_met_when() -> None:
     blocked, cyclic = stream(), stream("cyclic")
     assert [blocked.begun(r) for r in (1, 2, 3, 4)] == [1, 1, 2, 2]
     assert [cyclic.begun(r) for r in (1, 2, 3, 4)] == [1, 2, 2, 2]
-    assert [blocked.stretch(r) for r in (1, 2, 3, 4)] == [0, 0, 1, 1]
-    assert [cyclic.stretch(r) for r in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert [blocked.task_visit(r) for r in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    assert [cyclic.task_visit(r) for r in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert [blocked.ends_block(r) for r in (1, 2, 3, 4)] == [False, True, False, True]
     assert not any(cyclic.ends_block(r) for r in (1, 2, 3, 4))
     assert blocked.met(2).tolist() == [[True, False, False], [False, True, False]]
@@ -78,7 +78,7 @@ def test_what_is_met_when() -> None:
 
 def test_a_stream_of_data_that_do_not_change() -> None:
     still = TaskStream(np.ones((2, 1, 3), dtype=bool), "none", 4, np.zeros(3, dtype=bool))
-    assert (still.task(3), still.stretch(3), still.begun(3), still.ends_block(4)) == (None, 0, 1, False)
+    assert (still.task(3), still.task_visit(3), still.begun(3), still.ends_block(4)) == (None, 0, 1, False)
 
 
 # ---- one round ---------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_own_models_are_scored_before_aggregation(lab: Any, tmp_path: Any) -> No
     run = lab.run(experiment, tmp_path / "run")
     last = run.history[-1]
     for client in (0, 1):
-        own = private_model(run.memory(client))
+        own = private_model(run.client_state(client))
         assert own is not None
         assert last["private_correct"][client] == right_by_class(experiment, own)
         assert not torch.equal(own.params["head.weight"], run.state.server["model"].params["head.weight"])
@@ -233,14 +233,14 @@ def test_keeping_own_models_changes_no_model(lab: Any, tmp_path: Any) -> None:
     plain = lab.run(task_lab(lab, evaluation__private=False), tmp_path / "plain")
     model, other = kept.state.server["model"], plain.state.server["model"]
     assert all(torch.equal(tensor, other.params[name]) for name, tensor in model.params.items())
-    assert "tasks" not in plain.history[-1] and not plain.memory(0)
+    assert "tasks" not in plain.history[-1] and not plain.client_state(0)
     assert {key: value for key, value in kept.history[-1].items() if key in plain.history[-1]} == plain.history[-1]
 
 
 def test_a_method_that_keeps_its_model_keeps_it_once(lab: Any, tmp_path: Any) -> None:
     run = lab.run(task_lab(lab, "local"), tmp_path / "run")
-    memory = run.memory(0)
-    assert PRIVATE not in memory and private_model(memory) is memory["model"]
+    client_state = run.client_state(0)
+    assert PRIVATE not in client_state and private_model(client_state) is client_state["model"]
 
 
 def test_who_was_never_sampled_has_the_initial_model(lab: Any, tmp_path: Any) -> None:
@@ -288,7 +288,8 @@ def test_a_shared_base_is_completed_by_the_mean_of_the_clients_tops(lab: Any, me
     experiment = lab.experiment(method__name=method)
     run = lab.run(experiment, tmp_path / "run")
     own = [
-        lab.client_model(experiment.method, run.state.server, k, run.memory(k), experiment.setting) for k in range(4)
+        lab.client_model(experiment.method, run.state.server, k, run.client_state(k), experiment.setting)
+        for k in range(4)
     ]
     sizes = torch.tensor([len(client.train) for client in lab.partition.clients], dtype=torch.float64)
     shares = sizes / sizes.sum()

@@ -16,7 +16,7 @@ from flcore.core.errors import DataError, ProtoflError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
-from flcore.evaluation.answering import global_model_of, own_model, scoring_messages
+from flcore.evaluation.answering import global_model_of, personal_model, scoring_messages
 from flcore.evaluation.scores import Scores
 from flcore.evaluation.scoring import Scorer
 from flcore.experiment.experiment import Experiment
@@ -45,8 +45,8 @@ def federation(lab: Any, shown: list[int], labels: list[int], tests: list[list[i
     return lab.experiment(dataset, partition, lab.ToySpec(), **changes)
 
 
-def score(experiment: Any, server: Record, memories: Any = None, vote: bool = False) -> Scores:
-    return Scorer(experiment).score(server, (memories or {}).get if memories else lambda k: {}, vote=vote)
+def score(experiment: Any, server: Record, client_states: Any = None, vote: bool = False) -> Scores:
+    return Scorer(experiment).score(server, (client_states or {}).get if client_states else lambda k: {}, vote=vote)
 
 
 SHOWN, LABELS = [0, 1, 2, 2, 1, 0, 0, 1], [0, 0, 2, 2, 1, 0, 0, 1]
@@ -126,8 +126,8 @@ def test_an_evaluation_asks_once_what_classes_clients_have_met(
     met = TaskStream.met
     monkeypatch.setattr(TaskStream, "met", lambda stream, number: asked.append(number) or met(stream, number))
     experiment = federation(lab, SHOWN, LABELS, [[0, 1], [2, 3], [4, 5], [6, 7]], method__name=method)
-    memories = {client: {"model": reader()} for client in range(4)}
-    found = score(experiment, {"model": reader()} if method == "fedavg" else {}, memories)
+    client_states = {client: {"model": reader()} for client in range(4)}
+    found = score(experiment, {"model": reader()} if method == "fedavg" else {}, client_states)
     assert found.local_accuracy == [0.5, 1.0, 1.0, 1.0] and len(asked) == 1
 
 
@@ -155,8 +155,8 @@ def test_a_run_that_could_have_no_score_is_refused(lab: Any, method: str, scored
 def test_personal_models_answer_for_their_clients(lab: Any) -> None:
     """Client 0 confuses 0 and 1: it says 1 for image 0 and 0 for image 1, both labelled 0: 0.5. Client 1 is right."""
     experiment = federation(lab, SHOWN, LABELS, [[0, 1], [2, 3]], method__name="local")
-    memories = {0: {"model": reader((1, 0, 2, 3))}, 1: {"model": reader()}}
-    found = score(experiment, {}, memories)
+    client_states = {0: {"model": reader((1, 0, 2, 3))}, 1: {"model": reader()}}
+    found = score(experiment, {}, client_states)
     assert found.local_accuracy == [0.5, 1.0]
     assert (found.top1_global, found.loss_global, found.class_accuracy) == (None, None, None)
 
@@ -174,14 +174,14 @@ def test_majority_vote_with_ties_to_the_smaller_class(lab: Any) -> None:
     """
     experiment = federation(lab, [0, 1, 2], [0, 1, 3], [[0], [1], [2]], method__name="fedproto")
     readers = [reader((3, 2, 1, 0)), reader((0, 1, 2, 3)), reader((0, 3, 3, 1))]
-    memories = {k: {"model": model} for k, model in enumerate(readers)}
+    client_states = {k: {"model": model} for k, model in enumerate(readers)}
     server = {"prototypes": Prototypes.empty(4, 4)}
-    found = score(experiment, server, memories, vote=True)
+    found = score(experiment, server, client_states, vote=True)
     assert found.top1_vote == pytest.approx(2 / 3)
     assert found.class_accuracy_vote == [1.0, 1.0, None, 0.0]
     # A vote is no global model.
     assert (found.top1_global, found.class_accuracy, found.loss_global) == (None, None, None)
-    assert score(experiment, server, memories).top1_vote is None  # only when asked for
+    assert score(experiment, server, client_states).top1_vote is None  # only when asked for
 
 
 def test_local_has_no_vote(lab: Any) -> None:
@@ -267,7 +267,7 @@ def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, bat
     found = []
     for batch_size in (1, 7, 60, 512):
         experiment = lab.experiment(method__name=method, model__batchnorm=batchnorm, evaluation__batch_size=batch_size)
-        scores = Scorer(experiment).score(run.state.server, run.memory, vote=True)
+        scores = Scorer(experiment).score(run.state.server, run.client_state, vote=True)
         found.append(replace(scores, loss_global=round(scores.loss_global or 0, 4)))
     assert found[0] == found[1] == found[2] == found[3]
     assert found[0].mean_local == run.history[-1]["mean_local"]
@@ -277,9 +277,9 @@ def test_scoring_twice_and_in_between_changes_nothing(lab: Any, tmp_path: Any) -
     experiment = lab.experiment(method__name="fedproto")
     run = lab.run(experiment, tmp_path / "run")
     scorer = Scorer(experiment)
-    first = scorer.score(run.state.server, run.memory, vote=True)
+    first = scorer.score(run.state.server, run.client_state, vote=True)
     scorer.score(run.state.server, lambda k: {}, vote=True)
-    assert scorer.score(run.state.server, run.memory, vote=True) == first
+    assert scorer.score(run.state.server, run.client_state, vote=True) == first
 
 
 def private(mean: float) -> Record:
@@ -302,10 +302,10 @@ def test_private_statistics_are_averaged_for_the_global_model(lab: Any) -> None:
     assert [len(client.train) for client in lab.partition.clients][:2] == [43, 50]
     experiment = lab.experiment(model__batchnorm="local")
     server = Record({"model": experiment.setting.initial.without_buffers()})
-    memories = {0: private(1.0), 1: private(2.0), 2: Record(), 3: Record()}
-    models = [global_model_of(experiment, server, memories.__getitem__)]
+    client_states = {0: private(1.0), 1: private(2.0), 2: Record(), 3: Record()}
+    models = [global_model_of(experiment, server, client_states.__getitem__)]
     sent = scoring_messages(experiment, server, range(4))
-    models += [own_model(experiment, sent[client], memories[client]) for client in range(4)]
+    models += [personal_model(experiment, sent[client], client_states[client]) for client in range(4)]
     means = [model.buffers["encoder.1.running_mean"][0].item() for model in models if model is not None]
     assert means == pytest.approx([143 / 93, 1.0, 2.0, 0.0, 0.0])
 
@@ -315,11 +315,11 @@ def test_a_client_is_asked_once_for_what_the_global_model_lacks(lab: Any) -> Non
     experiment = lab.experiment(model__batchnorm="local", evaluation__batch_size=30)
     asked: list[int] = []
 
-    def memories(client: int) -> Record:
+    def client_states(client: int) -> Record:
         asked.append(client)
         return Record()
 
-    Scorer(experiment).score(Record({"model": experiment.setting.initial}), memories)
+    Scorer(experiment).score(Record({"model": experiment.setting.initial}), client_states)
     assert asked == [0, 1, 2, 3]
 
 

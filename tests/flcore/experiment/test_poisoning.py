@@ -13,7 +13,7 @@ from flcore.core.errors import ConfigError
 from flcore.experiment.poisoning import poisoned_clients, poisoned_message, with_random_labels
 from flcore.io.messages import Count, Prototypes, Weights
 from flcore.io.records import Record
-from flcore.methods.types import Turn
+from flcore.methods.types import ClientContext
 
 T = torch.tensor
 
@@ -43,14 +43,14 @@ def test_clients_that_there_are_not(federation: dict[str, Any], words: str) -> N
 def sent(lab: Any, attack: str, scale: float) -> Record:
     """Trained from (1, 1) to (3, 0), statistics 5, a prototype (1, -2) of class 0 and a count."""
     received = Weights({"w": T([1.0, 1.0])}, {"mean": T([4.0])})
-    turn = Turn(lab.experiment().setting, 2, inbox=Record({"model": received}))
+    ctx = ClientContext(lab.experiment().setting, 2, received=Record({"model": received}))
     message = {
         "model": Weights({"w": T([3.0, 0.0])}, {"mean": T([5.0])}),
         "prototypes": Prototypes(T([[1.0, -2.0], [0.0, 0.0]]), T([True, False])),
         "num_samples": Count(7),
     }
     federation = FederationConfig(poisoned=1, attack=attack, attack_scale=scale)  # type: ignore[arg-type]
-    return poisoned_message(message, turn, federation)
+    return poisoned_message(message, ctx, federation)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from flcore.io.files import (
     make_durable,
     read_json,
     read_tensors,
+    remove_stale_temp,
     replace_file,
     sealed,
-    sweep,
     unsealed,
     write_json,
     write_tensors,
@@ -112,13 +112,13 @@ def test_what_a_killed_process_left_half_written_is_swept_and_nothing_else(tmp_p
     kept = {f".a.json.{ours}", f"b.{host_id()}.{ended.pid}.140.tmp", ".running", "a.json", ".c.tmp"}
     for name in kept:
         (tmp_path / name).write_text("")
-    sweep(tmp_path, "b.json")
+    remove_stale_temp(tmp_path, "b.json")
     assert len(list(tmp_path.iterdir())) == len(kept) + 1
-    sweep(tmp_path, "a.json")
+    remove_stale_temp(tmp_path, "a.json")
     assert {path.name for path in tmp_path.iterdir()} == kept
-    sweep(tmp_path)
+    remove_stale_temp(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept
-    sweep(tmp_path / "none")
+    remove_stale_temp(tmp_path / "none")
 
 
 def test_what_another_machine_is_writing_is_swept_when_it_is_a_day_old(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_what_another_machine_is_writing_is_swept_when_it_is_a_day_old(tmp_path:
         (name,) = [path.name for path in tmp_path.iterdir()]
         theirs = tmp_path / name.replace(host_id(), "0123abcd").replace(str(os.getpid()), str(ended.pid))
         theirs.write_text("half")
-        sweep(tmp_path)
+        remove_stale_temp(tmp_path)
         assert theirs.exists()
         two_days_ago = time.time() - 2 * 24 * 60 * 60
         os.utime(theirs, (two_days_ago, two_days_ago))
-        sweep(tmp_path)
+        remove_stale_temp(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [name]
 
     replace_file(tmp_path / "a.json", write)

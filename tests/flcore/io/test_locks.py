@@ -17,11 +17,11 @@ import pytest
 
 from flcore.core.errors import RunError
 from flcore.io import disk, locks
-from flcore.io.locks import sole_use, take_lock
+from flcore.io.locks import run_lock, take_lock
 
 ROOT = Path(__file__).resolve().parents[3]
-HOLD = "import sys; from pathlib import Path; from flcore.io.locks import sole_use\n"
-HOLD += "with sole_use(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from flcore.io.locks import run_lock\n"
+HOLD += "with run_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 
 def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(RunError, match=r"run: another process is at work .* choose another folder"),
-            sole_use(tmp_path / "run"),
+            run_lock(tmp_path / "run"),
         ):
             pass
         other.kill()
         other.wait()
-        with sole_use(tmp_path / "run"):  # what a killed process held is free
+        with run_lock(tmp_path / "run"):  # what a killed process held is free
             pass
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -44,7 +44,7 @@ def test_another_process_is_kept_out_until_it_is_killed(tmp_path: Path) -> None:
 def test_a_folder_that_was_renamed_meanwhile_takes_nobodys_lock_away(tmp_path: Path) -> None:
     """Under its old name there is another folder by now, and somebody in it."""
     run = tmp_path / "run"
-    with sole_use(run):
+    with run_lock(run):
         run.rename(tmp_path / "renamed")
         run.mkdir()
         (run / ".running").touch()
@@ -52,9 +52,9 @@ def test_a_folder_that_was_renamed_meanwhile_takes_nobodys_lock_away(tmp_path: P
 
 
 def test_a_failure_inside_lets_go(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="inside"), sole_use(tmp_path):
+    with pytest.raises(ValueError, match="inside"), run_lock(tmp_path):
         raise ValueError("inside")
-    with sole_use(tmp_path):
+    with run_lock(tmp_path):
         assert (tmp_path / ".running").exists()
 
 
@@ -67,7 +67,7 @@ def test_two_are_never_inside_however_quickly_they_follow_each_other(tmp_path: P
         nonlocal inside, most, entries
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
-            with contextlib.suppress(RunError), sole_use(tmp_path):
+            with contextlib.suppress(RunError), run_lock(tmp_path):
                 with guard:
                     inside, entries = inside + 1, entries + 1
                     most = max(most, inside)
@@ -110,11 +110,11 @@ def test_without_locks_another_process_is_kept_out_until_it_is_killed(
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(RunError, match=rf"run: another process .*\(process {other.pid} on "), sole_use(run):
+        with pytest.raises(RunError, match=rf"run: another process .*\(process {other.pid} on "), run_lock(run):
             pass
         other.kill()
         other.wait()
-        with sole_use(run), pytest.raises(RunError, match=f"process {os.getpid()}"), sole_use(run):
+        with run_lock(run), pytest.raises(RunError, match=f"process {os.getpid()}"), run_lock(run):
             pass
     assert list(run.iterdir()) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -124,18 +124,18 @@ def test_without_locks_another_process_is_kept_out_until_it_is_killed(
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_a_process_of_another_machine_is_named_with_the_file_to_delete(tmp_path: Path) -> None:
     """Nobody here can know whether it has ended."""
-    with sole_use(tmp_path):
+    with run_lock(tmp_path):
         (holder,) = [path for path in tmp_path.iterdir() if path.stat().st_size]
         said = json.loads(holder.read_text())
     holder.write_text(json.dumps({**said, "host": "farm7", "host_id": "another", "process": 123}))
-    with pytest.raises(RunError) as caught, sole_use(tmp_path):
+    with pytest.raises(RunError) as caught, run_lock(tmp_path):
         pass
     assert all(part in str(caught.value) for part in ("farm7", "123", str(holder)))
     holder.unlink()
-    with sole_use(tmp_path):
+    with run_lock(tmp_path):
         pass
     holder.write_text(json.dumps({**said, "began": "1"}))  # another process had this number
-    with sole_use(tmp_path):
+    with run_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 

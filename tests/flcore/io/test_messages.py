@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from flcore.io.messages import Arrays, Count, Mixtures, Prototypes, Size, Weights, all_finite
-from flcore.io.records import PAYLOADS, Payloads, measure, serialise
+from flcore.io.messages import Count, Mixtures, Prototypes, Size, TensorDict, Weights, all_finite
+from flcore.io.records import PAYLOADS, Payloads, payload_sizes, serialise
 
 
 def weights() -> Weights:
@@ -46,10 +46,10 @@ EXAMPLES: dict[str, tuple[Payloads, dict[str, Size]]] = {
     "count": ({"num_samples": Count(7)}, {"num_samples": Size(0, 8)}),
     # 3 float32, 2 int64, 4 bool: 3 scalars, 12 + 16 + 4 bytes.
     "arrays": (
-        {"x": Arrays({"b": torch.tensor([3, 4]), "a": torch.ones(3), "c": torch.ones(2, 2, dtype=torch.bool)})},
+        {"x": TensorDict({"b": torch.tensor([3, 4]), "a": torch.ones(3), "c": torch.ones(2, 2, dtype=torch.bool)})},
         {"x": Size(3, 32)},
     ),
-    "no arrays": ({"x": Arrays({})}, {"x": Size(0, 0)}),
+    "no arrays": ({"x": TensorDict({})}, {"x": Size(0, 0)}),
     "nothing": ({}, {}),
     "all": (
         {"model": weights(), "prototypes": prototypes([False, True]), "num_samples": Count(0)},
@@ -61,8 +61,8 @@ EXAMPLES: dict[str, tuple[Payloads, dict[str, Size]]] = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_cost_by_hand_and_by_length(name: str) -> None:
     record, expected = EXAMPLES[name]
-    assert measure(record) == expected
-    assert sum(size.bytes for size in measure(record).values()) == len(serialise(record))
+    assert payload_sizes(record) == expected
+    assert sum(size.bytes for size in payload_sizes(record).values()) == len(serialise(record))
 
 
 def test_every_type_has_an_example() -> None:
@@ -84,7 +84,7 @@ def test_arrays_and_header_bring_a_payload_back(name: str) -> None:
         arrays = dict(reversed(payload.arrays().items()))
         back = type(payload).from_arrays(arrays, json.loads(json.dumps(payload.header())))
         assert back.header() == payload.header()
-        assert list(back.arrays()) == list(payload.arrays()) or isinstance(payload, Arrays)
+        assert list(back.arrays()) == list(payload.arrays()) or isinstance(payload, TensorDict)
         for key, tensor in payload.arrays().items():
             assert back.arrays()[key].dtype == tensor.dtype and torch.equal(back.arrays()[key], tensor)
 

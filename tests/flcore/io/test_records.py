@@ -15,21 +15,21 @@ from safetensors.torch import save_file
 
 from flcore.core.errors import DataError
 from flcore.io.files import write_tensors
-from flcore.io.messages import Arrays, Count, Mixtures, Payload, Prototypes, Size, Weights
+from flcore.io.messages import Count, Mixtures, Payload, Prototypes, Size, TensorDict, Weights
 from flcore.io.records import (
+    Key,
     Payloads,
     Record,
-    Slot,
     load_record,
-    measure,
     on_device,
-    packed,
+    pack_record,
+    payload_sizes,
     save_record,
     serialise,
-    unpacked,
+    unpack_record,
 )
 
-MODEL, PROTOTYPES, NUMBER = Slot("model", Weights), Slot("prototypes", Prototypes), Slot("number", Count)
+MODEL, PROTOTYPES, NUMBER = Key("model", Weights), Key("prototypes", Prototypes), Key("number", Count)
 
 
 def weights() -> Weights:
@@ -62,9 +62,9 @@ def test_a_slot_is_its_name_with_a_type() -> None:
     with pytest.raises(TypeError, match="'number' takes count, got Weights"):
         Record({NUMBER: weights()})
     with pytest.raises(TypeError, match="'other' is count, expected weights"):
-        record[Slot("other", Weights)]
+        record[Key("other", Weights)]
     with pytest.raises(TypeError, match="'other' is count, expected weights"):
-        record.get(Slot("other", Weights))
+        record.get(Key("other", Weights))
     with pytest.raises(KeyError):
         record[NUMBER]
 
@@ -103,7 +103,7 @@ def test_a_record_on_the_device_where_it_is_is_itself() -> None:
 
 def test_a_record_goes_to_another_device_whole() -> None:
     """The meta device stands for any other; integers in a count are no tensors and stay."""
-    moved = on_device(Record({MODEL: weights(), "x": Arrays({"a": torch.ones(2)})}), "meta")
+    moved = on_device(Record({MODEL: weights(), "x": TensorDict({"a": torch.ones(2)})}), "meta")
     assert {tensor.device.type for payload in moved.values() for tensor in payload.arrays().values()} == {"meta"}
     assert list(moved[MODEL].params) == ["head.weight", "head.bias"]
 
@@ -117,8 +117,8 @@ EVERYTHING: Payloads = {
     "prototypes": Prototypes(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([True, False])),
     "none": Prototypes.empty(3, 2),
     "number": Count(7),
-    "arrays": Arrays({"scale": torch.tensor(0.5), "b": torch.tensor([3, 4]), "nothing": torch.zeros(0, 4)}),
-    "empty": Arrays({}),
+    "arrays": TensorDict({"scale": torch.tensor(0.5), "b": torch.tensor([3, 4]), "nothing": torch.zeros(0, 4)}),
+    "empty": TensorDict({}),
     "mixtures": Mixtures(torch.tensor([3]), torch.tensor([2]), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2)),
     "numberless": Count(2),  # begins like another
 }
@@ -131,7 +131,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert set(found) == set(EVERYTHING)
     for key, payload in EVERYTHING.items():
         assert_equal(found[key], payload)
-    assert measure(found) == measure(EVERYTHING)
+    assert payload_sizes(found) == payload_sizes(EVERYTHING)
     assert [path.name for path in tmp_path.iterdir()] == ["r"]  # nothing temporary stays
     save_record(tmp_path / "r", {})
     assert load_record(tmp_path / "r") == ({}, {})
@@ -141,16 +141,16 @@ def test_what_goes_to_another_process_comes_back() -> None:
     """Values go behind one another, the widest first, so that each begins where its type may: an int64 [2], a float32
     [3] and a bfloat16 [3] between them are 16 + 12 + 6 bytes, whatever their names; what has no values says that."""
     mixed = Record({
-        "a": Arrays({"x": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16), "y": torch.tensor([7, 1 << 40])}),
+        "a": TensorDict({"x": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16), "y": torch.tensor([7, 1 << 40])}),
         "b": Weights({"w": torch.tensor([[1.0], [2.0], [3.0]])}),
     })  # fmt: skip
-    described, pieces = packed(mixed)
+    described, pieces = pack_record(mixed)
     assert [name for name, *_ in described["arrays"]] == ["a/y", "b/params/w", "a/x"]
     assert [len(piece) for piece in pieces] == [16, 12, 6]
     for record in (mixed, EVERYTHING, Record()):
-        described, pieces = packed(record)
+        described, pieces = pack_record(record)
         values = b"".join(pieces)
-        found = unpacked(described, torch.frombuffer(bytearray(values or b"-"), dtype=torch.uint8)[: len(values)])
+        found = unpack_record(described, torch.frombuffer(bytearray(values or b"-"), dtype=torch.uint8)[: len(values)])
         assert list(found) == list(record)
         for name, payload in record.items():
             assert_equal(found[name], payload)
@@ -162,7 +162,7 @@ def test_payloads_may_share_tensors(tmp_path: Path) -> None:
     shared: Payloads = {
         "first": Weights({"w": whole}),
         "second": Weights({"w": whole, "row": whole[1]}),
-        "turned": Arrays({"t": whole.mT, "rows": whole[1:]}),
+        "turned": TensorDict({"t": whole.mT, "rows": whole[1:]}),
     }
     save_record(tmp_path / "r", shared)
     found, _ = load_record(tmp_path / "r")
@@ -206,7 +206,7 @@ def test_loading_five_hundred_members_looks_at_each_array_once(tmp_path: Path, m
 
     monkeypatch.setattr(records, "read_tensors", counting)
     found, _ = load_record(tmp_path / "r")
-    assert [found[Slot(name, Weights)].params["w"].item() for name in members] == list(range(500))
+    assert [found[Key(name, Weights)].params["w"].item() for name in members] == list(range(500))
     assert seen.looks <= 2 * 1500
 
 
@@ -253,7 +253,7 @@ def test_any_record(shapes: Any, buffers: Any, present: Any, dim: int, count: in
         "count": Count(count),
     }
     scalars = sum(torch.Size(shape).numel() for shape in shapes)
-    sizes = measure(record)
+    sizes = payload_sizes(record)
     assert sizes.get("model", Size()) == Size(scalars, 4 * scalars)
     assert sizes["prototypes"] == Size(sum(present) * dim, sum(present) * (4 * dim + 8))
     assert sum(size.bytes for size in sizes.values()) == len(serialise(record))

@@ -19,7 +19,7 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.ccvr import CCVR, STATISTICS, hidden_units, last_linear, signed_power
-from flcore.methods.types import MODEL, Exchange, Replies
+from flcore.methods.types import MODEL, Replies, RoundContext
 from flcore.models import Backbone
 
 SHORT = {"per_class": 20, "epochs": 2}
@@ -65,7 +65,7 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
     assert serialise(found.state.server.without("calibrated_head")) == serialise(alone.state.server)
     assert not lab.same(calibrated(experiment, found.state.server), final)
     for client in range(4):
-        assert serialise(found.memory(client)) == serialise(alone.memory(client))
+        assert serialise(found.client_state(client)) == serialise(alone.client_state(client))
     first, expected = dict(found.history[0]), alone.history[0]
     assert first.pop("alternatives")["before_calibration"]["top1_global"] == expected["top1_global"]
     assert first == {key: value for key, value in expected.items() if key != "alternatives"}
@@ -90,15 +90,15 @@ def test_only_the_head_is_calibrated(lab: Any, tmp_path: Path) -> None:
 def test_legs_and_stages(lab: Any) -> None:
     experiment = lab.experiment(method={"name": "ccvr", "base": "fedpa"}, federation__rounds=3)
     method, setting = experiment.method, experiment.setting
-    (earlier,) = method.legs(2, setting)
+    (earlier,) = method.round_exchanges(2, setting)
     own = ("fuse-prototypes", "train-generator", "aggregate")
-    assert earlier.stages == own
-    training, collecting = method.legs(3, setting)
-    assert training.stages == own
-    assert (collecting.name, collecting.who, collecting.phases) == (CCVR.collect_leg, "all", ())
-    assert collecting.stages == ("calibrate",)
-    assert list(method.stages()) == [*own, "calibrate"]
-    assert list(method.alternatives()) == ["before_calibration"]
+    assert earlier.server_steps == own
+    training, collecting = method.round_exchanges(3, setting)
+    assert training.server_steps == own
+    assert (collecting.name, collecting.participants, collecting.phases) == (CCVR.collect_leg, "all", ())
+    assert collecting.server_steps == ("calibrate",)
+    assert list(method.server_steps()) == [*own, "calibrate"]
+    assert list(method.predictors()) == ["before_calibration"]
 
 
 def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
@@ -108,16 +108,19 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     model = {"name": "fedcspc_cnn", "projection_dim": 16}
     experiment = lab.experiment(method=method, model=model, federation__rounds=1)
     method, setting = experiment.method, experiment.setting
-    stages = method.stages()
-    assert stages["calibrate"] == method.base_method.stages()["calibrate"]
+    stages = method.server_steps()
+    assert stages["calibrate"] == method.base_method.server_steps()["calibrate"]
     assert stages["calibrate-head"] == method.answer_with_new_head
-    assert [leg.stages[-1] for leg in method.legs(1, setting)] == ["build-exemplars", "calibrate-head"]
+    assert [exchange.server_steps[-1] for exchange in method.round_exchanges(1, setting)] == [
+        "build-exemplars",
+        "calibrate-head",
+    ]
     server = lab.run(experiment, tmp_path / "run").state.server
-    assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "encoder_prototypes"}
+    assert set(method.broadcast(server, 0, RoundContext(setting, 1))) == {"model", "encoder_prototypes"}
     below, after = method.base_method.global_model(server), calibrated(experiment, server)
     for name, value in below.params.items():
         assert torch.equal(after.params[name], value) != name.startswith("head."), name
-    sent = method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))
+    sent = method.broadcast(server, 0, RoundContext(setting, 1, CCVR.collect_leg))
     assert lab.same(sent[MODEL], below) and not lab.same(below, server[MODEL])
 
 
@@ -141,9 +144,9 @@ def test_traffic(lab: Any, tmp_path: Path) -> None:
 
 
 def statistics_of(lab: Any, experiment: Any, client: int, server: Record | None = None) -> Any:
-    """A client's answer in the last leg of the last round."""
+    """A client's answer in the last exchange of the last round."""
     held = server or experiment.method.start_server(experiment.setting)
-    reply, _ = lab.train(experiment, client, number=experiment.config.federation.rounds, leg=1, server=held)
+    reply, _ = lab.train(experiment, client, number=experiment.config.federation.rounds, exchange=1, server=held)
     return reply.message[STATISTICS]
 
 
@@ -258,7 +261,7 @@ def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
     experiment = toy(lab, [[2, 0]] * 4, [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
     server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
     with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
-        experiment.method.answer_with_new_head(server, replies, Exchange(experiment.setting, 1, CCVR.collect_leg))
+        experiment.method.answer_with_new_head(server, replies, RoundContext(experiment.setting, 1, CCVR.collect_leg))
 
 
 def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ def test_private_batchnorm_statistics(lab: Any, tmp_path: Path) -> None:
     alone = lab.run(lab.experiment(method__name="moon", **changes), tmp_path / "moon")
     found = lab.run(lab.experiment(method={"name": "ccvr", "base": "moon", **SHORT}, **changes), tmp_path / "ccvr")
     for client in range(4):
-        assert serialise(found.memory(client)) == serialise(alone.memory(client))
+        assert serialise(found.client_state(client)) == serialise(alone.client_state(client))
     last = found.history[-1]["alternatives"]["before_calibration"]["mean_local"]
     assert last == alone.history[-1]["mean_local"]
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.engine.client import TurnRunner
-from flcore.io.messages import Arrays, Count, Weights
+from flcore.engine.client import ClientRunner
+from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.gradient_matching import gradient_distance
 from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
-from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Leg, Replies
+from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Replies, RoundContext
 
 T = torch.tensor
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -44,8 +44,8 @@ def test_real_gradients_by_hand(lab: Any) -> None:
     model = Weights({"encoder.1.weight": torch.eye(2), "head.weight": torch.eye(2), "head.bias": torch.zeros(2)})
     classifier = Weights({"head.weight": torch.zeros(2, 2), "head.bias": T([math.log(3), 0])})
     server = {"model": model, "classifier": classifier}
-    reply, memory = lab.train(experiment, server=server)
-    assert memory == {}
+    reply, client_state = lab.train(experiment, server=server)
+    assert client_state == {}
     assert not torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
     gradients = reply.message[GRADIENTS]
     assert gradients["classes"].tolist() == [0, 1]
@@ -68,8 +68,8 @@ def test_draws_of_a_large_class(lab: Any) -> None:
     server = Record(method.start_server(setting)) | {CLASSIFIER: zero}
     found = []
     for number, client in ((1, 0), (1, 0), (2, 0), (1, 1)):
-        turn = lab.receive(TurnRunner(experiment), number, Leg(), client, server, Record())
-        gradients = method.real_gradients(turn, torch.eye(40), torch.full((40,), 2))
+        ctx = lab.receive(ClientRunner(experiment), number, Exchange(), client, server, Record())
+        gradients = method.real_gradients(ctx, torch.eye(40), torch.full((40,), 2))
         found.append(gradients["weight"][0])
         taken = found[-1][1] * 6 * 320
         assert torch.allclose(taken, taken.round(), atol=1e-3)
@@ -116,13 +116,15 @@ def test_traffic(lab: Any) -> None:
 
 
 def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Payloads:
-    return {GRADIENTS: Arrays({"classes": T(classes), "weight": weight, "bias": bias})}
+    return {GRADIENTS: TensorDict({"classes": T(classes), "weight": weight, "bias": bias})}
 
 
 def test_gradients_count_clients_not_samples() -> None:
     """Class 0 at client 0 alone; class 2 at both: the mean of 2 and 6. Class 1 nowhere."""
-    first = Arrays({"classes": T([0, 2]), "weight": T([[[1.0]] * 3, [[2.0]] * 3]), "bias": T([[4.0] * 3, [2.0] * 3])})
-    second = Arrays({"classes": T([2]), "weight": T([[[6.0]] * 3]), "bias": T([[0.0] * 3])})
+    first = TensorDict(
+        {"classes": T([0, 2]), "weight": T([[[1.0]] * 3, [[2.0]] * 3]), "bias": T([[4.0] * 3, [2.0] * 3])}
+    )
+    second = TensorDict({"classes": T([2]), "weight": T([[[6.0]] * 3]), "bias": T([[0.0] * 3])})
     found = [mean_gradients(uploads, 3) for uploads in ({3: first, 5: second}, {5: second, 3: first})]
     for present, (weight, bias) in found:
         assert present.tolist() == [0, 2]
@@ -154,16 +156,16 @@ def test_a_step_of_matching_is_a_step_of_sgd_on_the_printed_loss() -> None:
     assert after < before
 
 
-def started(lab: Any, **options: Any) -> tuple[CReFF, Exchange, Record]:
+def started(lab: Any, **options: Any) -> tuple[CReFF, RoundContext, Record]:
     """A method, the first exchange and what the server holds then."""
     experiment = lab.experiment(method={**SMALL, **options})
     server = Record(experiment.method.start_server(experiment.setting))
-    return experiment.method, Exchange(experiment.setting, 1), server
+    return experiment.method, RoundContext(experiment.setting, 1), server
 
 
 def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
     """Real gradients are those of 5 features that exist: the distance can fall towards 0. Only their classes move."""
-    method, exchange, server = started(lab, match_steps=1000, feature_lr=2.0)
+    method, ctx, server = started(lab, match_steps=1000, feature_lr=2.0)
     classifier = server[CLASSIFIER].params
     replies: dict[int, Payloads] = {}
     for client, label in enumerate((1, 4)):
@@ -172,7 +174,7 @@ def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
         loss = cross_entropy(real @ weight.T + bias, torch.full((5,), label))
         gradients = torch.autograd.grad(loss, (weight, bias))
         replies[client] = upload([label], gradients[0][None], gradients[1][None])
-    after, facts = method.match_gradients(server, Replies(replies), exchange)
+    after, facts = method.match_gradients(server, Replies(replies), ctx)
     assert facts["matching_distance"] < 0.2 * facts["matching_distance_before"]
     assert facts["classes_skipped"] == 4
     old, new = (record[FEATURES]["values"].reshape(6, 5, 8) for record in (server, after))
@@ -181,10 +183,10 @@ def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
 
 
 def test_features_that_run_away_stop_the_run(lab: Any) -> None:
-    method, exchange, server = started(lab, feature_lr=1e38)
+    method, ctx, server = started(lab, feature_lr=1e38)
     replies = Replies({0: upload([3], random(1, 6, 8), random(1, 6))})
     with pytest.raises(ArithmeticError, match=r"federated features diverged .*; lower method\.feature_lr"):
-        method.match_gradients(server, replies, exchange)
+        method.match_gradients(server, replies, ctx)
 
 
 def test_one_step_of_the_classifier_by_hand() -> None:
@@ -219,11 +221,11 @@ def test_the_classifier_is_trained_by_sgd() -> None:
 
 
 def test_retraining_separates_separable_features(lab: Any) -> None:
-    method, exchange, server = started(lab, retrain_epochs=300)
+    method, ctx, server = started(lab, retrain_epochs=300)
     labels = torch.arange(6).repeat_interleave(5)
     features = 5 * torch.eye(6, 8)[labels] + 0.3 * random(30, 8)
-    made = server | {FEATURES: Arrays({"values": features})}
-    after, facts = method.retrain_classifier(made, Replies({}), exchange)
+    made = server | {FEATURES: TensorDict({"values": features})}
+    after, facts = method.retrain_classifier(made, Replies({}), ctx)
     classifier = after[CLASSIFIER].params
     assert torch.equal((features @ classifier["head.weight"].T + classifier["head.bias"]).argmax(1), labels)
     assert facts["retraining_loss"] < 0.1
@@ -234,8 +236,8 @@ def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
     method, first, server = started(lab, retrain_epochs=0)
     for name, value in server[CLASSIFIER].params.items():
         assert torch.equal(value, first.setting.initial.params[name])
-    exchanges = (first, first, Exchange(first.setting, 2))
-    fresh = [method.retrain_classifier(server, Replies({}), exchange)[0][CLASSIFIER] for exchange in exchanges]
+    exchanges = (first, first, RoundContext(first.setting, 2))
+    fresh = [method.retrain_classifier(server, Replies({}), ctx)[0][CLASSIFIER] for ctx in exchanges]
     assert lab.same(fresh[0], fresh[1])
     assert not lab.same(fresh[0], fresh[2])
     values = torch.cat([value.flatten() for value in fresh[0].params.values()])
@@ -251,22 +253,22 @@ def test_order_of_replies_changes_nothing(lab: Any) -> None:
     for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
         server = Record(experiment.method.start_server(experiment.setting))
         replies = Replies({client: found[client][0].message for client in order})
-        for stage in experiment.method.stages().values():
-            server, _ = stage(server, replies, Exchange(experiment.setting, 1))
+        for stage in experiment.method.server_steps().values():
+            server, _ = stage(server, replies, RoundContext(experiment.setting, 1))
         results.append(server)
     assert lab.same(*results)
-    assert list(experiment.method.stages()) == ["aggregate", "match-gradients", "retrain-classifier"]
+    assert list(experiment.method.server_steps()) == ["aggregate", "match-gradients", "retrain-classifier"]
 
 
 def test_stages_leave_what_they_are_given_alone(lab: Any) -> None:
-    method, exchange, server = started(lab)
-    sent = {MODEL: exchange.setting.initial, NUM_SAMPLES: Count(1), **upload([3], random(1, 6, 8), random(1, 6))}
+    method, ctx, server = started(lab)
+    sent = {MODEL: ctx.setting.initial, NUM_SAMPLES: Count(1), **upload([3], random(1, 6, 8), random(1, 6))}
     before = serialise(server), serialise(sent)
     current = server
-    for stage in method.stages().values():
-        current, _ = stage(current, Replies({0: sent}), exchange)
+    for stage in method.server_steps().values():
+        current, _ = stage(current, Replies({0: sent}), ctx)
     assert (serialise(server), serialise(sent)) == before
-    features, labels = method.generated_features(current, exchange.setting, 2, torch.Generator())
+    features, labels = method.generated_features(current, ctx.setting, 2, torch.Generator())
     assert labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert torch.equal(features[7], current[FEATURES]["values"][3 * 5 + 1])
 
@@ -288,12 +290,12 @@ def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> 
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
     experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
     run = lab.run(experiment, tmp_path / "run")
-    memory, server = run.memory(0), run.state.server
-    turn = lab.receive(TurnRunner(experiment), 3, Leg(), 0, server, memory)
-    used = turn.with_statistics(turn.inbox["model"]).buffers
-    assert lab.same(Weights({}, used), memory["batchnorm"])
-    assert set(memory) == {"batchnorm"}
-    own, initial = (lab.train(experiment, number=3, server=server, memory=kept)[0] for kept in (memory, {}))
+    client_state, server = run.client_state(0), run.state.server
+    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), 0, server, client_state)
+    used = ctx.with_statistics(ctx.received["model"]).buffers
+    assert lab.same(Weights({}, used), client_state["batchnorm"])
+    assert set(client_state) == {"batchnorm"}
+    own, initial = (lab.train(experiment, number=3, server=server, client_state=kept)[0] for kept in (client_state, {}))
     assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])
 
 

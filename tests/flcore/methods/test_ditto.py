@@ -30,14 +30,14 @@ def test_personal_steps_by_hand(lab: Any) -> None:
     )
     initial = experiment.setting.initial
     own = Weights({**initial.params, "head.bias": torch.tensor([0.2, 0.0])})
-    first, between = lab.train(experiment, memory={PERSONAL: own})
+    first, between = lab.train(experiment, client_state={PERSONAL: own})
     assert lab.same(between[PERSONAL], own)
     assert lab.same(between["model"], initial)
     assert "proximal" not in first.losses
-    second, memory = lab.train(experiment, leg=1, memory=between)
-    assert (second.up, second.down, list(memory)) == ({}, {}, ["personal"])
-    assert memory[PERSONAL].params["head.bias"].tolist() == pytest.approx([0.2250166, -0.0450166])
-    assert memory[PERSONAL].params["head.weight"][0].tolist() == pytest.approx([0.0900332, 0])
+    second, client_state = lab.train(experiment, exchange=1, client_state=between)
+    assert (second.up, second.down, list(client_state)) == ({}, {}, ["personal"])
+    assert client_state[PERSONAL].params["head.bias"].tolist() == pytest.approx([0.2250166, -0.0450166])
+    assert client_state[PERSONAL].params["head.weight"][0].tolist() == pytest.approx([0.0900332, 0])
     assert second.losses["proximal"] == pytest.approx(0.02)
 
 
@@ -60,9 +60,9 @@ def test_clients_answer_with_their_own_model(lab: Any, tmp_path: Path) -> None:
     sampled = run.history[0]["participants"]
     assert len(sampled) == 2
     for client in range(4):
-        memory = run.memory(client)
-        answer = lab.client_model(experiment.method, run.state.server, client, memory, experiment.setting)
-        assert list(memory) == (["personal"] if client in sampled else [])
+        client_state = run.client_state(client)
+        answer = lab.client_model(experiment.method, run.state.server, client, client_state, experiment.setting)
+        assert list(client_state) == (["personal"] if client in sampled else [])
         assert lab.same(answer, experiment.setting.initial) == (client not in sampled)
 
 
@@ -74,6 +74,6 @@ def test_a_heavy_weight_keeps_a_personal_model_near_the_global_one(lab: Any, tmp
             method={"name": "ditto", "lambda_near": weight}, federation__rounds=1, local__epochs=5
         )
         run = lab.run(experiment, tmp_path / str(weight))
-        (v, w) = run.memory(0)[PERSONAL].params, experiment.setting.initial.params
+        (v, w) = run.client_state(0)[PERSONAL].params, experiment.setting.initial.params
         apart.append(sum(float((v[name] - w[name]).square().sum()) for name in w))
     assert apart == sorted(apart, reverse=True)

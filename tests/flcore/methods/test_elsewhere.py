@@ -46,8 +46,8 @@ def test_rounds_elsewhere(lab: Any, elsewhere: str, case: str, tmp_path: Path) -
     here, there = lab.run(experiment, tmp_path / "here"), lab.run(moved, tmp_path / "there")
     assert there.history == here.history
     assert serialise(there.state.server) == serialise(here.state.server)
-    assert {client: serialise(there.memory(client)) for client in there.state.memories} == {
-        client: serialise(here.memory(client)) for client in here.state.memories
+    assert {client: serialise(there.client_state(client)) for client in there.state.client_states} == {
+        client: serialise(here.client_state(client)) for client in here.state.client_states
     }
 
     for server in (there.state.server, on_device(there.state.server, elsewhere)):

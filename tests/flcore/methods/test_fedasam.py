@@ -13,7 +13,7 @@ from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.fedasam import AVERAGE, AVERAGED, FedASAM
 from flcore.methods.fedcspc import CALIBRATED
-from flcore.methods.types import MODEL, Exchange, Replies
+from flcore.methods.types import MODEL, Replies, RoundContext
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -59,14 +59,14 @@ def test_one_step_by_hand(lab: Any) -> None:
         local={"lr": 0.1, "batch_size": 100},
         method={"name": "fedasam", "rho": 0.2 * math.sqrt(5), "adaptive": False},
     )
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     wrong = 1 / (1 + math.exp(-math.sqrt(2)))
     params = reply.message[MODEL].params
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.2 * wrong, 0, -0.2 * wrong, 0])
     assert params["head.bias"].tolist() == pytest.approx([0.1 * wrong, -0.1 * wrong])
     # The loss is the one whose gradient moves: at w + ε.
     assert reply.losses == pytest.approx({"cross_entropy": math.log(1 + math.exp(math.sqrt(2)))})
-    assert memory == {}
+    assert client_state == {}
 
 
 def test_the_first_pass_leaves_running_statistics_alone(lab: Any) -> None:
@@ -89,8 +89,8 @@ def test_the_mean_over_rounds() -> None:
         server = Record({MODEL: Weights({"w": torch.zeros(1)})})
         for number, value in rounds.items():
             server = server | {MODEL: Weights({"w": torch.tensor([value])})}
-            exchange: Any = SimpleNamespace(round=number, setting=SimpleNamespace(rounds=4))
-            server, _ = FedASAM(swa=True, swa_every=every).average_rounds(server, Replies({}), exchange)
+            ctx: Any = SimpleNamespace(round=number, setting=SimpleNamespace(rounds=4))
+            server, _ = FedASAM(swa=True, swa_every=every).average_rounds(server, Replies({}), ctx)
         return server
 
     models = {1: 7.0, 2: 7.0, 3: 2.0, 4: 4.0, 5: 9.0}
@@ -125,7 +125,7 @@ def test_what_is_calibrated_for_the_mean_does_not_go_down_with_the_last_model(la
         method = {"name": "fedcspc", "base": "fedasam", "base_settings": settings, "cal_epochs": 1, "n_aug": 1}
         experiment = lab.experiment(method=method, model=CSPC, federation__rounds=2)
         server = lab.run(experiment, tmp_path / str(swa)).state.server
-        sent = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 3))[MODEL]
+        sent = experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 3))[MODEL]
         assert (AVERAGE in server) is swa
         assert not torch.equal(server[CALIBRATED].params["head.weight"], server[MODEL].params["head.weight"])
         assert torch.equal(sent.params["head.weight"], server[down].params["head.weight"])
@@ -150,7 +150,7 @@ def test_as_a_base_in_a_stack(lab: Any, name: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
 def test_as_a_base(lab: Any, name: str) -> None:
     """CCVR[FedASAM] and FedCSPC[FedASAM], which has nothing to align yet, take FedASAM's first turn, to the bit."""
-    turns = {
+    contexts = {
         base: lab.train(lab.experiment(method=method, model=CSPC))[0].message[MODEL]
         for base, method in {
             "found": {"name": name, "base": "fedasam"},
@@ -158,5 +158,5 @@ def test_as_a_base(lab: Any, name: str) -> None:
             "flat": {"name": name},
         }.items()
     }
-    assert serialise({MODEL: turns["found"]}) == serialise({MODEL: turns["fedasam"]})
-    assert serialise({MODEL: turns["flat"]}) != serialise({MODEL: turns["fedasam"]})
+    assert serialise({MODEL: contexts["found"]}) == serialise({MODEL: contexts["fedasam"]})
+    assert serialise({MODEL: contexts["flat"]}) != serialise({MODEL: contexts["fedasam"]})

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flcore.math.compression import restored_all
-from flcore.methods.fedavg_q import CHANGE, CHANGES, ERROR, SEEN
-from flcore.methods.types import MODEL, Exchange
+from flcore.methods.fedavg_q import CHANGES, ERROR, LAST_SEEN, QUANTIZED_CHANGE
+from flcore.methods.types import MODEL, RoundContext
 
 PLAIN = {"name": "fedproto_cnn"}  # no BatchNorm
 
@@ -39,12 +39,14 @@ def test_clients_have_the_servers_model_to_the_bit(lab: Any, participation: floa
     server, method = run.state.server, experiment.method
     for client in range(4):
         # One more turn, of which only its start matters.
-        reply, memory = lab.train(experiment, client, number=7, server=server, memory=run.memory(client))
+        reply, client_state = lab.train(
+            experiment, client, number=7, server=server, client_state=run.client_state(client)
+        )
         assert reply.steps > 0
         for name, value in server[MODEL].params.items():
-            assert torch.equal(memory[MODEL].params[name], value), name
-        sent = method.broadcast(server, client, Exchange(experiment.setting, 7))
-        missed = 6 - int(server[SEEN]["rounds"][client])
+            assert torch.equal(client_state[MODEL].params[name], value), name
+        sent = method.broadcast(server, client, RoundContext(experiment.setting, 7))
+        missed = 6 - int(server[LAST_SEEN]["rounds"][client])
         assert (MODEL in sent) == (missed >= 8)
 
 
@@ -52,16 +54,16 @@ def test_what_was_left_out_comes_with_the_next_message(lab: Any, tmp_path: Path)
     """The error that a client keeps is what it wanted to send less what arrived."""
     experiment = quantised(lab, bits=2)
     server = experiment.method.start_server(experiment.setting)
-    reply, memory = lab.train(experiment, 0, server=server)
+    reply, client_state = lab.train(experiment, 0, server=server)
     like = experiment.setting.initial.params
-    arrived = restored_all(reply.message[CHANGE].named, like, 2)
+    arrived = restored_all(reply.message[QUANTIZED_CHANGE].named, like, 2)
     plain, _ = lab.train(
         lab.experiment(model=PLAIN, method__name="fedavg"), 0, server={MODEL: experiment.setting.initial}
     )
     for name, value in like.items():
         wanted = plain.message[MODEL].params[name] - value
-        torch.testing.assert_close(memory[ERROR].params[name], wanted - arrived[name], rtol=1e-5, atol=1e-7)
-    assert any(float(value.abs().max()) > 0 for value in memory[ERROR].params.values())
+        torch.testing.assert_close(client_state[ERROR].params[name], wanted - arrived[name], rtol=1e-5, atol=1e-7)
+    assert any(float(value.abs().max()) > 0 for value in client_state[ERROR].params.values())
 
 
 def test_who_was_away_receives_what_is_less(lab: Any, tmp_path: Path) -> None:
@@ -71,10 +73,10 @@ def test_who_was_away_receives_what_is_less(lab: Any, tmp_path: Path) -> None:
     server = run.state.server
     assert sorted({int(name.split("/")[0]) for name in server[CHANGES].named}) == [2, 3, 4, 5]
     for missed, whole in ((0, False), (3, False), (4, True), (5, True)):
-        seen = server[SEEN].named["rounds"].clone()
+        seen = server[LAST_SEEN].named["rounds"].clone()
         seen[0] = 5 - missed
-        held = server | {SEEN: type(server[SEEN])({"rounds": seen})}
-        sent = experiment.method.broadcast(held, 0, Exchange(experiment.setting, 6))
+        held = server | {LAST_SEEN: type(server[LAST_SEEN])({"rounds": seen})}
+        sent = experiment.method.broadcast(held, 0, RoundContext(experiment.setting, 6))
         assert (MODEL in sent) == whole
         if not whole:
             assert len({name.split("/")[0] for name in sent[CHANGES].named}) == missed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import ConfigError
-from flcore.io.messages import Arrays, Count, Prototypes, Weights
+from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
 from flcore.math.prototypes.partners import Drawn
 from flcore.math.prototypes.release import privacy_spent
@@ -23,7 +23,7 @@ from flcore.methods.fedcspc import (
     PrototypeSet,
     pooled,
 )
-from flcore.methods.types import Exchange, Replies, Turn
+from flcore.methods.types import ClientContext, Replies, RoundContext
 from flcore.models import MODELS, build_model
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -37,9 +37,9 @@ def close(values: Tensor, *expected: float) -> bool:
     return bool(torch.allclose(values.flatten(), torch.tensor(expected, dtype=torch.float32), atol=2e-6))
 
 
-def at(experiment: Any, number: int = 1) -> Exchange:
+def at(experiment: Any, number: int = 1) -> RoundContext:
     """Round ``number``, as the server's stages see it."""
-    return Exchange(experiment.setting, number)
+    return RoundContext(experiment.setting, number)
 
 
 def calibrated(experiment: Any, server: Payloads, replies: Any, number: int = 1, **changes: Any) -> tuple[Weights, Any]:
@@ -68,7 +68,7 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     off = lab.run(lab.experiment(**changes, method={**OFF, "base": base}), tmp_path / "off")
     assert lab.same(off.state.server, expected.state.server)
     assert off.history == expected.history
-    assert all(lab.same(off.memory(client), expected.memory(client)) for client in range(4))
+    assert all(lab.same(off.client_state(client), expected.client_state(client)) for client in range(4))
     idle = lab.experiment(**changes, method={**QUICK, "base": base, "cal_epochs": 0, "use_lrl": False, "use_kp": False})
     run = lab.run(idle, tmp_path / "idle")
     answering = idle.method.global_model(run.state.server)
@@ -106,7 +106,7 @@ def test_updates_are_measured_from_what_clients_received(lab: Any, tmp_path: Any
     sent = experiment.method.broadcast(server, 0, at(experiment, 2))["model"]
     assert not lab.same(sent, server["model"])
     replies = Replies({0: {"model": sent, "num_samples": Count(5)}})
-    after, facts = experiment.method.stages()["aggregate"](server, replies, at(experiment, 2))
+    after, facts = experiment.method.server_steps()["aggregate"](server, replies, at(experiment, 2))
     assert facts == {"update_norm": 0, "clip_norm": 1, "clipped": 0}
     assert lab.same(after["model"], sent)
 
@@ -155,14 +155,14 @@ def test_the_base_is_a_parameter(lab: Any) -> None:
         "model": experiment.setting.initial,
         "encoder_prototypes": Prototypes(means, torch.ones(6, dtype=torch.bool)),
     }
-    memory = {"previous": experiment.setting.initial}
-    reply, kept = lab.train(experiment, number=2, server=server, memory=memory)
+    client_state = {"previous": experiment.setting.initial}
+    reply, kept = lab.train(experiment, number=2, server=server, client_state=client_state)
     assert set(reply.losses) == {"cross_entropy", "contrast", "node", "angle", "edge"}
     assert set(kept) == {"previous"}
     moon = lab.experiment(model=CSPC, method={"name": "moon", "mu": 2.0, "tau": 0.3}, local__steps=1)
     first = lab.experiment(model=CSPC, method=method, local__steps=1)
-    alone, _ = lab.train(moon, number=2, memory=memory)
-    both, _ = lab.train(first, number=2, server=server, memory=memory)
+    alone, _ = lab.train(moon, number=2, client_state=client_state)
+    both, _ = lab.train(first, number=2, server=server, client_state=client_state)
     for name in ("cross_entropy", "contrast"):
         assert both.losses[name] == alone.losses[name]
 
@@ -213,7 +213,7 @@ def test_messages(lab: Any) -> None:
     """
     experiment = lab.experiment(model=CSPC, method={**QUICK, "clusters": 3, "n_repeat": 5})
     model = 4 * experiment.setting.initial.num_parameters
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     counts = experiment.label_counts(0, 1)
     count = int(counts.clamp_max(3).sum()) * 5
     assert {kind: size.bytes for kind, size in reply.up.items()} == {
@@ -223,7 +223,7 @@ def test_messages(lab: Any) -> None:
     }
     assert reply.up["cluster_prototypes"].scalars == count * 84
     assert {kind: size.bytes for kind, size in reply.down.items()} == {"model": model, "encoder_prototypes": 0}
-    assert memory == {}
+    assert client_state == {}
     held = Prototypes(torch.ones(6, 84), torch.tensor([True] * 4 + [False] * 2))
     later, _ = lab.train(experiment, server={"model": experiment.setting.initial, "encoder_prototypes": held}, number=2)
     assert later.down["encoder_prototypes"].bytes == 4 * (84 * 4 + 8)
@@ -261,9 +261,10 @@ def test_stacked_clients(lab: Any, options: dict[str, Any]) -> None:
     means = torch.randn(6, 84, generator=torch.Generator().manual_seed(2))
     present = torch.tensor([True] * 5 + [False])
     server = {"model": serial.setting.initial, "encoder_prototypes": Prototypes(means * present.unsqueeze(1), present)}
-    memories = {1: {"previous": serial.setting.initial}} if options.get("base") == "moon" else {}
+    client_states = {1: {"previous": serial.setting.initial}} if options.get("base") == "moon" else {}
     expected, found = (
-        lab.train_stack(experiment, range(4), memories, number=2, server=server) for experiment in (serial, stacked)
+        lab.train_stack(experiment, range(4), client_states, number=2, server=server)
+        for experiment in (serial, stacked)
     )
     for client in range(4):
         ours, theirs = (run[client][0] for run in (expected, found))
@@ -331,13 +332,13 @@ def test_the_auxiliary_classifier_reads_the_encoder(lab: Any) -> None:
 
 
 def upload(labels: list[int], *vectors: list[float]) -> dict[str, Any]:
-    return {"cluster_prototypes": Arrays({"labels": torch.tensor(labels), "vectors": torch.tensor(vectors)})}
+    return {"cluster_prototypes": TensorDict({"labels": torch.tensor(labels), "vectors": torch.tensor(vectors)})}
 
 
 def gathered(lab: Any, num_classes: int, server: Payloads, replies: Any, **options: Any) -> Record:
     """The server behind its stage on prototypes."""
     setting = replace(lab.experiment().setting, num_classes=num_classes)
-    after, _ = FedCSPC(**options).gather_prototypes(Record(server), Replies(replies), Exchange(setting, 2))
+    after, _ = FedCSPC(**options).gather_prototypes(Record(server), Replies(replies), RoundContext(setting, 2))
     return after
 
 
@@ -379,7 +380,7 @@ def test_one_step_of_calibration_by_hand(lab: Any) -> None:
     method = {"name": "fedcspc", "eta": 0.0, "cal_epochs": 1, "cal_weight_decay": 0.0}
     experiment = linear(lab, method)
     initial = experiment.setting.initial
-    after, facts = calibrated(experiment, {"model": initial}, {0: {"cluster_prototypes": Arrays(UPLOAD)}})
+    after, facts = calibrated(experiment, {"model": initial}, {0: {"cluster_prototypes": TensorDict(UPLOAD)}})
     assert after.params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
     assert after.params["head.bias"].tolist() == pytest.approx([0.05, -0.05])
     assert torch.equal(after.params["encoder.1.weight"], torch.eye(2))
@@ -402,7 +403,7 @@ def test_the_rate_falls_inside_a_calibration(lab: Any) -> None:
     options = {"name": "fedcspc", "eta": 0.0, "cal_epochs": 2, "cal_decay_every": 1, "cal_weight_decay": 0.0}
     experiment = linear(lab, options)
     server = {"model": experiment.setting.initial}
-    after, _ = calibrated(experiment, server, {0: {"cluster_prototypes": Arrays(UPLOAD)}})
+    after, _ = calibrated(experiment, server, {0: {"cluster_prototypes": TensorDict(UPLOAD)}})
     expected = 0.1 + 0.01 * 2 / (1 + math.exp(0.5))
     assert after.params["head.weight"][0, 0].item() == pytest.approx(expected)
 
@@ -414,7 +415,7 @@ def answered(lab: Any) -> tuple[Any, Record, Replies]:
     replies = Replies({client: reply.message for client, (reply, _) in lab.train_stack(experiment, range(4)).items()})
     server = Record(experiment.method.start_server(experiment.setting))
     for name in ("aggregate", "gather-prototypes"):
-        server, _ = experiment.method.stages()[name](server, replies, at(experiment))
+        server, _ = experiment.method.server_steps()[name](server, replies, at(experiment))
     return experiment, server, replies
 
 
@@ -526,10 +527,10 @@ def test_norms_with_private_statistics(lab: Any) -> None:
     """Nobody's statistics travel: the received parameters are asked with those of the client."""
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
     experiment = lab.experiment(model=model, method={**QUICK, "norm_match": True, "use_lrl": False, "use_ca": False})
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     own = torch.from_numpy(lab.partition.clients[0].train.copy())
     images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
-    values = {**experiment.setting.initial.params, **memory["batchnorm"].buffers}
+    values = {**experiment.setting.initial.params, **client_state["batchnorm"].buffers}
     expected = experiment.setting.network.encode(images, values).norm(dim=1).mean()
     assert torch.allclose(reply.message["encoder_norm"]["mean"], expected, rtol=1e-4)
     other = experiment.setting.network.encode(images, experiment.setting.initial.values).norm(dim=1).mean()
@@ -541,7 +542,7 @@ def norms(*means: float, sizes: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     return {
         client: {
             **upload([0], [4.0 + 2 * client, 0.0]),
-            "encoder_norm": Arrays({"mean": torch.tensor([mean])}),
+            "encoder_norm": TensorDict({"mean": torch.tensor([mean])}),
             "num_samples": Count(size),
         }
         for client, (mean, size) in enumerate(zip(means, sizes, strict=True))
@@ -650,8 +651,8 @@ def test_clipped_and_noisy_prototypes(lab: Any) -> None:
     assert (draws - exact).std().item() == pytest.approx(0.5 * 2 * 2 * root, rel=0.04)
 
 
-def turn_of(experiment: Any, client: int) -> Turn:
-    return Turn(setting=experiment.setting, round=1, client=client)
+def turn_of(experiment: Any, client: int) -> ClientContext:
+    return ClientContext(setting=experiment.setting, round=1, client=client)
 
 
 def test_the_account_of_noisy_prototypes() -> None:
@@ -678,7 +679,7 @@ def test_exemplars_follow_the_calibration(answered: Any) -> None:
     """They are made by the model as it is after `calibrate`, and never sent."""
     experiment, server, replies = answered
     method, setting = experiment.method, experiment.setting
-    assert list(method.stages()) == ["aggregate", "gather-prototypes", "calibrate", "build-exemplars"]
+    assert list(method.server_steps()) == ["aggregate", "gather-prototypes", "calibrate", "build-exemplars"]
     after, _ = method.calibrate(server, replies, at(experiment))
     after, _ = method.build_exemplars(after, replies, at(experiment))
     values, pool = method.global_model(after).values, pooled(Record(), replies)
@@ -715,7 +716,7 @@ def test_predictions() -> None:
     cosines = torch.tensor([[0.447214, 0.948683]])
     expected = 0.3 * torch.tensor([[2.0, 1.0]]).softmax(1) + 0.7 * (cosines / 0.5).softmax(1)
     assert torch.allclose(method.predict(model, image, server, None).exp(), expected, atol=1e-6)
-    ways = method.alternatives()
+    ways = method.predictors()
     assert list(ways) == ["network", "knowledge", "before_calibration"]
     assert close(ways["network"](model, image, server, None), 2, 1)
     assert close(method.predict_private(model, image, server, None), 2, 1)  # no client has the exemplars
@@ -723,8 +724,8 @@ def test_predictions() -> None:
     assert close(ways["knowledge"](model, image, Record(), None), 2, 1)
     assert all(asked is image for asked in model.asked)  # so that the scorer encodes it once
     assert close(ways["before_calibration"](model, image, server, None), 2, 1)
-    assert list(FedCSPC(use_kp=False).alternatives()) == ["before_calibration"]
-    assert list(FedCSPC(use_ca=False).alternatives()) == ["network", "knowledge"]
+    assert list(FedCSPC(use_kp=False).predictors()) == ["before_calibration"]
+    assert list(FedCSPC(use_ca=False).predictors()) == ["network", "knowledge"]
 
 
 # ---- whole runs --------------------------------------------------------------------------------------------------
@@ -763,7 +764,7 @@ def test_one_class_in_the_whole_round(lab: Any) -> None:
     """No prototype has another label: L_ACL has no negative and counts nothing; the contrast has positives only."""
     experiment = linear(lab, {**QUICK, "cal_epochs": 1})
     _, facts = calibrated(
-        experiment, {"model": experiment.setting.initial}, {0: {"cluster_prototypes": Arrays(UPLOAD)}}
+        experiment, {"model": experiment.setting.initial}, {0: {"cluster_prototypes": TensorDict(UPLOAD)}}
     )
     assert (facts["calibration_mixed"], facts["calibration_contrast"]) == (0, 0)
 
@@ -774,6 +775,6 @@ def test_sources_are_the_clients(answered: Any) -> None:
     changes = {"cal_epochs": 1, "cal_batch": 10**6}
     _, apart = calibrated(experiment, server, replies, **changes)
     pool = pooled(Record(), replies)
-    merged = {0: {"cluster_prototypes": Arrays({name: pool[name] for name in ("labels", "vectors")})}}
+    merged = {0: {"cluster_prototypes": TensorDict({name: pool[name] for name in ("labels", "vectors")})}}
     _, together = calibrated(experiment, server, merged, **changes)
     assert abs(apart["calibration_contrast"] - together["calibration_contrast"]) > 1e-4

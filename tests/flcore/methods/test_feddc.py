@@ -14,7 +14,7 @@ from flcore.core.errors import ConfigError
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.math.losses.basic import inner_product, proximal
-from flcore.methods.feddc import CHANGE, DRIFT, STEP, FedDC, aggregate, track_drift
+from flcore.methods.feddc import DRIFT, LOCAL_CHANGE, STEP, FedDC, aggregate_with_drift, track_drift
 from flcore.methods.types import MODEL, Replies
 
 
@@ -52,16 +52,16 @@ def test_a_round_of_the_server_by_hand() -> None:
     was (0.3 - 3, 0.5 - 1)/3 and is (0.1, 0.166667) then: w_g = (2, 1) + that. g = (1, 1) hears of changes (0.3, 0) and
     (0.3, 0.9), a third of which adds up to (0.2, 0.3).
     """
-    before = {MODEL: vector(0.5, 0.5), DRIFT: vector((0.3 - 3) / 3, (0.5 - 1) / 3), CHANGE: vector(1, 1)}
+    before = {MODEL: vector(0.5, 0.5), DRIFT: vector((0.3 - 3) / 3, (0.5 - 1) / 3), LOCAL_CHANGE: vector(1, 1)}
     told = {0: {MODEL: vector(1, 0), STEP: vector(0.3, 0)}, 2: {MODEL: vector(3, 2), STEP: vector(0.3, 0.9)}}
     server: Record = Record(before)
-    exchange: Any = SimpleNamespace(setting=SimpleNamespace(num_clients=3))
-    for stage in (track_drift, aggregate):
-        server, facts = stage(server, Replies(told), exchange)
+    ctx: Any = SimpleNamespace(setting=SimpleNamespace(num_clients=3))
+    for stage in (track_drift, aggregate_with_drift):
+        server, facts = stage(server, Replies(told), ctx)
         assert facts == {}
     assert close(server[DRIFT], 0.1, 0.5 / 3)
     assert close(server[MODEL], 2.1, 7 / 6)
-    assert close(server[CHANGE], 1.2, 1.3)
+    assert close(server[LOCAL_CHANGE], 1.2, 1.3)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,15 @@ def test_a_turn_by_hand(lab: Any, correction: str, bias: float, after: float) ->
     def of_bias(value: float) -> Weights:
         return Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.tensor([value, 0.0])})
 
-    server = Record({MODEL: initial, DRIFT: of_bias(0), CHANGE: of_bias(0.1)})
-    reply, memory = lab.train(experiment, server=server, memory={DRIFT: of_bias(0.2), CHANGE: of_bias(0.3)})
+    server = Record({MODEL: initial, DRIFT: of_bias(0), LOCAL_CHANGE: of_bias(0.1)})
+    reply, client_state = lab.train(
+        experiment, server=server, client_state={DRIFT: of_bias(0.2), LOCAL_CHANGE: of_bias(0.3)}
+    )
     params = reply.message[MODEL].params
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
     assert params["head.bias"].tolist() == pytest.approx([bias, -0.05])
-    assert memory[DRIFT].params["head.bias"].tolist() == pytest.approx([0.2 + bias, -0.05])
-    assert memory[CHANGE].params["head.bias"][0].item() == pytest.approx(after)
+    assert client_state[DRIFT].params["head.bias"].tolist() == pytest.approx([0.2 + bias, -0.05])
+    assert client_state[LOCAL_CHANGE].params["head.bias"][0].item() == pytest.approx(after)
     assert reply.message[STEP].params["head.bias"][0].item() == pytest.approx(after - 0.3)
     assert reply.losses["drift"] == pytest.approx(0.5 * 0.2**2)
     assert reply.losses["correction"] == 0  # ⟨w, v⟩ at w = 0
@@ -109,8 +111,8 @@ class CorrectionAlone(FedDC):
 
     name = "correction-alone"
 
-    def loss(self, model: Any, batch: Any, context: Any) -> dict[str, torch.Tensor]:
-        return {"correction": super().loss(model, batch, context)["correction"]}
+    def loss(self, model: Any, batch: Any, inputs: Any) -> dict[str, torch.Tensor]:
+        return {"correction": super().loss(model, batch, inputs)["correction"]}
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -135,11 +137,11 @@ def test_a_correction_is_as_strong_with_momentum_as_without(
     def of_bias(value: float) -> Weights:
         return Weights({"head.weight": torch.zeros(2, 2), "head.bias": torch.tensor([value, 0.0])})
 
-    server = Record({MODEL: experiment.setting.initial, CHANGE: of_bias(0.1)})
-    reply, memory = lab.train(experiment, server=server, memory={CHANGE: of_bias(0.3)})
+    server = Record({MODEL: experiment.setting.initial, LOCAL_CHANGE: of_bias(0.1)})
+    reply, client_state = lab.train(experiment, server=server, client_state={LOCAL_CHANGE: of_bias(0.3)})
     if bias is not None:
         assert reply.message[MODEL].params["head.bias"].tolist() == pytest.approx([bias, 0], abs=1e-5)
-    assert memory[CHANGE].params["head.bias"].tolist() == pytest.approx([after, 0], abs=1e-5)
+    assert client_state[LOCAL_CHANGE].params["head.bias"].tolist() == pytest.approx([after, 0], abs=1e-5)
 
 
 def test_adam_is_refused(lab: Any) -> None:
@@ -172,8 +174,8 @@ def test_the_mean_of_all_drifts_is_the_servers(lab: Any, method: dict[str, Any],
     experiment = lab.experiment(method=method, model=model, federation={"rounds": 4, "participation": 0.5})
     run = lab.run(experiment, tmp_path / "run")
     nothing = Weights({name: torch.zeros_like(value) for name, value in experiment.setting.initial.params.items()})
-    for slot in (DRIFT, CHANGE):
-        kept = {client: run.memory(client).get(slot, nothing) for client in range(4)}
+    for slot in (DRIFT, LOCAL_CHANGE):
+        kept = {client: run.client_state(client).get(slot, nothing) for client in range(4)}
         mean = average_weights(kept, dict.fromkeys(kept, 1))
         assert all(
             torch.allclose(run.state.server[slot].params[name], value, atol=1e-6) for name, value in mean.params.items()

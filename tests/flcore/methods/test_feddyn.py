@@ -11,7 +11,7 @@ import torch
 
 from flcore.io.records import Record
 from flcore.methods.feddyn import GRADIENT
-from flcore.methods.types import Exchange, Replies
+from flcore.methods.types import Replies, RoundContext
 
 
 def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
@@ -34,14 +34,14 @@ def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
         method={"name": "feddyn", "alpha": 1.0},
         local={"lr": 0.1, "batch_size": 1},
     )
-    server, memory = Record(experiment.method.start_server(experiment.setting)), Record()
-    aggregate = experiment.method.stages()["aggregate"]
+    server, client_state = Record(experiment.method.start_server(experiment.setting)), Record()
+    aggregate = experiment.method.server_steps()["aggregate"]
     for number, (bias, weight, own) in enumerate([(0.075, 0.15, -0.05), (0.1406232, 0.2812464, -0.0770821)], 1):
-        reply, memory = lab.train(experiment, number=number, server=server, memory=memory)
-        server, _ = aggregate(server, Replies({0: reply.message}), Exchange(experiment.setting, number))
+        reply, client_state = lab.train(experiment, number=number, server=server, client_state=client_state)
+        server, _ = aggregate(server, Replies({0: reply.message}), RoundContext(experiment.setting, number))
         assert server["model"].params["head.bias"].tolist() == pytest.approx([bias, -bias], abs=1e-6)
         assert server["model"].params["head.weight"][0].tolist() == pytest.approx([weight, 0], abs=1e-6)
-        assert memory[GRADIENT].params["head.bias"][0].item() == pytest.approx(own, abs=1e-6)
+        assert client_state[GRADIENT].params["head.bias"][0].item() == pytest.approx(own, abs=1e-6)
 
 
 def test_it_is_feddc_without_the_correction(lab: Any, tmp_path: Path) -> None:

@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.mean import average_weights
-from flcore.io.messages import Arrays, Count, Weights
+from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
-from flcore.methods.fedensemble import ASSIGNMENT, STATISTICS, FedEnsemble, member_slot, members_of, shuffled
-from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Replies
+from flcore.methods.fedensemble import (
+    MEMBER_ASSIGNMENT,
+    MEMBER_STATISTICS,
+    FedEnsemble,
+    member_slot,
+    members_of,
+    shuffled,
+)
+from flcore.methods.types import MODEL, NUM_SAMPLES, Replies, RoundContext
 
 T = torch.tensor
 
@@ -121,8 +128,8 @@ def test_one_model_alone_is_w_g_or_a_clients_own(lab: Any) -> None:
     before = lab.client_model(method, server, 0, Record(), setting)
     assert before is not None and before.params["head.bias"].item() == 1
     asked = [FedEnsemble(), FedEnsemble(variant="permutation")]
-    assert [m.answers_from_memory for m in asked] == [True, False]
-    assert [m.can_be_calibrated for m in asked] == [False, False]
+    assert [m.predicts_from_client_state for m in asked] == [True, False]
+    assert [m.can_be_base for m in asked] == [False, False]
 
 
 def test_the_ensemble_is_scored_for_clients_too(lab: Any, tmp_path: Any) -> None:
@@ -179,7 +186,7 @@ def test_a_member_has_the_statistics_of_its_client(lab: Any, tmp_path: Any) -> N
     averaged = lab.run(plain, tmp_path / "fedavg")
     assert serialise({MODEL: run.state.server[MODEL]}) == serialise(averaged.state.server)
     for client in range(4):
-        member, own = run.state.server[member_slot(client)], run.memory(client)[MODEL]
+        member, own = run.state.server[member_slot(client)], run.client_state(client)[MODEL]
         assert serialise({"m": member}) == serialise({"m": own})
         assert not torch.equal(member.values["encoder.1.running_mean"], torch.zeros(6))
     record, other = run.history[-1], averaged.history[-1]
@@ -195,13 +202,19 @@ def test_an_averaged_member_has_averaged_statistics(lab: Any) -> None:
     """Model 0 trained by clients 0 (n = 1) and 1 (n = 3): running mean (1·4 + 3·8)/4 = 7. Nobody has model 1."""
     experiment = with_statistics(lab, "permutation", "local")
     method, initial = experiment.method, experiment.setting.initial
-    server = Record(method.start_server(experiment.setting)) | {ASSIGNMENT: Arrays({"model": T([0, 0, 1, 1])})}
+    server = Record(method.start_server(experiment.setting)) | {
+        MEMBER_ASSIGNMENT: TensorDict({"model": T([0, 0, 1, 1])})
+    }
     replies: dict[int, Payloads] = {}
     for client, value, size in ((0, 4.0, 1), (1, 8.0, 3)):
         statistics = {name: torch.full_like(tensor, value) for name, tensor in initial.buffers.items()}
-        upload = {MODEL: initial.without_buffers(), STATISTICS: Weights({}, statistics), NUM_SAMPLES: Count(size)}
+        upload = {
+            MODEL: initial.without_buffers(),
+            MEMBER_STATISTICS: Weights({}, statistics),
+            NUM_SAMPLES: Count(size),
+        }
         replies[client] = upload
-    held, _ = method.stages()["aggregate"](server, Replies(replies), Exchange(experiment.setting, 1))
+    held, _ = method.server_steps()["aggregate"](server, Replies(replies), RoundContext(experiment.setting, 1))
     after = Record(held)
     assert set(after[member_slot(0)].buffers["encoder.1.running_mean"].tolist()) == {7.0}
     assert after[member_slot(1)] is server[member_slot(1)]
@@ -266,23 +279,23 @@ def test_a_model_is_averaged_over_those_who_had_it(lab: Any) -> None:
     """Clients 0 and 2 (n = 1, 3) had model 1: (1·4 + 3·8)/4 = 7. Model 0: client 1. Model 2: nobody, stays."""
     experiment = by_hand(lab, [[0], [1], [2]], method={"name": "fedensemble", "variant": "permutation", "models": 3})
     method = experiment.method
-    deal = Arrays({"model": T([1, 0, 1])})
-    server = Record({ASSIGNMENT: deal}) | {member_slot(m): saying(-1.0 - m) for m in range(3)}
+    deal = TensorDict({"model": T([1, 0, 1])})
+    server = Record({MEMBER_ASSIGNMENT: deal}) | {member_slot(m): saying(-1.0 - m) for m in range(3)}
     uploads = ((0, 4.0, 1), (1, 5.0, 2), (2, 8.0, 3))
     replies = Replies({client: {MODEL: saying(value), NUM_SAMPLES: Count(size)} for client, value, size in uploads})
-    exchange = Exchange(experiment.setting, 1)
-    held, facts = method.stages()["aggregate"](server, replies, exchange)
+    ctx = RoundContext(experiment.setting, 1)
+    held, facts = method.server_steps()["aggregate"](server, replies, ctx)
     after = Record(held)
     assert [values["head.bias"].item() for values in members_of(after)] == [5, 7, -3]
-    assert torch.equal(after[ASSIGNMENT]["model"], method.assignment(2, experiment.setting)["model"])
-    assert (server[ASSIGNMENT], facts) == (deal, {})
-    assert method.broadcast(server, 2, exchange) == {MODEL: server[member_slot(1)]}
+    assert torch.equal(after[MEMBER_ASSIGNMENT]["model"], method.assignment(2, experiment.setting)["model"])
+    assert (server[MEMBER_ASSIGNMENT], facts) == (deal, {})
+    assert method.broadcast(server, 2, ctx) == {MODEL: server[member_slot(1)]}
 
 
 def test_the_ensemble_answers_for_clients_too(lab: Any, tmp_path: Any) -> None:
     options = {"name": "fedensemble", "variant": "permutation", "models": 2}
     run = lab.run(lab.experiment(method=options, federation__rounds=2), tmp_path / "run")
-    assert run.state.memories == {}
+    assert run.state.client_states == {}
     assert set(run.state.server) == {"member_0000", "member_0001", "assignment"}
     record = run.history[-1]
     rows = torch.cat([torch.from_numpy(client.test.copy()) for client in lab.partition.clients])

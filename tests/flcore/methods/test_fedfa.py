@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.local.step import in_its_pass
-from flcore.engine.local.tape import record_tape
-from flcore.io.messages import Arrays, Count
+from flcore.engine.local.tape import plan_batches
+from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record
 from flcore.math.losses.basic import anchor_distance
 from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.fedfa import ANCHORS, FedFA, average_anchors, first_anchors, moved_anchors
-from flcore.methods.types import NUM_SAMPLES, Leg, Replies
+from flcore.methods.types import NUM_SAMPLES, Exchange, Replies
 
 
 def test_the_distance_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_a_turn_by_hand(lab: Any) -> None:
         local={"lr": 0.1, "batch_size": 100},
         method={"name": "fedfa", "calibration_lr": 0.01},
     )
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     params = reply.message["model"].params
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.11, -0.01, -0.11, 0.01])
     assert params["head.bias"].tolist() == pytest.approx([0.04, -0.04])
@@ -73,7 +73,7 @@ def test_a_turn_by_hand(lab: Any) -> None:
     expected = {"cross_entropy": math.log(2), "anchors": 0.1 * 0.5, "calibration": calibration}
     assert reply.losses == pytest.approx(expected)
     assert reply.message[ANCHORS]["anchors"].tolist() == [[1.5, 0], [0, 1]]
-    assert memory == {}
+    assert client_state == {}
 
 
 def test_the_two_optimisers_know_nothing_of_each_other(lab: Any) -> None:
@@ -113,13 +113,13 @@ def test_anchors_of_a_turn(lab: Any, stack: bool) -> None:
         method={"name": "fedfa", "anchor_momentum": 0.25},
         engine__stack=stack,
     )
-    turn = lab.receive(
-        TurnRunner(experiment), 1, Leg(), 0, Record(experiment.method.start_server(experiment.setting)), Record()
+    ctx = lab.receive(
+        ClientRunner(experiment), 1, Exchange(), 0, Record(experiment.method.start_server(experiment.setting)), Record()
     )
     (phase,) = experiment.method.phases()
-    tape = record_tape(experiment, experiment.new_module(), turn, phase, 0, 5, skip_single=False)
+    tape = plan_batches(experiment, experiment.new_module(), ctx, phase, 0, 5, skip_single=False)
     assert tape.pass_numbers == (0, 0, 0, 1, 1, 1)
-    anchors = turn.inbox[ANCHORS]["anchors"].clone()
+    anchors = ctx.received[ANCHORS]["anchors"].clone()
     for number in (0, 1):
         steps = [step for step, own in enumerate(tape.pass_numbers) if own == number]
         for label in (0, 1):
@@ -139,16 +139,16 @@ def test_the_servers_mean_by_hand() -> None:
         replies = {
             client: {
                 NUM_SAMPLES: Count(size),
-                ANCHORS: Arrays(
+                ANCHORS: TensorDict(
                     {"anchors": torch.tensor(told[client])}
                     | ({"held": torch.tensor(held[client])} if mean == "holders" else {})
                 ),
             }
             for client, size in ((0, 1), (1, 3))
         }
-        server = Record({ANCHORS: Arrays({"anchors": torch.tensor([[9.0], [7.0]])})})
-        exchange: Any = None
-        found, _ = average_anchors(server, Replies(replies), exchange)
+        server = Record({ANCHORS: TensorDict({"anchors": torch.tensor([[9.0], [7.0]])})})
+        ctx: Any = None
+        found, _ = average_anchors(server, Replies(replies), ctx)
         assert found[ANCHORS]["anchors"].tolist() == expected  # type: ignore[index]
 
 

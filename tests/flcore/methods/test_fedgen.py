@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
-from flcore.io.messages import Arrays, Weights
+from flcore.engine.client import ClientRunner
+from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.fedgen import FedGen
 from flcore.methods.kit.feature_generator import (
-    GENERATOR,
+    FEATURE_GENERATOR,
     GENERATOR_OPTIMIZER,
     LABEL_COUNTS,
     LABEL_DISTRIBUTION,
     Heads,
 )
-from flcore.methods.types import MODEL, Exchange, Replies
+from flcore.methods.types import MODEL, Replies, RoundContext
 
 T = torch.tensor
 
@@ -38,13 +38,13 @@ def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool 
 def taught(experiment: Any, output: list[float], chances: list[float], model: Weights | None = None) -> Record:
     """A server whose generator says ``output`` whatever it is asked, and asks for labels with given chances."""
     server = Record(experiment.method.start_server(experiment.setting))
-    weights = server[GENERATOR]
+    weights = server[FEATURE_GENERATOR]
     params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
     generator = Weights({**params, "network.3.bias": T(output)}, weights.buffers)
     return server | {
         MODEL: model or server[MODEL],
-        GENERATOR: generator,
-        LABEL_DISTRIBUTION: Arrays({"p": T(chances)}),
+        FEATURE_GENERATOR: generator,
+        LABEL_DISTRIBUTION: TensorDict({"p": T(chances)}),
     }
 
 
@@ -111,7 +111,7 @@ def heads_of(weights: list[list[list[float]]], drawn: list[list[int]]) -> dict[i
         client: Record(
             {
                 MODEL: Weights({"head.weight": T(head), "head.bias": torch.zeros(len(head))}),
-                LABEL_COUNTS: Arrays({"drawn": T(counts)}),
+                LABEL_COUNTS: TensorDict({"drawn": T(counts)}),
             }
         )
         for client, (head, counts) in enumerate(zip(weights, drawn, strict=True))
@@ -130,7 +130,7 @@ def train(
     method: FedGen, server: Record, replies: dict[int, Record], setting: Any, number: int
 ) -> tuple[Record, dict[str, float]]:
     """The server after the generator's training in a round, and the facts."""
-    after, facts = method.train_generator(server, Replies(replies), Exchange(setting, number))
+    after, facts = method.train_generator(server, Replies(replies), RoundContext(setting, number))
     return after, dict(facts)
 
 
@@ -172,7 +172,8 @@ def test_learning_rate_of_the_generator(lab: Any, number: int, lr: float) -> Non
     method, setting, server = start(lab, gen_steps=1)
     after, _ = train(method, server, TWO_HEADS, setting, number)
     moves = [
-        (after[GENERATOR].params[name] - value).abs().max().item() for name, value in server[GENERATOR].params.items()
+        (after[FEATURE_GENERATOR].params[name] - value).abs().max().item()
+        for name, value in server[FEATURE_GENERATOR].params.items()
     ]
     assert max(moves) == pytest.approx(lr, rel=1e-3)
 
@@ -345,8 +346,8 @@ def test_the_generator_and_its_optimiser_survive_a_restart(lab: Any, tmp_path: A
 def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedgen"})
     server = taught(experiment, [1.0, 1.0], [1.0, 0.0])
-    turn = replace(turn_of(lab, experiment, server), round=2)
-    drawn = experiment.method.draws(turn, 0, torch.Generator())
+    ctx = replace(turn_of(lab, experiment, server), round=2)
+    drawn = experiment.method.random_inputs(ctx, 0, torch.Generator())
     assert {name: tuple(value.shape) for name, value in drawn.items()} == {
         "features": (0, 100, 2),
         "labels": (0, 100),
@@ -356,8 +357,8 @@ def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:
 
 def turn_of(lab: Any, experiment: Any, server: Record) -> Any:
     """The first client's turn of round 1."""
-    (leg,) = experiment.method.legs(1, experiment.setting)
-    return lab.receive(TurnRunner(experiment), 1, leg, 0, server, {})
+    (exchange,) = experiment.method.round_exchanges(1, experiment.setting)
+    return lab.receive(ClientRunner(experiment), 1, exchange, 0, server, {})
 
 
 def test_the_generators_quality_is_noted_every_round(lab: Any, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.io.messages import Arrays, Count, Prototypes
+from flcore.io.messages import Count, Prototypes, TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
-from flcore.methods.types import NUM_SAMPLES, Exchange, Replies
+from flcore.methods.types import NUM_SAMPLES, Replies, RoundContext
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -71,7 +71,7 @@ def test_the_heads_term_by_hand(lab: Any) -> None:
 def test_what_a_client_sends(lab: Any) -> None:
     """Mean features and mean softmax(logits/T) of the trained model in evaluation mode, for the classes held."""
     experiment = lab.experiment(model={"name": "fedproto_cnn"}, method__name="fedhkd")
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     own = torch.from_numpy(lab.partition.clients[0].train.copy())
     images, labels = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3, lab.dataset.train.labels[own]
     values, network = reply.message["model"].values, experiment.setting.network
@@ -83,7 +83,7 @@ def test_what_a_client_sends(lab: Any) -> None:
         expected = torch.cat([features[labels == label].mean(0), answers[labels == label].mean(0)])
         assert torch.allclose(knowledge.means[label], expected, atol=1e-4)
     assert reply.message["class_counts"]["held"].tolist() == torch.bincount(labels)[knowledge.present].tolist()
-    assert memory == {}
+    assert client_state == {}
 
 
 def test_clipping_and_noise(lab: Any) -> None:
@@ -125,12 +125,12 @@ def test_mean_of_the_knowledge(lab: Any) -> None:
     replies: dict[int, Payloads] = {
         client: {
             KNOWLEDGE: Prototypes(torch.tensor([[first], [second], [0.0]]), held),
-            CLASS_COUNTS: Arrays({"held": torch.tensor(counts)}),
+            CLASS_COUNTS: TensorDict({"held": torch.tensor(counts)}),
             NUM_SAMPLES: Count(100),
         }
         for client, first, second, counts in ((0, 1.0, 2.0, [30, 70]), (1, 5.0, 8.0, [90, 10]))
     }
-    after, facts = FedHKD().fuse_knowledge(server, Replies(replies), Exchange(setting, 2))
+    after, facts = FedHKD().fuse_knowledge(server, Replies(replies), RoundContext(setting, 2))
     assert after[KNOWLEDGE].means.flatten().tolist() == [4, 2, 6]
     assert facts == {}
 

@@ -16,11 +16,11 @@ from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners import PARTITIONERS
-from flcore.engine.client import TurnRunner
-from flcore.io.messages import Arrays, Count, Prototypes, Weights
+from flcore.engine.client import ClientRunner
+from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Record
-from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_prototypes, count_classes, nearest_prototype
-from flcore.methods.types import Batch, Exchange, Facts, Leg, Replies
+from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes, nearest_prototype
+from flcore.methods.types import Batch, Exchange, Metrics, Replies, RoundContext
 from flcore.models.view import ModuleView
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
@@ -80,11 +80,11 @@ def full_context() -> dict[str, Any]:
     z - g = (0.2, -1.5, 2), z - p = (1, 1, 1), c = 0; rows of other classes hold what must not be read.
     """
     junk, first = (torch.nan,) * 3, [True, False, False]
-    memory = targets((0, 0, 0), junk, junk, present=first)
+    client_state = targets((0, 0, 0), junk, junk, present=first)
     return {
         "prototypes": targets((0.8, 1.5, -3), junk, junk, present=first),
         "semantic": targets((0, -1, -2), junk, junk, present=first),
-        "memory": memory | {"centres": memory["means"], "centres_present": memory["present"]},
+        "memory": client_state | {"centres": client_state["means"], "centres_present": client_state["present"]},
     }
 
 
@@ -120,11 +120,11 @@ def test_terms_reach_the_features_only(lab: Any, name: str) -> None:
     """Fact 8: no gradient to the classifier, G, P or the memory; one to the encoder."""
     module, view = toy_view(lab, encoder=True)
     module.head.weight.data.fill_(0.3)
-    context = full_context()
-    context = {group: {key: as_leaf(value) for key, value in part.items()} for group, part in context.items()}
-    constants = [tensor for part in context.values() for tensor in part.values() if tensor.requires_grad]
+    inputs = full_context()
+    inputs = {group: {key: as_leaf(value) for key, value in part.items()} for group, part in inputs.items()}
+    constants = [tensor for part in inputs.values() for tensor in part.values() if tensor.requires_grad]
     parameters = dict(module.named_parameters())
-    term = FedMLP().loss(view, batch((1, 0, -1), labels=[0]), context)[name]
+    term = FedMLP().loss(view, batch((1, 0, -1), labels=[0]), inputs)[name]
     grads = torch.autograd.grad(term, [*parameters.values(), *constants], allow_unused=True)
     reached = {key for key, grad in zip(parameters, grads, strict=False) if grad is not None and grad.any()}
     assert reached == {"encoder.1.weight"}
@@ -136,9 +136,9 @@ def test_terms_reach_the_features_only(lab: Any, name: str) -> None:
 def test_no_minority_sample(lab: Any, ls_norm: Any, weight: list[float] | None) -> None:
     """Fact 12: exactly 0, and a gradient of exactly 0."""
     module, view = toy_view(lab, encoder=True)
-    context = {"semantic": targets((9, 9, 9), (9, 9, 9), (9, 9, 9), present=[False, False, True])}
+    inputs = {"semantic": targets((9, 9, 9), (9, 9, 9), (9, 9, 9), present=[False, False, True])}
     given = batch((1, 0, -1), (3, 3, 3), labels=[0, 1], weight=weight)
-    term = FedMLP(ls_norm=ls_norm).loss(view, given, context)["semantic"]
+    term = FedMLP(ls_norm=ls_norm).loss(view, given, inputs)["semantic"]
     assert term.item() == 0.0
     (grad,) = torch.autograd.grad(term, [module.encoder[1].weight])
     assert torch.equal(grad, torch.zeros(3, 3))
@@ -150,7 +150,7 @@ def test_norms_of_the_semantic_term(lab: Any) -> None:
     Over samples (0.5 + 1.5 + 0.02)/3, over classes 1 + 0.02; padding, here of class 1, counts in neither. α = 1.
     """
     _, view = toy_view(lab)
-    context = {"semantic": targets((0,) * 3, (0,) * 3, (0,) * 3, present=[True, True, False])}
+    inputs = {"semantic": targets((0,) * 3, (0,) * 3, (0,) * 3, present=[True, True, False])}
     rows = ((1,) * 3, (2,) * 3, (0.2,) * 3, (9,) * 3)
     plain, padded = (
         batch(*rows, labels=[0, 0, 1, 2]),
@@ -158,7 +158,7 @@ def test_norms_of_the_semantic_term(lab: Any) -> None:
     )
     for given in (plain, padded):
         samples, classes = (
-            FedMLP(alpha=1, ls_norm=norm).loss(view, given, context)["semantic"] for norm in ("samples", "classes")
+            FedMLP(alpha=1, ls_norm=norm).loss(view, given, inputs)["semantic"] for norm in ("samples", "classes")
         )
         assert samples.item() == pytest.approx(2.02 / 3, abs=1e-6)
         assert classes.item() == pytest.approx(1.02, abs=1e-6)
@@ -181,8 +181,8 @@ def test_absent_classes_take_no_part(lab: Any) -> None:
 # ---- the server --------------------------------------------------------------------------------------------------
 
 
-def exchange_of(lab: Any, num_classes: int, dim: int, number: int = 1) -> Exchange:
-    return Exchange(replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim), number)
+def exchange_of(lab: Any, num_classes: int, dim: int, number: int = 1) -> RoundContext:
+    return RoundContext(replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim), number)
 
 
 def test_global_prototypes(lab: Any) -> None:
@@ -202,21 +202,21 @@ def test_global_prototypes(lab: Any) -> None:
         }
     )
     before = Prototypes(torch.tensor([[0.0, 0], [0, 0], [7, 7]]), torch.tensor([False, False, True]))
-    after, facts = aggregate_prototypes(Record({"prototypes": before}), replies, exchange_of(lab, 3, 2, 2))
+    after, facts = aggregate_local_prototypes(Record({"prototypes": before}), replies, exchange_of(lab, 3, 2, 2))
     assert after["prototypes"].means.tolist() == [[2, 4], [0, 3], [7, 7]]
     expected = {"classes_known": 3, "prototype_norm_mean": 3.981424, "prototype_norm_max": 6.708204}
     assert facts == pytest.approx(expected, abs=1e-6)
     withheld = Replies({k: {"prototypes": Prototypes.empty(3, 2)} for k in range(2)})
-    kept, facts = aggregate_prototypes(Record({"prototypes": before}), withheld, exchange_of(lab, 3, 2, 2))
+    kept, facts = aggregate_local_prototypes(Record({"prototypes": before}), withheld, exchange_of(lab, 3, 2, 2))
     assert kept["prototypes"].means.tolist() == before.means.tolist()
     assert facts == {"classes_known": 1}
 
 
 def clustered(
     lab: Any, means: torch.Tensor, present: torch.Tensor, counts: list[int], **options: Any
-) -> tuple[Any, Facts]:
+) -> tuple[Any, Metrics]:
     """What the server holds after the stage, and its facts."""
-    server = {"prototypes": Prototypes(means, present), "class_counts": Arrays({"classes": torch.tensor(counts)})}
+    server = {"prototypes": Prototypes(means, present), "class_counts": TensorDict({"classes": torch.tensor(counts)})}
     return FedMLP(**options).cluster_prototypes(Record(server), Replies({}), exchange_of(lab, *means.shape, 3))
 
 
@@ -271,12 +271,16 @@ def test_legs(lab: Any) -> None:
     """All clients report before the first round, and only where counts matter."""
     setting = lab.experiment().setting
     training = ("aggregate", "aggregate-prototypes", "cluster-prototypes")
-    report, first = FedMLP().legs(1, setting)
-    assert report == Leg("report-counts", who="all", phases=(), stages=("count-classes",))
-    assert (first.who, first.stages) == ("cohort", training)
-    assert [leg.stages for leg in FedMLP().legs(2, setting)] == [training]
-    assert [leg.stages for leg in FedMLP(counts="running").legs(1, setting)] == [("count-classes", *training)]
-    assert [leg.stages for leg in FedMLP(use_semantic=False).legs(1, setting)] == [training[:2]]
+    report, first = FedMLP().round_exchanges(1, setting)
+    assert report == Exchange("report-counts", participants="all", phases=(), server_steps=("count-classes",))
+    assert (first.participants, first.server_steps) == ("cohort", training)
+    assert [exchange.server_steps for exchange in FedMLP().round_exchanges(2, setting)] == [training]
+    assert [exchange.server_steps for exchange in FedMLP(counts="running").round_exchanges(1, setting)] == [
+        ("count-classes", *training)
+    ]
+    assert [exchange.server_steps for exchange in FedMLP(use_semantic=False).round_exchanges(1, setting)] == [
+        training[:2]
+    ]
 
 
 def test_bytes(lab: Any, stream: Any, streams: Partition, tmp_path: Any) -> None:
@@ -351,24 +355,24 @@ def test_running_counts(lab: Any, stream: Any, tmp_path: Any) -> None:
 
 def test_counts_add_up(lab: Any) -> None:
     """A report has a row per task; who tells nothing adds nothing; the server's own sum stays: (1, 0) + (2, 3)."""
-    exchange = exchange_of(lab, 2, 1)
-    replies = Replies({0: {"class_counts": Arrays({"tasks": torch.tensor([[2, 0], [0, 3]])})}, 1: {}})
-    server = Record({"class_counts": Arrays({"classes": torch.tensor([1, 0])})})
+    ctx = exchange_of(lab, 2, 1)
+    replies = Replies({0: {"class_counts": TensorDict({"tasks": torch.tensor([[2, 0], [0, 3]])})}, 1: {}})
+    server = Record({"class_counts": TensorDict({"classes": torch.tensor([1, 0])})})
     for held, total in ((Record(), [2, 3]), (server, [3, 3])):
-        after, facts = count_classes(held, replies, exchange)
+        after, facts = count_classes(held, replies, ctx)
         assert after["class_counts"]["classes"].tolist() == total
         assert facts == {}
     assert server["class_counts"]["classes"].tolist() == [1, 0]
 
 
 def test_a_report_is_asked_for_with_nothing(lab: Any) -> None:
-    """The leg says so, whatever the server holds already."""
+    """The exchange says so, whatever the server holds already."""
     experiment = lab.experiment(model=SMALL, method={"name": "fedmlp"})
     method, setting = experiment.method, experiment.setting
-    counts = Arrays({"classes": torch.zeros(6, dtype=torch.int64)})
+    counts = TensorDict({"classes": torch.zeros(6, dtype=torch.int64)})
     server = Record({**method.start_server(setting), "class_counts": counts})
-    assert method.broadcast(server, 0, Exchange(setting, 1, REPORT_LEG)) == {}
-    assert set(method.broadcast(server, 0, Exchange(setting, 1))) == {"model", "prototypes"}
+    assert method.broadcast(server, 0, RoundContext(setting, 1, REPORT_LEG)) == {}
+    assert set(method.broadcast(server, 0, RoundContext(setting, 1))) == {"model", "prototypes"}
 
 
 def test_running_counts_without_tasks(lab: Any, tmp_path: Any) -> None:
@@ -387,8 +391,8 @@ def test_what_leaves_is_released_and_what_stays_is_not(lab: Any) -> None:
     dataset = lab.toy_dataset([[3, 4], [3, 4], [0, 5]], [0, 0, 1], None, None)
     method = {"name": "fedmlp", "min_count": 2, "proto_clip": 1.0, "proto_unit": "client"}
     experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2]]), lab.ToySpec(), method=method)
-    reply, memory = lab.train(experiment, leg=1)
-    sent, kept = reply.message["prototypes"], memory["newest"]
+    reply, client_state = lab.train(experiment, exchange=1)
+    sent, kept = reply.message["prototypes"], client_state["newest"]
     assert sent.present.tolist() == [True, False]
     assert sent.means.flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0])
     assert kept.means.tolist() == [[3, 4], [0, 5]]
@@ -429,9 +433,9 @@ def test_what_is_remembered(
 ) -> None:  # fmt: skip
     run = lab.run(stream(schedule, rounds), tmp_path / "run")
     for client in range(4):
-        memory = run.memory(client)
-        assert memory["earlier"].present.tolist() == classes_of(streams, client, earlier)
-        assert memory["newest"].present.tolist() == classes_of(streams, client, newest)
+        client_state = run.client_state(client)
+        assert client_state["earlier"].present.tolist() == classes_of(streams, client, earlier)
+        assert client_state["newest"].present.tolist() == classes_of(streams, client, newest)
     begins = 2 if schedule == "cyclic" else 3
     terms = [("memory" in record["train_loss"]) for record in run.history]
     assert terms == [record["round"] >= begins for record in run.history]
@@ -457,17 +461,19 @@ def test_when_it_is_committed(lab: Any, stream: Any, schedule: str, tmp_path: An
     round 6 that and what it computed in round 4.
     """
     experiment = stream(schedule, 6)
-    worker = TurnRunner(experiment)
+    worker = ClientRunner(experiment)
     server = lab.run(experiment, tmp_path / "run").state.server
     uploads: list[Prototypes] = []
-    memory = Record()
+    client_state = Record()
     recalled = {}
     for number in (1, 2, 3, 4, 6):
-        turn = lab.receive(worker, number, Leg(), 0, server, memory)
-        recalled[number] = experiment.method.context(turn).get("memory")
+        ctx = lab.receive(worker, number, Exchange(), 0, server, client_state)
+        recalled[number] = experiment.method.loss_inputs(ctx).get("memory")
         if number < 6:
-            leg = 1 if number == 1 else 0
-            reply, memory = lab.train(experiment, number=number, leg=leg, server=server, memory=memory, worker=worker)
+            exchange = 1 if number == 1 else 0
+            reply, client_state = lab.train(
+                experiment, number=number, exchange=exchange, server=server, client_state=client_state, worker=worker
+            )
             uploads.append(reply.message["prototypes"])
     first, second, third, fourth = uploads
     assert recalled[1] is None
@@ -489,13 +495,13 @@ def test_local_clusters_without_clustering(lab: Any, stream: Any, tmp_path: Any)
     """Each remembered prototype stands for itself; one alone is its own centre in any clustering."""
     experiment = stream(method={"cluster": "none"})
     run = lab.run(experiment, tmp_path / "run")
-    turn = lab.receive(TurnRunner(experiment), 4, Leg(), 0, run.state.server, run.memory(0))
-    context = experiment.method.context(turn)["memory"]
-    assert torch.equal(context["centres"][context["centres_present"]], context["means"][context["present"]])
+    ctx = lab.receive(ClientRunner(experiment), 4, Exchange(), 0, run.state.server, run.client_state(0))
+    inputs = experiment.method.loss_inputs(ctx)["memory"]
+    assert torch.equal(inputs["centres"][inputs["centres_present"]], inputs["means"][inputs["present"]])
     one = Prototypes(torch.full((6, 8), 2.0), torch.arange(6) == 3)
-    memory = {"earlier": Prototypes.empty(6, 8), "newest": one, "stretch": Count(0)}
+    client_state = {"earlier": Prototypes.empty(6, 8), "newest": one, "stretch": Count(0)}
     for cluster in ("finch", "centred", "kmeans", "agglomerative", "none"):
-        alone = FedMLP(cluster=cluster).remembered(replace(turn, memory=Record(memory)))
+        alone = FedMLP(cluster=cluster).remembered(replace(ctx, client_state=Record(client_state)))
         assert alone["centres_present"].tolist() == [True] + [False] * 5
         assert torch.equal(alone["centres"][0], one.means[3])
 
@@ -554,12 +560,12 @@ VARIANTS: list[dict[str, Any]] = [
 def test_stacked_clients(lab: Any, stream: Any, model: Any, options: Any, tmp_path: Any) -> None:
     """Round 3 of a stream, with everything there is to look at, within 1e-4 of the serial engine."""
     before = lab.run(stream(rounds=3, method=options, model=model), tmp_path / "run")
-    memories = {client: before.memory(client) for client in range(4)}
+    client_states = {client: before.client_state(client) for client in range(4)}
     found = [
         lab.train_stack(
             stream(rounds=9, method=options, model=model, engine__stack=engine),
             range(4),
-            memories,
+            client_states,
             number=4,
             server=before.state.server,
         )
@@ -595,7 +601,7 @@ def test_odd_clients_give_numbers(lab: Any, options: Any, model: Any, tmp_path: 
     run = lab.run(experiment, tmp_path / "run")
     assert not run.failures
     assert run.state.server["prototypes"].present.tolist() == [True] * 4 + [False] * 2
-    for record in (run.state.server, run.memory(1)):
+    for record in (run.state.server, run.client_state(1)):
         tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
     loss = run.history[-1]["loss_global"]
@@ -641,23 +647,23 @@ def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
     assert run.history[0]["bytes_down"]["model"] == 4 * base.num_parameters
     ever = {client for record in run.history for client in record["participants"]}
     for client in range(4):
-        own = lab.client_model(method, run.state.server, client, run.memory(client), experiment.setting)
+        own = lab.client_model(method, run.state.server, client, run.client_state(client), experiment.setting)
         assert list(own.params) == list(start.params)
         assert torch.equal(own.params["encoder.0.weight"], base.params["encoder.0.weight"])
         assert torch.equal(own.params["head.weight"], start.params["head.weight"]) == (client not in ever)
     client = run.history[-1]["participants"][0]
-    turn = lab.receive(TurnRunner(experiment), 3, Leg(), client, run.state.server, run.memory(client))
-    began = method.begin(turn)
-    assert torch.equal(began.params["head.weight"], run.memory(client)["top"].params["head.weight"])
+    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), client, run.state.server, run.client_state(client))
+    began = method.initial_weights(ctx)
+    assert torch.equal(began.params["head.weight"], run.client_state(client)["top"].params["head.weight"])
     assert torch.equal(began.params["encoder.0.weight"], base.params["encoder.0.weight"])
-    assert set(method.alternatives()) == {"averaged_heads"}
-    assert set(FedMLP().alternatives()) == {"nearest_prototype"}
+    assert set(method.predictors()) == {"averaged_heads"}
+    assert set(FedMLP().predictors()) == {"nearest_prototype"}
 
 
 def test_heads_at_home_are_read_for_scoring_and_not_calibrated() -> None:
     whole, part = FedMLP(), FedMLP(share="extractor")
-    assert (whole.can_be_calibrated, whole.answers_from_memory) == (True, False)
-    assert (part.can_be_calibrated, part.answers_from_memory) == (False, True)
+    assert (whole.can_be_base, whole.predicts_from_client_state) == (True, False)
+    assert (part.can_be_base, part.predicts_from_client_state) == (False, True)
 
 
 def test_who_answers_with_what(lab: Any) -> None:
@@ -674,8 +680,8 @@ def test_who_answers_with_what(lab: Any) -> None:
 
     assert answers(part) == [0, 2]
     assert answers(whole) == [2, 2]
-    assert int(part.alternatives()["averaged_heads"](view, images, server, None).argmax()) == 2
-    assert int(whole.alternatives()["nearest_prototype"](view, images, server, None).argmax()) == 0
+    assert int(part.predictors()["averaged_heads"](view, images, server, None).argmax()) == 2
+    assert int(whole.predictors()["nearest_prototype"](view, images, server, None).argmax()) == 0
 
 
 def test_a_model_without_extractor(lab: Any) -> None:
@@ -690,6 +696,6 @@ def test_private_statistics_stay_with_their_client(lab: Any, stream: Any, tmp_pa
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
     run = lab.run(stream(rounds=3, model=model), tmp_path / "run")
     assert not run.state.server["model"].buffers
-    means = [run.memory(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
+    means = [run.client_state(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
     assert not torch.equal(*means)
     assert isinstance(run.state.server["model"], Weights)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.io.messages import Weights
 from flcore.io.records import Record
-from flcore.methods.api import frozen_answer
+from flcore.methods.api import teacher_output
 from flcore.methods.fedntd import FedNTD
-from flcore.methods.types import Batch, Leg
+from flcore.methods.types import Batch, Exchange
 from flcore.models.view import View
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -39,7 +39,7 @@ def test_two_steps_by_hand(lab: Any, tau: float, squared: bool) -> None:
         method={"name": "fedntd", "beta": beta, "tau": tau, "tau_squared": squared},
     )
     model = Weights({"head.weight": torch.zeros(3, 2), "head.bias": torch.tensor([0, math.log(2), 0])})
-    reply, memory = lab.train(experiment, server={"model": model})
+    reply, client_state = lab.train(experiment, server={"model": model})
     logits = [0.15, math.log(2) - 0.1, -0.05]
     total = sum(map(math.exp, logits))
     p = 1 / (1 + math.exp(-math.log(2) / tau))
@@ -54,7 +54,7 @@ def test_two_steps_by_hand(lab: Any, tau: float, squared: bool) -> None:
     divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     assert reply.losses["distillation"] == pytest.approx(factor * divergence / 2, abs=1e-6)
     assert model.params["head.bias"].tolist() == pytest.approx([0, math.log(2), 0])
-    assert memory == {}
+    assert client_state == {}
 
 
 @pytest.mark.parametrize("model", [{"name": "fedgen_cnn"}, {"name": "fedproto_cnn"}], ids=["batchnorm", "dropout"])
@@ -95,19 +95,19 @@ def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
 def test_private_statistics_serve_the_teacher(lab: Any) -> None:
     """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
     experiment = lab.experiment(method__name="fedntd", model={"name": "fedgen_cnn", "batchnorm": "local"})
-    setting, worker = experiment.setting, TurnRunner(experiment)
-    _, memory = lab.train(experiment)
+    setting, worker = experiment.setting, ClientRunner(experiment)
+    _, client_state = lab.train(experiment)
     server = experiment.method.start_server(setting)
-    turns = [lab.receive(worker, 2, Leg(), 0, server, kept) for kept in (memory, Record())]
-    own, initial = (experiment.method.context(turn)["teacher"] for turn in turns)
-    asked = [experiment.method.frozen(turn)["teacher"] for turn in turns]
+    contexts = [lab.receive(worker, 2, Exchange(), 0, server, kept) for kept in (client_state, Record())]
+    own, initial = (experiment.method.loss_inputs(ctx)["teacher"] for ctx in contexts)
+    asked = [experiment.method.teachers(ctx)["teacher"] for ctx in contexts]
     assert [part for part, _ in asked] == ["logits", "logits"]
     assert [weights.values for _, weights in asked] == [own, initial]
-    assert all(torch.equal(own[name], tensor) for name, tensor in memory["batchnorm"].buffers.items())
+    assert all(torch.equal(own[name], tensor) for name, tensor in client_state["batchnorm"].buffers.items())
     assert initial.keys() == setting.initial.values.keys()
     assert all(torch.equal(initial[name], tensor) for name, tensor in setting.initial.values.items())
     assert any(not torch.equal(own[name], initial[name]) for name in setting.initial.buffers)
-    assert not lab.receive(TurnRunner(experiment), 2, Leg(), 0, server, memory).inbox["model"].buffers
+    assert not lab.receive(ClientRunner(experiment), 2, Exchange(), 0, server, client_state).received["model"].buffers
 
 
 class OneModel(View):
@@ -138,11 +138,11 @@ def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
     Teacher (1 + 3 + 3, 0): the head's shift comes on top of the features'.
     """
     images, labels = torch.ones(1, 1), torch.tensor([2])
-    context = {"teacher": {"shift": torch.tensor([3.0])}}
-    asked = FedNTD().loss(OneModel(True), Batch(images, labels), context)
-    answer = frozen_answer(OneModel(True), Batch(images, labels), context, "teacher", "logits")
+    inputs = {"teacher": {"shift": torch.tensor([3.0])}}
+    asked = FedNTD().loss(OneModel(True), Batch(images, labels), inputs)
+    answer = teacher_output(OneModel(True), Batch(images, labels), inputs, "teacher", "logits")
     assert answer.tolist() == [[7.0, 0.0, 0.0]]
-    known = Batch(images, labels, frozen={"teacher": answer})
+    known = Batch(images, labels, per_sample={"teacher": answer})
     assert FedNTD().loss(OneModel(False), known, {})["distillation"] == asked["distillation"] > 0
 
 
@@ -151,8 +151,10 @@ def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}
     serial, stacked = (lab.experiment(method__name="fedntd", model=model, engine__stack=s) for s in (False, True))
     first = lab.train_stack(serial, range(4))
-    memories = {client: first[client][1] for client in (0, 2)}
-    expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
+    client_states = {client: first[client][1] for client in (0, 2)}
+    expected, found = (
+        lab.train_stack(experiment, range(4), client_states, number=2) for experiment in (serial, stacked)
+    )
     for client in range(4):
         assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
         assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
@@ -164,7 +166,7 @@ def test_the_not_true_classes_are_remembered(lab: Any) -> None:
     of = torch.nonzero(labels == 0).flatten().tolist()
     partition = lab.by_hand(lab.dataset, [of], [range(60)])
     images = torch.nonzero(labels > 0).flatten()
-    worker = TurnRunner(lab.experiment(partition=partition, model=CSPC))
+    worker = ClientRunner(lab.experiment(partition=partition, model=CSPC))
     setting = worker.experiment.setting
     inputs = lab.dataset.train.images[images].float() / 255
 

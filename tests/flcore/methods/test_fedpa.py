@@ -13,18 +13,18 @@ from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
 from flcore.core.errors import ConfigError
-from flcore.engine.client import TurnRunner
-from flcore.io.messages import Arrays, Count, Prototypes, Weights
-from flcore.io.records import Record, measure, serialise
-from flcore.methods.fedpa import KNOWN_COUNTS, FedPA, fuse_prototypes
+from flcore.engine.client import ClientRunner
+from flcore.io.messages import Count, Prototypes, TensorDict, Weights
+from flcore.io.records import Record, payload_sizes, serialise
+from flcore.methods.fedpa import KNOWN_COUNTS, FedPA, fuse_client_prototypes
 from flcore.methods.kit.feature_generator import (
-    GENERATOR,
+    FEATURE_GENERATOR,
     GENERATOR_OPTIMIZER,
     LABEL_COUNTS,
     LABEL_DISTRIBUTION,
     Heads,
 )
-from flcore.methods.types import MODEL, PROTOTYPES, Exchange, Replies, Turn
+from flcore.methods.types import MODEL, PROTOTYPES, ClientContext, Replies, RoundContext
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
@@ -45,12 +45,12 @@ def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool 
 def taught(experiment: Any, prototypes: Prototypes | None = None) -> Record:
     """A server whose generator says (1, 1) whatever it is asked, asks for class 0, and knows some prototypes."""
     server = Record(experiment.method.start_server(experiment.setting))
-    if GENERATOR in server:
-        weights = server[GENERATOR]
+    if FEATURE_GENERATOR in server:
+        weights = server[FEATURE_GENERATOR]
         params = {name: torch.zeros_like(value) for name, value in weights.params.items()}
         server |= {
-            GENERATOR: Weights({**params, "network.3.bias": T([1.0, 1.0])}, weights.buffers),
-            LABEL_DISTRIBUTION: Arrays({"p": T([1.0, 0.0])}),
+            FEATURE_GENERATOR: Weights({**params, "network.3.bias": T([1.0, 1.0])}, weights.buffers),
+            LABEL_DISTRIBUTION: TensorDict({"p": T([1.0, 0.0])}),
         }
     return server if prototypes is None else server | {PROTOTYPES: prototypes}
 
@@ -113,9 +113,9 @@ def test_a_missing_prototype_pulls_nowhere(lab: Any) -> None:
     assert torch.equal(reply.message["model"].params["encoder.1.weight"], torch.eye(2))
 
 
-def turn_of(lab: Any, experiment: Any, server: Record, number: int) -> Turn:
-    (leg,) = experiment.method.legs(number, experiment.setting)
-    return lab.receive(TurnRunner(experiment), number, leg, 0, server, {})
+def turn_of(lab: Any, experiment: Any, server: Record, number: int) -> ClientContext:
+    (exchange,) = experiment.method.round_exchanges(number, experiment.setting)
+    return lab.receive(ClientRunner(experiment), number, exchange, 0, server, {})
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def test_schedules(lab: Any, number: int, ge: float | None, po: float) -> None:
     """Fact 2, rounds counted from 1 here. B_gen/B multiplies λ_ge alone."""
     for options, share in (({}, 1.0), ({"client_gen_batch": 25}, 0.25)):
         experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
-        context = experiment.method.context(turn_of(lab, experiment, taught(experiment, AT_ZERO), number))
-        assert context["lambda_po"] == pytest.approx(po, abs=1e-6)
+        inputs = experiment.method.loss_inputs(turn_of(lab, experiment, taught(experiment, AT_ZERO), number))
+        assert inputs["lambda_po"] == pytest.approx(po, abs=1e-6)
         if ge is not None:
-            assert context["lambda_ge"] == pytest.approx(share * ge, abs=1e-6)
+            assert inputs["lambda_ge"] == pytest.approx(share * ge, abs=1e-6)
 
 
 def test_nothing_extra_in_the_first_round(lab: Any) -> None:
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa"})
-    turn = turn_of(lab, experiment, Record(experiment.method.start_server(experiment.setting)), 1)
-    assert experiment.method.context(turn) == {}
-    assert experiment.method.draws(turn, 3, torch.Generator()) == {}
-    assert set(turn.inbox) == {"model", "prototypes"}
-    assert measure(turn.inbox)["prototypes"].bytes == 0
+    ctx = turn_of(lab, experiment, Record(experiment.method.start_server(experiment.setting)), 1)
+    assert experiment.method.loss_inputs(ctx) == {}
+    assert experiment.method.random_inputs(ctx, 3, torch.Generator()) == {}
+    assert set(ctx.received) == {"model", "prototypes"}
+    assert payload_sizes(ctx.received)["prototypes"].bytes == 0
 
 
 # ---- switches ----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_ablation_table(
     """The rows of table IV: what is off is neither computed, nor kept, nor sent; L_ad comes with the second round."""
     options = {"name": "fedpa", "use_ad": ad, "use_ge": ge, "use_po": po, "gen_steps": 2}
     experiment = gentle(lab, method=options, federation__rounds=2)
-    assert list(experiment.method.stages()) == stages
+    assert list(experiment.method.server_steps()) == stages
     assert set(experiment.method.start_server(experiment.setting)) == {"model"} | server
     run = lab.run(experiment, tmp_path / "run")
     terms = {"cross_entropy"} | ({"generated"} if ge else set()) | ({"prototype_pull"} if po else set())
@@ -198,8 +198,8 @@ def test_a_weight_of_zero_is_a_switch(lab: Any, options: Any, kept: set[str]) ->
 
 def test_preset_of_the_authors(lab: Any) -> None:
     """Their order of stages; choices against it are refused."""
-    assert list(FedPA(preset="authors").stages()) == [TRAIN, LAST, FUSE]
-    assert list(FedPA(gen_proto="old").stages()) == [TRAIN, LAST, FUSE]
+    assert list(FedPA(preset="authors").server_steps()) == [TRAIN, LAST, FUSE]
+    assert list(FedPA(gen_proto="old").server_steps()) == [TRAIN, LAST, FUSE]
     for key, value in {"div_mask": "all", "noise": "normal", "po_form": "l2", "gen_label_dist": "frequency"}.items():
         with pytest.raises(ConfigError, match=f"preset = authors means {key} = "):
             lab.config(method={"name": "fedpa", "preset": "authors", key: value})
@@ -217,15 +217,15 @@ def gentle(lab: Any, **changes: Any) -> Any:
 def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[int, Record]:
     return {
         client: Record(
-            {PROTOTYPES: Prototypes(T(means), T(present)), LABEL_COUNTS: Arrays({"held": T(held)})},
+            {PROTOTYPES: Prototypes(T(means), T(present)), LABEL_COUNTS: TensorDict({"held": T(held)})},
         )
         for client, (means, present, held) in enumerate(clients)
     }
 
 
 def fused(previous: Prototypes, replies: dict[int, Record]) -> Prototypes:
-    exchange: Any = SimpleNamespace(setting=SimpleNamespace(aggregation=Aggregation()))
-    after, _ = fuse_prototypes(Record({PROTOTYPES: previous}), Replies(replies), exchange)
+    ctx: Any = SimpleNamespace(setting=SimpleNamespace(aggregation=Aggregation()))
+    after, _ = fuse_client_prototypes(Record({PROTOTYPES: previous}), Replies(replies), ctx)
     return after[PROTOTYPES]
 
 
@@ -338,7 +338,7 @@ def replies_of_heads(present: list[bool]) -> dict[int, Record]:
     """Two clients that classify by the first coordinate, and hold and drew both classes."""
     head = {"head.weight": T([[3.0, 0.0], [-3.0, 0.0]]), "head.bias": torch.zeros(2)}
     prototypes = Prototypes(T([[1.0, 0.0], [-1.0, 0.0]]) * T(present).unsqueeze(1), T(present))
-    counts = Arrays({"held": T([6, 4]), "drawn": T([3, 2])})
+    counts = TensorDict({"held": T([6, 4]), "drawn": T([3, 2])})
     return {client: Record({MODEL: Weights(head), PROTOTYPES: prototypes, LABEL_COUNTS: counts}) for client in (0, 1)}
 
 
@@ -351,9 +351,9 @@ def trained(
     replies = Replies(replies_of_heads(list(present)))
     for number in range(1, rounds + 1):
         facts: dict[str, float] = {}
-        for name, stage in experiment.method.stages().items():
+        for name, stage in experiment.method.server_steps().items():
             if name != LAST:
-                server, found = stage(server, replies, Exchange(experiment.setting, number))
+                server, found = stage(server, replies, RoundContext(experiment.setting, number))
                 facts |= found
     return server, facts
 
@@ -401,10 +401,10 @@ def test_labels_by_frequency_use_the_latest_counts(lab: Any) -> None:
     server = Record(method.start_server(setting))
     server |= method.known_labels(server, Replies(replies), setting)
     assert server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([0.6, 0.4])
-    later = Replies({0: replies[0] | {LABEL_COUNTS: Arrays({"held": T([1, 1]), "drawn": T([1, 1])})}})
+    later = Replies({0: replies[0] | {LABEL_COUNTS: TensorDict({"held": T([1, 1]), "drawn": T([1, 1])})}})
     server |= method.known_labels(server, later, setting)
     assert server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([7 / 12, 5 / 12])
-    assert KNOWN_COUNTS not in method.broadcast(server, 0, Exchange(setting, 2))
+    assert KNOWN_COUNTS not in method.broadcast(server, 0, RoundContext(setting, 2))
     uniform = Record(FedPA().known_labels(Record(), Replies(replies), setting))
     assert uniform[LABEL_DISTRIBUTION]["p"].tolist() == [0.5, 0.5]
 
@@ -454,23 +454,23 @@ def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator:
     )
     method = FedPA()
     counts = torch.ones(num_classes, dtype=torch.int64)
-    server, exchange = Record(method.start_server(setting)), Exchange(setting, 1)
-    turn = Turn(setting, 1, counts=counts, inbox=Record(method.broadcast(server, 0, exchange)))
-    message = Record(method.reply(turn, Client(initial, num_classes))[0])
+    server, ctx = Record(method.start_server(setting)), RoundContext(setting, 1)
+    ctx = ClientContext(setting, 1, class_counts=counts, received=Record(method.broadcast(server, 0, ctx)))
+    message = Record(method.reply(ctx, Client(initial, num_classes))[0])
     assert message[MODEL].num_parameters == model
-    assert sum(size.scalars for size in measure(message).values()) == up - num_classes
-    assert measure(message)["label_counts"].bytes == 2 * num_classes * 8
+    assert sum(size.scalars for size in payload_sizes(message).values()) == up - num_classes
+    assert payload_sizes(message)["label_counts"].bytes == 2 * num_classes * 8
     alike = replace(method, counts="held")
-    as_printed = measure(alike.reply(turn, Client(initial, num_classes))[0])
+    as_printed = payload_sizes(alike.reply(ctx, Client(initial, num_classes))[0])
     assert sum(size.scalars for size in as_printed.values()) + as_printed["label_counts"].bytes // 8 == up
 
-    for stage in method.stages().values():
-        after, _ = stage(server, Replies({0: message}), exchange)
+    for stage in method.server_steps().values():
+        after, _ = stage(server, Replies({0: message}), ctx)
         server = Record(after)
-    broadcast = Record(method.broadcast(server, 0, Exchange(setting, 2)))
-    assert broadcast[GENERATOR].num_parameters == generator
-    assert sum(size.scalars for size in measure(broadcast).values()) == down
-    assert measure(broadcast)["generator_buffers"].bytes == 2 * 256 * 4 + 8
+    broadcast = Record(method.broadcast(server, 0, RoundContext(setting, 2)))
+    assert broadcast[FEATURE_GENERATOR].num_parameters == generator
+    assert sum(size.scalars for size in payload_sizes(broadcast).values()) == down
+    assert payload_sizes(broadcast)["generator_buffers"].bytes == 2 * 256 * 4 + 8
     assert set(broadcast) == {"model", "generator", "label_distribution", "prototypes"}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flcore.core.errors import ConfigError
 from flcore.io.messages import Weights
-from flcore.io.records import Record, measure
+from flcore.io.records import Record, payload_sizes
 from flcore.methods import METHODS
 from flcore.methods.fedper import FedPer
 from flcore.models import MODELS, build_model, extract_weights
@@ -57,7 +57,7 @@ def test_traffic_of_twenty_clients(lab: Any, method: str) -> None:
     cls = METHODS[method]
     assert (cls.trains, cls.has_global_model, cls.has_vote) == ("cohort", False, False)
     weights = initial("fedproto_cnn", (1, 28, 28))
-    message = measure({"model": FedPer(head_from="fully_connected").base(weights)})
+    message = payload_sizes({"model": FedPer(head_from="fully_connected").base(weights)})
     assert 20 * message["model"].scalars == 105_600
     assert 20 * message["model"].bytes == 4 * 105_600
     experiment = lab.experiment(method={"name": method}, model={"name": "fedgen_cnn", "feature_dim": 8})
@@ -83,8 +83,8 @@ def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_
     method = {"name": "fedper", "head_from": head_from}
     experiment = lab.experiment(**changes, method=method)
     run = lab.run(experiment, tmp_path / "fedper")
-    found = lab.client_model(experiment.method, run.state.server, 0, run.memory(0), experiment.setting)
-    assert lab.same(found, local.memory(0)["model"])
+    found = lab.client_model(experiment.method, run.state.server, 0, run.client_state(0), experiment.setting)
+    assert lab.same(found, local.client_state(0)["model"])
     assert [record["local_accuracy"] for record in run.history] == [r["local_accuracy"] for r in local.history]
 
 
@@ -98,7 +98,7 @@ def test_a_round_is_fedavg_of_the_base_and_keeps_the_heads(lab: Any, tmp_path: A
     for prefix in ("encoder.", "projection."):
         assert lab.same(part(base, prefix), part(expected, prefix))
     assert not part(base, "head.")["part"].params
-    heads = [run.memory(client)["top"].params["head.weight"] for client in range(4)]
+    heads = [run.client_state(client)["top"].params["head.weight"] for client in range(4)]
     assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
     assert run.history[0]["mean_local"] is not None
 
@@ -116,11 +116,11 @@ def test_the_global_model_is_the_base(lab: Any, method: str, head_from: str, tmp
     start = asked.global_model(asked.start_server(setting))
     assert lab.same(start, asked.base(setting.initial))
     run = lab.run(experiment, tmp_path / "run")
-    base, memory = asked.global_model(run.state.server), run.memory(2)
+    base, client_state = asked.global_model(run.state.server), run.client_state(2)
     personal = asked.personal(setting.initial)
     assert personal and set(base.params) == set(setting.initial.params) - set(personal)
-    own = lab.client_model(asked, run.state.server, 2, memory, setting)
-    assert lab.same(own, Weights({**own.params, **base.params, **memory["top"].params}))
+    own = lab.client_model(asked, run.state.server, 2, client_state, setting)
+    assert lab.same(own, Weights({**own.params, **base.params, **client_state["top"].params}))
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
@@ -133,12 +133,12 @@ def test_who_answers_for_a_client(lab: Any, method: str, tmp_path: Any) -> None:
     sampled = run.history[0]["participants"]
     start = experiment.setting.initial
     for client in range(4):
-        memory = run.memory(client)
-        own = lab.client_model(experiment.method, run.state.server, client, memory, experiment.setting)
+        client_state = run.client_state(client)
+        own = lab.client_model(experiment.method, run.state.server, client, client_state, experiment.setting)
         assert own is not None and list(own.params) == list(start.params)
         assert lab.same(part(own, "encoder."), part(run.state.server["model"], "encoder."))
         assert lab.same(part(own, "head."), part(start, "head.")) == (client not in sampled)
-        assert bool(memory) == (client in sampled)
+        assert bool(client_state) == (client in sampled)
 
 
 def test_private_statistics_stay_with_their_client(lab: Any, tmp_path: Any) -> None:
@@ -146,7 +146,7 @@ def test_private_statistics_stay_with_their_client(lab: Any, tmp_path: Any) -> N
     run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
     assert "model_buffers" not in run.history[-1]["bytes_up"]
     assert not run.state.server["model"].buffers
-    own = [run.memory(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
+    own = [run.client_state(client)["batchnorm"].buffers["encoder.1.running_mean"] for client in (0, 1)]
     assert not torch.equal(*own)
 
 

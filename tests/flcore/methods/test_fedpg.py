@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from flcore.analyses.virtual_sheet import image_sheet
-from flcore.data.dataset import prepare
+from flcore.data.dataset import prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.images import normalise
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Count, Prototypes
-from flcore.io.records import Record, measure, serialise
+from flcore.io.records import Record, payload_sizes, serialise
 from flcore.math.prototypes.class_means import class_means
-from flcore.methods.fedpg import TARGETS, FedPG, aggregate_prototypes
-from flcore.methods.kit.image_generator import GENERATOR
+from flcore.methods.fedpg import TARGETS, FedPG, aggregate_supports
+from flcore.methods.kit.image_generator import IMAGE_GENERATOR
 from flcore.methods.kit.virtual_images import VIRTUAL
-from flcore.methods.types import MODEL, NUM_SAMPLES, PROTOTYPES, Exchange, Replies
+from flcore.methods.types import MODEL, NUM_SAMPLES, PROTOTYPES, Replies, RoundContext
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
 
@@ -45,8 +45,8 @@ def through_stages(
 ) -> tuple[Record, dict[str, float]]:
     """The server after the stages of a round, and their facts."""
     facts: dict[str, float] = {}
-    for stage in experiment.method.stages().values():
-        after, found = stage(server, replies, Exchange(experiment.setting, number))
+    for stage in experiment.method.server_steps().values():
+        after, found = stage(server, replies, RoundContext(experiment.setting, number))
         server, facts = Record(after), facts | dict(found)
     return server, facts
 
@@ -80,7 +80,7 @@ def test_prototypes_are_means_over_clients(lab: Any) -> None:
     second = Prototypes(torch.tensor([[3.0, 2, 0], [0, 0, 0], [0, 0, 0]]), torch.tensor([True, False, False]))
     before = Record({PROTOTYPES: Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))})
     replies = Replies({0: {PROTOTYPES: first}, 1: {PROTOTYPES: second}, 2: {}})
-    after = aggregate_prototypes(before, replies, Exchange(lab.experiment().setting, 2))[0][PROTOTYPES]
+    after = aggregate_supports(before, replies, RoundContext(lab.experiment().setting, 2))[0][PROTOTYPES]
     assert after.means.tolist() == [[2, 1, 1], [4, 4, 4], [0, 0, 0]]
     assert after.present.tolist() == [True, True, False]
 
@@ -173,7 +173,7 @@ def test_training_changes_nothing_that_came_in(lab: Any) -> None:
     assert {name: serialise({name: payload}) for name, payload in server.items()} == before
     assert torch.equal(server[TARGETS]["means"][list(present)], server[PROTOTYPES].means[list(present)])
     assert lab.same(after[MODEL], experiment.setting.initial)
-    assert lab.apart(after[GENERATOR], server[GENERATOR]) > 0
+    assert lab.apart(after[IMAGE_GENERATOR], server[IMAGE_GENERATOR]) > 0
 
 
 def test_missing_classes_aim_where_they_did(lab: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_pull_to_the_prototypes_holds_moving_targets(lab: Any) -> None:
         options = {"use_d": use_d, "d_form": "l2", "proto_lr": 0.1, "gen_lr": 0.1, "gen_steps": 30}
         shifts[use_d] = first_round(lab, method=SMALL | options)[2]["target_shift"]
     assert 0 < shifts[True] < 0.9 * shifts[False]
-    generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1][GENERATOR] for use_d in (True, False)]
+    generators = [after_a_round(lab, method=SMALL | {"use_d": use_d})[1][IMAGE_GENERATOR] for use_d in (True, False)]
     assert lab.same(*generators)
 
 
@@ -258,7 +258,7 @@ def test_learning_rates_fall_step_by_step(lab: Any) -> None:
         replies = uploads(experiment, torch.randn(6, 8), torch.ones(6, dtype=torch.bool))
         for number in (1, 2):
             after, _ = through_stages(experiment, server, replies, number)
-            before, trained = (entry[GENERATOR].params for entry in (server, after))
+            before, trained = (entry[IMAGE_GENERATOR].params for entry in (server, after))
             moved = max(float((trained[name] - before[name]).abs().max()) for name in before)
             assert moved == pytest.approx(most, rel=1e-3)
             server = after
@@ -279,7 +279,9 @@ def test_the_virtual_images(lab: Any, kind: str, dtype: str) -> None:
     assert float((images / unit - plain).abs().max()) <= 0.5 / 255 + 1e-6
     assert 0 <= float(plain.min()) < float(plain.max()) <= 1
     for client in range(4):
-        assert experiment.method.broadcast(server, client, Exchange(experiment.setting, 2))[VIRTUAL] is server[VIRTUAL]
+        assert (
+            experiment.method.broadcast(server, client, RoundContext(experiment.setting, 2))[VIRTUAL] is server[VIRTUAL]
+        )
     assert torch.equal(experiment.method.virtual_images(server, experiment.setting), images)
 
 
@@ -388,8 +390,8 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
         means = torch.randn(6, setting.feature_dim, generator=torch.Generator().manual_seed(0))
         replies = uploads(experiment, means, torch.ones(6, dtype=torch.bool))
         server, _ = through_stages(experiment, started(experiment), replies, 1)
-        turns = lab.train_stack(experiment, range(4), number=2, server=server)
-        both.append([turns[client][0] for client in range(4)])
+        contexts = lab.train_stack(experiment, range(4), number=2, server=server)
+        both.append([contexts[client][0] for client in range(4)])
     for one, other in zip(*both, strict=True):
         assert lab.apart(one.message["model"], other.message["model"]) < 1e-4
         assert torch.allclose(one.message["prototypes"].means, other.message["prototypes"].means, atol=1e-3)
@@ -421,8 +423,8 @@ def test_without_any_prototype_nothing_is_trained(lab: Any) -> None:
     experiment, server = after_a_round(lab, (False,) * 6)
     assert "targets" not in server
     assert "virtual" not in server
-    assert lab.same(server[GENERATOR], started(experiment)[GENERATOR])
-    assert set(experiment.method.broadcast(server, 0, Exchange(experiment.setting, 2))) == {"model"}
+    assert lab.same(server[IMAGE_GENERATOR], started(experiment)[IMAGE_GENERATOR])
+    assert set(experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 2))) == {"model"}
     assert experiment.method.virtual_images(server, experiment.setting) is None
     assert experiment.method.generated_features(server, experiment.setting, 2, torch.Generator()) is None
 
@@ -467,10 +469,10 @@ def test_bytes(lab: Any, tmp_path: Any) -> None:
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("uint8", 1)])
 def test_counted_bytes_are_those_of_the_message(lab: Any, dtype: str, size: int) -> None:
     experiment, server = after_a_round(lab, method=SMALL | {"virtual_dtype": dtype})
-    message = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 2))
+    message = experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 2))
     assert set(message) == {"model", "virtual"}
-    assert sum(cost.bytes for cost in measure(message).values()) == len(serialise(message))
-    assert measure(message)["virtual"].bytes == size * 30 * 256 + 8 * 30
+    assert sum(cost.bytes for cost in payload_sizes(message).values()) == len(serialise(message))
+    assert payload_sizes(message)["virtual"].bytes == size * 30 * 256 + 8 * 30
 
 
 def test_the_last_round_with_virtual_images(lab: Any, tmp_path: Any) -> None:
@@ -487,7 +489,9 @@ def test_the_last_round_with_virtual_images(lab: Any, tmp_path: Any) -> None:
 def test_images_stop_also_behind_a_round_that_nobody_answers(lab: Any) -> None:
     """It has no stages, so that round 2's images lie at the server in round 3; what goes down is the model alone."""
     experiment, server = after_a_round(lab, method=SMALL | {"stop_round": 2})
-    sent = {number: experiment.method.broadcast(server, 0, Exchange(experiment.setting, number)) for number in (2, 3)}
+    sent = {
+        number: experiment.method.broadcast(server, 0, RoundContext(experiment.setting, number)) for number in (2, 3)
+    }
     assert {number: set(message) for number, message in sent.items()} == {2: {MODEL, VIRTUAL}, 3: {MODEL}}
 
 
@@ -527,7 +531,7 @@ def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any
     Nearest-prototype accuracy of D' is at least 0.95; from an untrained generator, whose images are all one grey, one
     prototype wins for every label: 1/8.
     """
-    dataset = prepare(SOURCES["digits"]())
+    dataset = prepare_dataset(SOURCES["digits"]())
     partition = make_partition(dataset, PARTITIONERS["classes_per_client"](classes=2), num_clients=10, seed=0)
     changes = {
         "model": {"name": "fedgen_cnn", "feature_dim": 64},
@@ -548,7 +552,7 @@ def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any
         prototypes = class_means(setting.network.features(images, model.values), dataset.train.labels[known], 10)
         server = started(experiment) | {MODEL: model, PROTOTYPES: prototypes}
         for stage in ("train-generator", "generate-images"):
-            server, facts = experiment.method.stages()[stage](server, Replies({}), Exchange(setting, 5))
+            server, facts = experiment.method.server_steps()[stage](server, Replies({}), RoundContext(setting, 5))
         accuracy[steps] = facts["nearest_prototype_accuracy"]
     assert accuracy[0] == pytest.approx(1 / 8, abs=0.05)
     assert accuracy[100] >= 0.95

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.io.messages import Arrays, Prototypes
+from flcore.io.messages import Prototypes, TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.methods.fedproc import FedProc
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
-from flcore.methods.types import PROTOTYPES, Exchange, Replies
+from flcore.methods.types import PROTOTYPES, Replies, RoundContext
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -48,7 +48,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), **settings)
     prototypes = Prototypes(torch.eye(2), torch.ones(2, dtype=torch.bool))
     server = {"model": experiment.setting.initial, "prototypes": prototypes}
-    reply, memory = lab.train(experiment, number=2, server=server)
+    reply, client_state = lab.train(experiment, number=2, server=server)
     assert reply.losses == {
         "cross_entropy": pytest.approx(math.log(2) / 2),
         "contrast": pytest.approx(0.313262 / 2, abs=1e-6),
@@ -57,7 +57,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert params["encoder.1.weight"].flatten().tolist() == pytest.approx([1, 0, -0.1 * 0.268941 / 2, 1], abs=1e-6)
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.05, 0, -0.05, 0])
     assert reply.message["prototypes"].present.tolist() == [True, False]
-    assert memory == {}
+    assert client_state == {}
 
 
 @pytest.mark.parametrize(("weighted", "expected"), [(False, 3.0), (True, 4.0)])
@@ -69,12 +69,12 @@ def test_means_over_clients(lab: Any, weighted: bool, expected: float) -> None:
     replies: dict[int, Payloads] = {
         client: {
             PROTOTYPES: Prototypes(torch.tensor([[value], [0.0], [0.0]]), held),
-            CLASS_COUNTS: Arrays({"held": torch.tensor([count])}),
+            CLASS_COUNTS: TensorDict({"held": torch.tensor([count])}),
         }
         for client, value, count in ((0, 1.0, 100), (1, 5.0, 300))
     }
-    server, exchange = Record({PROTOTYPES: previous}), Exchange(setting, 2)
-    fused = FedProc(weighted=weighted).fuse_prototypes(server, Replies(replies), exchange)[0][PROTOTYPES]
+    server, ctx = Record({PROTOTYPES: previous}), RoundContext(setting, 2)
+    fused = FedProc(weighted=weighted).fuse_prototypes(server, Replies(replies), ctx)[0][PROTOTYPES]
     assert fused.means.flatten().tolist() == [expected, 7, 0]
     assert fused.present.tolist() == [True, True, False]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.io.messages import Prototypes
-from flcore.io.records import Record, measure
+from flcore.io.records import Record, payload_sizes
 from flcore.methods.fedproto import FedProto
-from flcore.methods.types import PROTOTYPES, Exchange, Replies
+from flcore.methods.types import PROTOTYPES, Replies, RoundContext
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
@@ -33,9 +33,9 @@ def test_the_encoder_moves_towards_the_prototype(lab: Any) -> None:
     prototypes = Prototypes(torch.zeros(2, 2), torch.tensor([True, False]))
     for weight, corner in ((1.0, 0.6), (0.5, 0.8)):
         experiment = by_hand(lab, [[0]], encoder=True, weight=weight)
-        reply, memory = lab.train(experiment, server={"prototypes": prototypes})
+        reply, client_state = lab.train(experiment, server={"prototypes": prototypes})
         assert reply.losses["alignment"] == pytest.approx(2 * weight)
-        encoder = memory["model"].params["encoder.1.weight"]
+        encoder = client_state["model"].params["encoder.1.weight"]
         assert encoder.flatten().tolist() == pytest.approx([corner, 0, 0, 1])
         assert reply.message["prototypes"].means.tolist() == [[pytest.approx(2 * corner), 0], [0, 0]]
         assert reply.message["prototypes"].present.tolist() == [True, False]
@@ -53,8 +53,8 @@ def test_clients_count_not_samples(lab: Any) -> None:
     server = Record({PROTOTYPES: Prototypes.empty(1, 1)})
     uploads = {k: Prototypes(torch.tensor([[value]]), torch.tensor([True])) for k, value in enumerate([1.0, 5.0])}
     replies = Replies({client: {PROTOTYPES: upload} for client, upload in uploads.items()})
-    (stage,) = FedProto().stages().values()
-    held, facts = stage(server, replies, Exchange(lab.experiment().setting, 1))
+    (stage,) = FedProto().server_steps().values()
+    held, facts = stage(server, replies, RoundContext(lab.experiment().setting, 1))
     assert (Record(held)[PROTOTYPES].means.item(), facts) == (3.0, {})
 
 
@@ -69,9 +69,9 @@ def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: A
         }.items()
     }
     for client in range(4):
-        expected = runs["local"].memory(client)["model"]
-        assert lab.same(runs["off"].memory(client)["model"], expected)
-        assert not lab.same(runs["on"].memory(client)["model"], expected)
+        expected = runs["local"].client_state(client)["model"]
+        assert lab.same(runs["off"].client_state(client)["model"], expected)
+        assert not lab.same(runs["on"].client_state(client)["model"], expected)
     assert [r["local_accuracy"] for r in runs["off"].history] == [r["local_accuracy"] for r in runs["local"].history]
 
 
@@ -81,7 +81,7 @@ def test_the_first_round_is_local_training(lab: Any, model: str, tmp_path: Any) 
     local = lab.run(lab.experiment(method__name="local", **changes), tmp_path / "local")
     proto = lab.run(lab.experiment(method__name="fedproto", **changes), tmp_path / "fedproto")
     for client in range(4):
-        assert lab.same(proto.memory(client)["model"], local.memory(client)["model"])
+        assert lab.same(proto.client_state(client)["model"], local.client_state(client)["model"])
 
 
 def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None:
@@ -106,7 +106,7 @@ def test_prototypes_travel_for_the_classes_held(lab: Any, tmp_path: Any) -> None
 def test_traffic_of_twenty_clients(ways: float, length: int, scalars: int) -> None:
     """Section 15: 20 clients' prototypes, |C_k|·d each; the 4 and the 41 thousand of GFPL's table, and 2 to 5 ways."""
     some, others = (
-        measure({PROTOTYPES: Prototypes(torch.zeros(10, length), torch.arange(10) < held)})[PROTOTYPES]
+        payload_sizes({PROTOTYPES: Prototypes(torch.zeros(10, length), torch.arange(10) < held)})[PROTOTYPES]
         for held in (math.floor(ways), math.ceil(ways))
     )
     assert 10 * (some.scalars + others.scalars) == scalars

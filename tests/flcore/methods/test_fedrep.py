@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
-from flcore.methods.types import Leg, Phase
+from flcore.methods.types import Exchange, Phase
 
 
 def bits(weights: Weights) -> bytes:
@@ -31,24 +31,24 @@ def test_one_turn_by_hand(lab: Any) -> None:
     partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
     local = {"lr": 0.1, "batch_size": 100}
     experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), local=local, method__name="fedrep")
-    reply, memory = lab.train(experiment)
+    reply, client_state = lab.train(experiment)
     assert list(reply.message["model"].params) == ["encoder.1.weight"]
     share = 1 / (1 + math.exp(0.5))
     encoder = reply.message["model"].params["encoder.1.weight"].flatten().tolist()
     assert encoder == pytest.approx([1 + 0.04 * share, 0, 0, 1])
-    assert memory["top"].params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
-    assert memory["top"].params["head.bias"].tolist() == pytest.approx([0.05, -0.05])
+    assert client_state["top"].params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
+    assert client_state["top"].params["head.bias"].tolist() == pytest.approx([0.05, -0.05])
     expected = (math.log(2) + math.log(1 + math.exp(-0.5))) / 2
     assert (reply.losses["cross_entropy"], reply.steps) == (pytest.approx(expected), 2)
 
 
 def after_phases(lab: Any, experiment: Any, *phases: Phase) -> Weights:
-    """The whole model of client 0 after a first leg of these phases."""
-    runner, leg = TurnRunner(experiment), Leg(phases=phases)
+    """The whole model of client 0 after a first exchange of these phases."""
+    runner, exchange = ClientRunner(experiment), Exchange(phases=phases)
     server = Record(experiment.method.start_server(experiment.setting))
-    turn = lab.receive(runner, 1, leg, 0, server, Record())
+    ctx = lab.receive(runner, 1, exchange, 0, server, Record())
     data = ClientData.of(experiment, [0], 1)
-    (outcome,) = runner.local_training([turn], data, [experiment.method.begin(turn)], leg, 0)
+    (outcome,) = runner.local_training([ctx], data, [experiment.method.initial_weights(ctx)], exchange, 0)
     return outcome.weights
 
 
@@ -65,8 +65,11 @@ def test_what_each_phase_leaves_alone(lab: Any, model: str, head_from: str, stac
         return Weights({name: weights.params[name] for name in rep.personal(weights)})
 
     start = experiment.setting.initial
-    (leg,) = rep.legs(1, experiment.setting)
-    after_head, after_body = after_phases(lab, experiment, leg.phases[0]), after_phases(lab, experiment, *leg.phases)
+    (exchange,) = rep.round_exchanges(1, experiment.setting)
+    after_head, after_body = (
+        after_phases(lab, experiment, exchange.phases[0]),
+        after_phases(lab, experiment, *exchange.phases),
+    )
     assert bits(rep.base(after_head)) == bits(rep.base(start))
     assert all(not torch.equal(tensor, start.params[name]) for name, tensor in top(after_head).params.items())
     assert bits(top(after_body)) == bits(top(after_head))
@@ -93,8 +96,8 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
     """Features of the base in the head's phase are those of evaluation: one full batch, one step, computed apart."""
     changes = {"model": {"name": "fedproto_cnn"}, "local": {"lr": 0.1, "batch_size": 1000, "steps": 1}}
     experiment = lab.experiment(**changes, method={"name": "fedrep"})
-    (leg,) = experiment.method.legs(1, experiment.setting)
-    assert isinstance(leg, Leg) and leg.phases[0].loss is not None
+    (exchange,) = experiment.method.round_exchanges(1, experiment.setting)
+    assert isinstance(exchange, Exchange) and exchange.phases[0].loss is not None
     seen: list[torch.Tensor] = []
 
     class Listening:
@@ -108,8 +111,8 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
             seen.append(features.detach())
             return self.model.classify(features)
 
-    inner = leg.phases[0].loss
-    head = replace(leg.phases[0], loss=lambda model, batch, context: inner(Listening(model), batch, context))
+    inner = exchange.phases[0].loss
+    head = replace(exchange.phases[0], loss=lambda model, batch, inputs: inner(Listening(model), batch, inputs))
     after_phases(lab, experiment, head)
     setting, own = experiment.setting, torch.from_numpy(lab.partition.clients[0].train.copy())
     images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3

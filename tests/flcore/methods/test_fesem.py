@@ -10,21 +10,21 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flcore.engine.client import TurnRunner
-from flcore.io.messages import Arrays, Count, Weights
+from flcore.engine.client import ClientRunner
+from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.fesem import (
-    ASSIGNMENT,
+    CLUSTER_ASSIGNMENT,
     FeSEM,
     assign,
     assignment_of,
     centre_slot,
     cluster_means,
-    kmeans,
+    cluster_models,
     spread_models,
     squared_distance,
 )
-from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Facts, Replies
+from flcore.methods.types import MODEL, NUM_SAMPLES, Metrics, Replies, RoundContext
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
@@ -60,7 +60,7 @@ def weights_of(model: Weights) -> list[float]:
 
 def server_of(centres: list[float], assignment: list[int]) -> Record:
     named = {centre_slot(j): scalar(value) for j, value in enumerate(centres)}
-    return Record({ASSIGNMENT: Arrays({"centre": torch.tensor(assignment)})}) | named
+    return Record({CLUSTER_ASSIGNMENT: TensorDict({"centre": torch.tensor(assignment)})}) | named
 
 
 def replies_of(models: dict[int, float], sizes: dict[int, int] | None = None) -> Replies:
@@ -68,10 +68,10 @@ def replies_of(models: dict[int, float], sizes: dict[int, int] | None = None) ->
     return Replies({k: {MODEL: scalar(value), NUM_SAMPLES: Count(counts.get(k, 1))} for k, value in models.items()})
 
 
-def after_round(lab: Any, method: FeSEM, server: Record, replies: Replies, number: int = 2) -> tuple[Record, Facts]:
+def after_round(lab: Any, method: FeSEM, server: Record, replies: Replies, number: int = 2) -> tuple[Record, Metrics]:
     facts: dict[str, float] = {}
-    for stage in method.stages().values():
-        held, found = stage(server, replies, Exchange(lab.experiment().setting, number))
+    for stage in method.server_steps().values():
+        held, found = stage(server, replies, RoundContext(lab.experiment().setting, number))
         server, facts = Record(held), {**facts, **found}
     return server, facts
 
@@ -166,7 +166,7 @@ def test_the_objective_never_rises(clients: list[tuple[float, int]], centres: li
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_are_found(seed: int) -> None:
     """Groups 0.02 wide and 100 apart: a second start in the group of the first has a chance below 10⁻⁷."""
-    found = kmeans(scalars(0, 100, 0.01, 100.01, 0.02), 2, np.random.default_rng(seed))
+    found = cluster_models(scalars(0, 100, 0.01, 100.01, 0.02), 2, np.random.default_rng(seed))
     assert found[0] == found[2] == found[4] != found[1] == found[3]
 
 
@@ -183,7 +183,7 @@ class Beginning:
 def test_kmeans_goes_on_until_nothing_changes() -> None:
     """From starts 0 and 1: {0} and the rest, whose mean is 36/5 = 7.2; then 2 is nearer to 0 than to 7.2."""
     generator: Any = Beginning()
-    assert kmeans(scalars(0, 1, 2, 10, 11, 12), 2, generator) == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+    assert cluster_models(scalars(0, 1, 2, 10, 11, 12), 2, generator) == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
 
 
 def test_starts_are_drawn_by_squared_distance() -> None:
@@ -199,8 +199,8 @@ def test_starts_are_drawn_by_squared_distance() -> None:
 def test_fewer_different_models_than_clusters() -> None:
     models = scalars(7, 7, 7)
     assert len(spread_models(models, 3, np.random.default_rng(0))) == 1
-    assert kmeans(models, 3, np.random.default_rng(0)) == {0: 0, 1: 0, 2: 0}
-    assert len(set(kmeans(scalars(1, 2, 1), 5, np.random.default_rng(0)).values())) == 2
+    assert cluster_models(models, 3, np.random.default_rng(0)) == {0: 0, 1: 0, 2: 0}
+    assert len(set(cluster_models(scalars(1, 2, 1), 5, np.random.default_rng(0)).values())) == 2
 
 
 def test_a_client_that_failed_at_first(lab: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_client_that_failed_at_first(lab: Any) -> None:
     after, facts = after_round(lab, method, server_of([0.0, 0.0], [-1, -1, -1]), replies_of({0: 0, 2: 10}), 1)
     first, unknown, third = assignment_of(after)
     assert {first, third} == {0, 1} and unknown == -1
-    assert method.broadcast(after, 1, Exchange(lab.experiment().setting, 2)) == {MODEL: after[centre_slot(0)]}
+    assert method.broadcast(after, 1, RoundContext(lab.experiment().setting, 2)) == {MODEL: after[centre_slot(0)]}
     assert facts["moved"] == 0
     assert [facts[f"cluster_size_{j}"] for j in range(2)] == [1, 1]
     later, facts = after_round(lab, method, after, replies_of({1: 9}))
@@ -234,7 +234,7 @@ def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
     for client in range(4):
         own = lab.client_model(method, server, client, Record(), setting)
         assert weights_of(own) == pytest.approx(expected[client], abs=1e-7)
-        assert method.broadcast(server, client, Exchange(setting, 2)) == {MODEL: own}
+        assert method.broadcast(server, client, RoundContext(setting, 2)) == {MODEL: own}
     assert weights_of(method.global_model(server)) == pytest.approx([0.075, -0.05, 0.025])
     sizes = {run.history[0]["server"][f"cluster_size_{j}"] for j in range(2)}
     assert sizes == {1, 3}
@@ -277,8 +277,12 @@ def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> Non
     run = lab.run(experiment, tmp_path / "run")
     assert [record["participants"] for record in run.history] == [[0, 1, 2, 3], *cohorts[1:]]
     method, setting = experiment.method, experiment.setting
-    assert [method.legs(number, setting)[0].who for number in (1, 2, 9)] == ["all", "cohort", "cohort"]
-    assert FeSEM(centres=1).legs(1, setting)[0].who == "cohort"
+    assert [method.round_exchanges(number, setting)[0].participants for number in (1, 2, 9)] == [
+        "all",
+        "cohort",
+        "cohort",
+    ]
+    assert FeSEM(centres=1).round_exchanges(1, setting)[0].participants == "cohort"
     for record in run.history:
         facts = record["server"]
         assert facts["cluster_size_0"] + facts["cluster_size_1"] == 4
@@ -288,27 +292,27 @@ def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> Non
 def test_the_first_round_trains_like_fedavg(lab: Any) -> None:
     """From the one initial model."""
     expected, _ = lab.train(lab.experiment())
-    found, memory = lab.train(lab.experiment(method__name="fesem"))
+    found, client_state = lab.train(lab.experiment(method__name="fesem"))
     assert lab.same(found.message["model"], expected.message["model"])
-    assert memory == {}
+    assert client_state == {}
 
 
 def two_centres(experiment: Any) -> Record:
     """Clients 0 and 1 at the initial model, 2 and 3 at twice its parameters."""
     initial = experiment.setting.initial
     other = Weights({name: 2 * tensor for name, tensor in initial.params.items()}, initial.buffers)
-    assignment = Arrays({"centre": torch.tensor([0, 0, 1, 1])})
-    return Record({centre_slot(0): initial, centre_slot(1): other, ASSIGNMENT: assignment})
+    assignment = TensorDict({"centre": torch.tensor([0, 0, 1, 1])})
+    return Record({centre_slot(0): initial, centre_slot(1): other, CLUSTER_ASSIGNMENT: assignment})
 
 
 def test_a_client_gets_its_own_centre(lab: Any) -> None:
     """Client 2 starts from, and answers with, centre 1; with steps of nothing it sends it back."""
     experiment = lab.experiment(method=TWO, local__lr=1e-30)
     server = two_centres(experiment)
-    worker, method, setting = TurnRunner(experiment), experiment.method, experiment.setting
-    (leg,) = method.legs(2, setting)
+    worker, method, setting = ClientRunner(experiment), experiment.method, experiment.setting
+    (exchange,) = method.round_exchanges(2, setting)
     for client, number in ((0, 0), (2, 1)):
-        inbox = lab.receive(worker, 2, leg, client, server, Record()).inbox
+        inbox = lab.receive(worker, 2, exchange, client, server, Record()).received
         assert set(inbox) == {"model"}
         assert inbox[MODEL] is server[centre_slot(number)]
         assert lab.client_model(method, server, client, Record(), setting) is server[centre_slot(number)]
@@ -346,11 +350,11 @@ def test_traffic(lab: Any, tmp_path: Any) -> None:
 def test_who_answers(lab: Any, tmp_path: Any) -> None:
     """Section 21: each client with its own centre, globally the mean over centres, weighted by members."""
     experiment = lab.experiment(method=TWO)
-    facts = ("trains", "has_global_model", "has_vote", "answers_from_memory", "can_be_calibrated")
+    facts = ("trains", "has_global_model", "has_vote", "predicts_from_client_state", "can_be_base")
     assert [getattr(experiment.method, fact) for fact in facts] == ["cohort", False, False, False, False]
     start = Record(experiment.method.start_server(experiment.setting))
     assert lab.same(experiment.method.global_model(start), experiment.setting.initial)
-    server = two_centres(experiment) | {ASSIGNMENT: Arrays({"centre": torch.tensor([0, -1, 1, 1])})}
+    server = two_centres(experiment) | {CLUSTER_ASSIGNMENT: TensorDict({"centre": torch.tensor([0, -1, 1, 1])})}
     shared = experiment.method.global_model(server)
     for name, tensor in experiment.setting.initial.params.items():
         assert torch.allclose(shared.params[name], (1 + 2 * 2) / 3 * tensor)

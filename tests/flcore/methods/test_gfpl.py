@@ -1,4 +1,4 @@
-"""GFPL: its message, its two legs by hand, its limit cases to the bit, its heads (gfpl.md, section 8).
+"""GFPL: its message, its two exchanges by hand, its limit cases to the bit, its heads (gfpl.md, section 8).
 
 The mathematics of mixtures, frame and dot regression is tested in tests/flcore/prototypes and with the losses; what is
 released of prototypes, in tests/flcore/prototypes/test_release.py.
@@ -19,15 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.core.errors import ConfigError
 from flcore.core.rng import torch_stream
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.local.compiled import CompiledTrainer
-from flcore.io.messages import Arrays, Count, Mixtures, Size, Weights
-from flcore.io.records import PAYLOADS, Payloads, Record, load_record, measure, save_record, serialise
+from flcore.io.messages import Count, Mixtures, Size, TensorDict, Weights
+from flcore.io.records import PAYLOADS, Payloads, Record, load_record, payload_sizes, save_record, serialise
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.mixtures import Mixture, packed, unpacked
+from flcore.math.prototypes.mixtures import Mixture, pack_mixtures, unpack_mixtures
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
 from flcore.methods.local import Local
-from flcore.methods.types import Batch, Context, Exchange, LocalModel, Phase, Replies
+from flcore.methods.types import Batch, LocalModel, LossInputs, Phase, Replies, RoundContext
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network
@@ -77,7 +77,7 @@ def mixtures(components: list[int], dim: int, counts: bool = True) -> Mixtures:
 )
 def test_mixtures_cost_what_they_weigh_and_come_back(payload: Mixtures, size: Size, tmp_path: Path) -> None:
     record = {"mixtures": payload}
-    assert measure(record) == {"mixtures": size}
+    assert payload_sizes(record) == {"mixtures": size}
     assert len(serialise(record)) == size.bytes
     save_record(tmp_path / "record.safetensors", record)
     found = load_record(tmp_path / "record.safetensors")[0][MIXTURES]
@@ -121,9 +121,9 @@ class TwoHeads(Local):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(), Phase(("extra.second.",), epochs=2))
 
-    def loss(self, model: LocalModel, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         logits = model.apply_extra("second", model.features(batch.images))
-        return {**super().loss(model, batch, context), "second": cross_entropy(logits, batch.labels, batch.weight)}
+        return {**super().loss(model, batch, inputs), "second": cross_entropy(logits, batch.labels, batch.weight)}
 
 
 @pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
@@ -142,7 +142,9 @@ def test_an_extra_layer_is_trained_alike_alone_and_in_a_stack(lab: Any, model: s
     found = []
     for stack in (False, True):
         experiment = lab.experiment(algorithm=TwoHeads(), model={"name": model}, engine__stack=stack)
-        found.append({k: memory["model"] for k, (_, memory) in lab.train_stack(experiment, range(4)).items()})
+        found.append(
+            {k: client_state["model"] for k, (_, client_state) in lab.train_stack(experiment, range(4)).items()}
+        )
     first_phase = lab.train(lab.experiment(algorithm=FirstPhase(), model={"name": model}))[1]["model"]
     for client, serial in found[0].items():
         for name, value in serial.params.items():
@@ -197,12 +199,12 @@ def test_an_exchange_may_have_to_wait_for_the_next_multiple() -> None:
 
 def test_two_legs_in_an_exchange_and_one_otherwise(lab: Any) -> None:
     experiment = lab.experiment(method={"name": "gfpl", "first_exchange": 1, "interval": 2})
-    legs = [experiment.method.legs(number, experiment.setting) for number in (1, 2, 3)]
-    assert [[leg.name for leg in round_legs] for round_legs in legs] == [
+    exchanges = [experiment.method.round_exchanges(number, experiment.setting) for number in (1, 2, 3)]
+    assert [[exchange.name for exchange in round_legs] for round_legs in exchanges] == [
         ["train-clients"], ["train-clients"], ["train-clients", "retrain-heads"],
     ]  # fmt: skip
-    assert [leg.stages for leg in legs[2]] == [("fuse-prototypes",), ()]
-    (phase,) = legs[2][1].phases
+    assert [exchange.server_steps for exchange in exchanges[2]] == [("fuse-prototypes",), ()]
+    (phase,) = exchanges[2][1].phases
     assert (phase.trainable, phase.epochs, phase.source) == (("head.", "extra."), 1, "pseudo")
 
 
@@ -231,12 +233,12 @@ def test_traffic(lab: Any, tmp_path: Path) -> None:
 
 
 def test_mixtures_go_down_for_the_retraining_alone(lab: Any) -> None:
-    """Whatever the server holds: the leg says what a client is sent."""
+    """Whatever the server holds: the exchange says what a client is sent."""
     experiment = lab.experiment(method=EXCHANGING)
-    server = Record({"frame": Arrays({}), "mixtures": mixtures([1], 8)})
+    server = Record({"frame": TensorDict({}), "mixtures": mixtures([1], 8)})
     sent = [
-        set(experiment.method.broadcast(server, 0, Exchange(experiment.setting, 11, leg)))
-        for leg in ("train-clients", RETRAIN_LEG)
+        set(experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 11, exchange)))
+        for exchange in ("train-clients", RETRAIN_LEG)
     ]
     assert sent == [set(), {"mixtures"}]
 
@@ -245,9 +247,11 @@ def test_the_frame_is_everybodys_and_is_not_sent(lab: Any) -> None:
     experiment = lab.experiment(method=EXCHANGING)
     method, setting = experiment.method, experiment.setting
     server = Record(method.start_server(setting))
-    worker = TurnRunner(experiment)
+    worker = ClientRunner(experiment)
     frames = [
-        method.context(lab.receive(worker, number, method.legs(number, setting)[0], client, server, Record()))["frame"]
+        method.loss_inputs(
+            lab.receive(worker, number, method.round_exchanges(number, setting)[0], client, server, Record())
+        )["frame"]
         for client, number in ((0, 1), (3, 1), (0, 2))
     ]
     assert all(torch.equal(frame, server[FRAME]["frame"]) for frame in frames)
@@ -271,7 +275,7 @@ def fused_by_hand(lab: Any, tmp_path: Path, **options: Any) -> Any:
 def test_mixtures_are_fused_by_counts(lab: Any, tmp_path: Path) -> None:
     """Weights 2:6: mean 0.25·3 + 0.75·7 = 6, variance 0.25·(1 + 9) + 0.75·(0 + 1) = 3.25; all plus the floor 1e-4."""
     run = fused_by_hand(lab, tmp_path)
-    fused = unpacked(run.state.server["mixtures"])
+    fused = unpack_mixtures(run.state.server["mixtures"])
     assert list(fused) == [0, 1]
     assert fused[0].weights.tolist() == [1.0]
     assert fused[0].means[0].tolist() == close(6, 0)
@@ -287,7 +291,7 @@ def test_mixtures_are_fused_by_counts(lab: Any, tmp_path: Path) -> None:
 def test_without_counts_clients_weigh_alike_and_do_not_tell(lab: Any, tmp_path: Path) -> None:
     """Mean (3 + 7)/2 = 5, variance ((1 + 4) + (0 + 4))/2 = 4.5; two integers for each class instead of three."""
     run = fused_by_hand(lab, tmp_path, use_counts=False)
-    fused = unpacked(run.state.server["mixtures"])[0]
+    fused = unpack_mixtures(run.state.server["mixtures"])[0]
     assert fused.means[0].tolist() == close(5, 0)
     assert fused.variances[0].tolist() == close(4.5001, 1e-4)
     assert run.history[0]["bytes_up"] == {"mixtures": 60 + 3 * 16}
@@ -325,7 +329,7 @@ def test_loss_of_local_training() -> None:
     assert {name: term.item() for name, term in alone.items()} == {"dot_regression": terms["dot_regression"].item()}
 
 
-POINT = packed({0: Mixture(torch.ones(1), torch.tensor([[3.0, 0.0]]), torch.full((1, 2), 1e-20))}, None, 2)
+POINT = pack_mixtures({0: Mixture(torch.ones(1), torch.tensor([[3.0, 0.0]]), torch.full((1, 2), 1e-20))}, None, 2)
 
 
 @pytest.mark.parametrize(("own", "factor"), [(None, 1), (0.2, 2)])
@@ -336,8 +340,8 @@ def test_retraining_by_hand(lab: Any, own: float | None, factor: float) -> None:
     """
     method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr": own}
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=method)
-    reply, memory = lab.train(experiment, leg=1, server={"mixtures": POINT})
-    params = memory["model"].params
+    reply, client_state = lab.train(experiment, exchange=1, server={"mixtures": POINT})
+    params = client_state["model"].params
     assert params["head.weight"].flatten().tolist() == close(0.15 * factor, 0, -0.15 * factor, 0)
     assert params["head.bias"].tolist() == close(0.05 * factor, -0.05 * factor)
     assert reply.losses == pytest.approx({"retrain_cross_entropy": math.log(2)})
@@ -353,8 +357,8 @@ def test_the_rate_of_the_retraining_is_sgds_whatever_trains_on_images(lab: Any) 
     method = {**EXCHANGING, "use_dcs": False, "samples_per_class": 2, "retrain_lr": 0.1, "retrain_momentum": 0.5}
     local = {"lr": 0.1, "batch_size": 1, "epochs": 1, "optimizer": "adam", "weight_decay": 0.1}
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=method, local=local)
-    _, memory = lab.train(experiment, leg=1, server={"mixtures": POINT})
-    params = memory["model"].params
+    _, client_state = lab.train(experiment, exchange=1, server={"mixtures": POINT})
+    params = client_state["model"].params
     assert params["head.weight"].flatten().tolist() == close(0.3056824, 0, -0.3056824, 0)
     assert params["head.bias"].tolist() == close(0.1018941, -0.1018941)
 
@@ -364,21 +368,21 @@ def test_how_long_the_retraining_is(lab: Any) -> None:
     for epochs in (1, 2):
         method = {**EXCHANGING, "retrain_epochs": epochs}
         experiment = toy(lab, [[0, 4]], [1], [[0]], method=method, local={"lr": 0.1, "batch_size": 6, "epochs": 5})
-        reply, _ = lab.train(experiment, leg=1, server={"mixtures": POINT})
+        reply, _ = lab.train(experiment, exchange=1, server={"mixtures": POINT})
         assert reply.steps == 3 * epochs
 
 
-def pseudo(lab: Any, experiment: Any, client: int, server: Payloads, memory: Payloads | None = None) -> Any:
+def pseudo(lab: Any, experiment: Any, client: int, server: Payloads, client_state: Payloads | None = None) -> Any:
     """What a client retrains on."""
-    leg = experiment.method.legs(1, experiment.setting)[1]
-    assert leg.name == RETRAIN_LEG
-    turn = lab.receive(TurnRunner(experiment), 1, leg, client, Record(server), Record(memory))
-    return experiment.method.context(turn)
+    exchange = experiment.method.round_exchanges(1, experiment.setting)[1]
+    assert exchange.name == RETRAIN_LEG
+    ctx = lab.receive(ClientRunner(experiment), 1, exchange, client, Record(server), Record(client_state))
+    return experiment.method.loss_inputs(ctx)
 
 
 def test_every_class_or_the_clients_own(lab: Any) -> None:
     """Client 0 holds class 1 alone; r = 3 of each fused class, in their order; negative entries are kept or cut."""
-    two = packed(
+    two = pack_mixtures(
         {label: Mixture(torch.ones(1), torch.full((1, 2), -5.0), torch.ones(1, 2)) for label in (0, 1)}, None, 2
     )
     for classes, expected in (("all", [0, 0, 0, 1, 1, 1]), ("local", [1, 1, 1])):
@@ -392,7 +396,7 @@ def test_every_class_or_the_clients_own(lab: Any) -> None:
 
 
 def test_clients_draw_their_own_features(lab: Any) -> None:
-    spread = packed({0: Mixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2))}, None, 2)
+    spread = pack_mixtures({0: Mixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2))}, None, 2)
     experiment = toy(lab, [[0, 4], [0, 4]], [1, 1], [[0], [1]], method=EXCHANGING)
     first, again, other = (
         pseudo(lab, experiment, client, {"mixtures": spread})["pseudo"]["inputs"] for client in (0, 0, 1)
@@ -408,22 +412,24 @@ def test_own_mixtures_stay_at_home(lab: Any, tmp_path: Path) -> None:
     """
     method = {**EXCHANGING, "retrain_source": "own", "variance_floor": 1e-12, "samples_per_class": 2}
     experiment = toy(lab, [[0, 4], [0, 4], [2, 0]], [1, 1, 0], [[0, 1], [2]], method=method)
-    reply, memory = lab.train(experiment)
-    assert (reply.message, set(memory)) == ({}, {"model", "mixtures"})
-    found = pseudo(lab, experiment, 0, {}, memory)["pseudo"]
+    reply, client_state = lab.train(experiment)
+    assert (reply.message, set(client_state)) == ({}, {"model", "mixtures"})
+    found = pseudo(lab, experiment, 0, {}, client_state)["pseudo"]
     assert found["labels"].tolist() == [1, 1]
     assert torch.allclose(found["inputs"], torch.tensor([[0.0, 4.0]]), atol=1e-4)
-    assert experiment.method.stages() == {}
+    assert experiment.method.server_steps() == {}
     run = lab.run(experiment, tmp_path / "run")
     assert (run.state.up, run.state.down) == ({}, {})
-    assert set(run.memory(0)) == {"model", "heads_before", "retrained"}
-    assert not torch.equal(run.memory(0)["model"].values["head.weight"], memory["model"].values["head.weight"])
+    assert set(run.client_state(0)) == {"model", "heads_before", "retrained"}
+    assert not torch.equal(
+        run.client_state(0)["model"].values["head.weight"], client_state["model"].values["head.weight"]
+    )
 
 
 def test_where_there_is_nothing_to_draw_from_the_retraining_changes_nothing(lab: Any) -> None:
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
-    reply, memory = lab.train(experiment, leg=1, server={})
-    assert lab.same(memory["model"], experiment.setting.initial)
+    reply, client_state = lab.train(experiment, exchange=1, server={})
+    assert lab.same(client_state["model"], experiment.setting.initial)
     assert (reply.losses, reply.steps) == ({}, 0)
 
 
@@ -450,15 +456,17 @@ def test_small_classes_are_withheld(lab: Any, tmp_path: Path) -> None:
     without = lab.run(lab.experiment(method={**EXCHANGING, "use_pfg": False}, local=decaying), tmp_path / "without")
     assert run.history[-1]["server"] == {"components_uploaded": 0, "components": 0, "classes": 0}
     assert sum(run.history[-1]["bytes_up"].values()) == sum(run.history[-1]["bytes_down"].values()) == 0
-    assert all(lab.same(run.memory(client)["model"], without.memory(client)["model"]) for client in range(4))
+    assert all(
+        lab.same(run.client_state(client)["model"], without.client_state(client)["model"]) for client in range(4)
+    )
     assert run.state.steps == without.state.steps
 
 
 def test_own_mixtures_are_not_withheld(lab: Any) -> None:
     """They stay at home."""
     method = {**EXCHANGING, "retrain_source": "own", "min_count": 9, "proto_clip": 0.5}
-    _, memory = lab.train(toy(lab, [[0, 4]], [1], [[0]], method=method))
-    assert memory["mixtures"].means.tolist() == [[0, 4]]
+    _, client_state = lab.train(toy(lab, [[0, 4]], [1], [[0]], method=method))
+    assert client_state["mixtures"].means.tolist() == [[0, 4]]
 
 
 def test_means_and_deviations_are_clipped(lab: Any) -> None:
@@ -525,7 +533,7 @@ def test_without_both_parts_it_is_local_training(lab: Any, off: str, model: str,
     local = lab.run(lab.experiment(method__name="local", model={"name": model}), tmp_path / "local")
     found = lab.run(lab.experiment(method={"name": "gfpl", **OFF[off]}, model={"name": model}), tmp_path / "gfpl")
     for client in range(4):
-        assert lab.same(found.memory(client)["model"], local.memory(client)["model"])
+        assert lab.same(found.client_state(client)["model"], local.client_state(client)["model"])
     assert [r["local_accuracy"] for r in found.history] == [r["local_accuracy"] for r in local.history]
     assert (found.state.up, found.state.down) == ({}, {})
 
@@ -559,7 +567,7 @@ def test_before_the_first_exchange_it_is_the_method_without_exchanges(lab: Any, 
     before = whole.history[2]["alternatives"]["before_retraining"]
     assert before == {key: without.history[2][key] for key in ("top1_global", "mean_local", "pooled_local")}
     for client in range(4):
-        found, expected = whole.memory(client)["model"].values, without.memory(client)["model"].values
+        found, expected = whole.client_state(client)["model"].values, without.client_state(client)["model"].values
         for name, value in expected.items():
             retrained = name.startswith(("head.", "extra."))
             assert torch.equal(found[name], value) != retrained, name
@@ -583,15 +591,15 @@ def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
     stacked = lab.experiment(method=method, engine__stack=True, **changes)
     first = lab.train_stack(serial, range(4))
     messages = Replies({client: reply.message for client, (reply, _) in first.items()})
-    start, exchange = Record(serial.method.start_server(serial.setting)), Exchange(serial.setting, 1)
-    server, _ = serial.method.stages()["fuse-prototypes"](start, messages, exchange)
-    memories = {client: memory for client, (_, memory) in first.items()}
-    found = [lab.train_stack(run, range(4), memories, leg=1, server=server) for run in (serial, stacked)]
+    start, ctx = Record(serial.method.start_server(serial.setting)), RoundContext(serial.setting, 1)
+    server, _ = serial.method.server_steps()["fuse-prototypes"](start, messages, ctx)
+    client_states = {client: client_state for client, (_, client_state) in first.items()}
+    found = [lab.train_stack(run, range(4), client_states, exchange=1, server=server) for run in (serial, stacked)]
     for client in range(4):
-        (reply, memory), (other, other_memory) = found[0][client], found[1][client]
+        (reply, client_state), (other, other_memory) = found[0][client], found[1][client]
         assert other.losses == pytest.approx(dict(reply.losses), rel=1e-4)
         assert other.steps == reply.steps
-        before, after = memories[client]["model"].values, memory["model"].values
+        before, after = client_states[client]["model"].values, client_state["model"].values
         for name, value in after.items():
             far = 1e-4 * max(float(value.abs().max()), 1e-3)
             assert torch.allclose(other_memory["model"].values[name], value, atol=far), name
@@ -615,15 +623,15 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
     local = {"lr": 0.1, "batch_size": 16, "weight_decay": 0.1}
     experiment = lab.experiment(method=method, model={"name": "fedproto_cnn"}, local=local, **ENGINES[engine])
     dim = experiment.setting.feature_dim
-    own = packed({0: Mixture(torch.ones(1), torch.ones(1, dim), torch.ones(1, dim))}, None, dim)
+    own = pack_mixtures({0: Mixture(torch.ones(1), torch.ones(1, dim), torch.ones(1, dim))}, None, dim)
     start: Payloads = {"model": experiment.setting.initial}
-    memories = {client: Record({**start, MIXTURES: own} if client in holders else start) for client in range(4)}
+    client_states = {client: Record({**start, MIXTURES: own} if client in holders else start) for client in range(4)}
     trainer = CompiledTrainer(experiment, lab.DirectMaker()) if "compiled" in engine else None
-    worker = TurnRunner(experiment, trainer)
-    found = lab.train_stack(experiment, range(4), memories, leg=1, worker=worker)
+    worker = ClientRunner(experiment, trainer)
+    found = lab.train_stack(experiment, range(4), client_states, exchange=1, worker=worker)
     assert {client: reply.steps for client, (reply, _) in found.items()} == {k: int(k in holders) for k in range(4)}
-    for client, (reply, memory) in found.items():
-        assert lab.same(memory["model"], experiment.setting.initial) == (client not in holders)
+    for client, (reply, client_state) in found.items():
+        assert lab.same(client_state["model"], experiment.setting.initial) == (client not in holders)
         assert set(reply.losses) == (
             {"retrain_cross_entropy", "retrain_dot_regression"} if client in holders else set()
         )
@@ -643,11 +651,11 @@ def test_small_clients_exchange(lab: Any, stack: bool, source: str, tmp_path: Pa
     assert "NaN" not in text and "Infinity" not in text
     assert len(run.history) == 3
     for client in range(3):
-        assert all(torch.isfinite(value).all() for value in run.memory(client)["model"].params.values())
+        assert all(torch.isfinite(value).all() for value in run.client_state(client)["model"].params.values())
 
 
 def test_a_run_stopped_between_the_legs_goes_on(lab: Any, tmp_path: Path) -> None:
-    """The second leg needs what the first left, on disk as in memory."""
+    """The second exchange needs what the first left, on disk as in memory."""
     experiment = lab.experiment(method=EXCHANGING, federation__rounds=2)
     whole = lab.run(experiment, tmp_path / "whole")
 
@@ -687,8 +695,8 @@ def answered(method: GFPL, classes: list[bool] | None = None, way: str | None = 
     a, b = 0.816497, -0.408248
     frame = torch.tensor([[a, b, b], [b, a, b], [b, b, a], [0, 0, 0]])
     held = None if classes is None else torch.tensor(classes)
-    predict = method.predict if way is None else method.alternatives()[way]
-    model, images, server = Given(), torch.zeros(1, 1), Record({"frame": Arrays({"frame": frame})})
+    predict = method.predict if way is None else method.predictors()[way]
+    model, images, server = Given(), torch.zeros(1, 1), Record({"frame": TensorDict({"frame": frame})})
     found: list[float] = predict(model, images, server, held)[0].tolist()  # type: ignore[arg-type]
     assert [asked is images for asked in model.asked] == [True]
     return found
@@ -702,7 +710,7 @@ def test_heads() -> None:
     for head, scores in expected.items():
         assert answered(GFPL(head=head)) == close(*scores)
         others = {f"{name}_head" for name in expected if name != head}
-        assert set(GFPL(head=head).alternatives()) == {*others, "own_classes", "before_retraining"}
+        assert set(GFPL(head=head).predictors()) == {*others, "own_classes", "before_retraining"}
         for other in others:
             assert answered(GFPL(head=head), way=other) == close(*expected[other.removesuffix("_head")])
 
@@ -711,10 +719,10 @@ def test_without_cross_entropy_the_frame_alone_answers(lab: Any) -> None:
     """The linear head stays as it began, so that neither it nor a sum with it is a way to answer."""
     method = GFPL(use_ce=False, head="etf")
     assert answered(method) == close(0.288675, 0.288675, -0.577350)
-    assert set(method.alternatives()) == {"own_classes", "before_retraining"}
+    assert set(method.predictors()) == {"own_classes", "before_retraining"}
     experiment = toy(lab, [[0, 4], [4, 0]], [0, 1], [[0, 1]], method={"name": "gfpl", "use_ce": False, "head": "etf"})
-    _, memory = lab.train(experiment)
-    before, after = experiment.setting.initial.params, memory["model"].params
+    _, client_state = lab.train(experiment)
+    before, after = experiment.setting.initial.params, client_state["model"].params
     assert torch.equal(after["head.weight"], before["head.weight"])
     assert not torch.equal(after["extra.projection.weight"], before["extra.projection.weight"])
     for other in ({"head": "linear"}, {"head": "etf", "use_dcs": False}):
@@ -743,9 +751,9 @@ def test_a_client_on_a_gpu_may_be_asked_with_its_classes_on_the_cpu(way: str | N
             classify=lambda features: torch.zeros(4, 3, device="cuda"),
             apply_extra=lambda name, features: torch.zeros(4, 5, device="cuda"),
         )
-        server = Record({"frame": Arrays({"frame": torch.zeros(5, 3, device="cuda")})})
+        server = Record({"frame": TensorDict({"frame": torch.zeros(5, 3, device="cuda")})})
         method = GFPL()
-        predict = method.predict if way is None else method.alternatives()[way]
+        predict = method.predict if way is None else method.predictors()[way]
         found = predict(model, torch.zeros(4, 2, device="cuda"), server, torch.zeros(3, dtype=torch.bool))  # type: ignore[arg-type]
     assert (found.shape, found.device.type) == ((4, 3), "cuda")
 
@@ -766,17 +774,17 @@ def test_what_is_scored_before_the_retraining(lab: Any) -> None:
 
     heads = {name: value for name, value in with_head(1).params.items() if name.startswith(("head.", "extra."))}
     known = {"heads_before": Weights(heads), "retrained": Count(3)}
-    before = experiment.method.alternatives()["before_retraining"]
+    before = experiment.method.predictors()["before_retraining"]
     for said, label in (({"round": Count(3)}, 1), ({"round": Count(4)}, 0), ({}, 0)):
         found = lab.scores(experiment, with_head(0), images, {**known, **said}, predict=before)
         assert found.argmax().item() == label
-    assert "before_retraining" not in GFPL(use_pfg=False).alternatives()
+    assert "before_retraining" not in GFPL(use_pfg=False).predictors()
 
 
 def test_generated_features_are_drawn_from_the_last_mixtures(lab: Any) -> None:
     experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
     method, setting = experiment.method, experiment.setting
-    for server in (method.start_server(setting), {"mixtures": packed({}, None, 2)}):
+    for server in (method.start_server(setting), {"mixtures": pack_mixtures({}, None, 2)}):
         assert method.generated_features(Record(server), setting, 3, torch_stream(0, "draw")) is None
     features, labels = method.generated_features(Record({"mixtures": POINT}), setting, 3, torch_stream(0, "draw"))
     assert torch.allclose(features, torch.tensor([[3.0, 0.0]] * 3), atol=1e-6)

@@ -11,7 +11,7 @@ import torch
 
 from flcore.io.records import serialise
 from flcore.methods.lda_head import SUMS, LdaHead
-from flcore.methods.types import MODEL, Exchange
+from flcore.methods.types import MODEL, RoundContext
 
 
 @pytest.mark.parametrize("base", ["fedavg", "moon"])
@@ -22,11 +22,11 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, tmp_path: Path) ->
     found = lab.run(experiment, tmp_path / "lda")
     assert serialise(found.state.server.without(LdaHead.head_slot)) == serialise(alone.state.server)
     for client in range(4):
-        assert serialise(found.memory(client)) == serialise(alone.memory(client))
+        assert serialise(found.client_state(client)) == serialise(alone.client_state(client))
     last = found.history[1]["alternatives"]["before_discriminant"]
     assert last["top1_global"] == alone.history[1]["top1_global"]
     assert found.history[1]["server"] == {"shrinkage": 0.01, "answers": 4}
-    sent = experiment.method.broadcast(found.state.server, 0, Exchange(experiment.setting, 2, LdaHead.collect_leg))
+    sent = experiment.method.broadcast(found.state.server, 0, RoundContext(experiment.setting, 2, LdaHead.collect_leg))
     assert serialise(sent) == serialise({MODEL: alone.state.server[MODEL]})
 
 
@@ -47,7 +47,7 @@ def test_what_it_sends(lab: Any) -> None:
     """d = 8: 28 correlations in float32, 8 variances; k classes with an id, a count and 8 sums each."""
     experiment = lab.experiment(method={"name": "lda_head"}, federation={"rounds": 1})
     server = experiment.method.start_server(experiment.setting)
-    reply, _ = lab.train(experiment, 0, leg=1, server=server)
+    reply, _ = lab.train(experiment, 0, exchange=1, server=server)
     held = int((torch.from_numpy(lab.partition.counts[0]) > 0).sum())
     assert set(reply.message) == {SUMS}
     assert sum(size.bytes for size in reply.up.values()) == held * (8 + 8 + 8 * 4) + (28 + 8) * 4

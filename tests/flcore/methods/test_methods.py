@@ -32,8 +32,8 @@ def test_one_step_on_one_sample(lab: Any, method: str) -> None:
     at w_g and FedProto has no prototypes in round 1, so all methods take this step.
     """
     experiment = by_hand(lab, [[0]], method={"name": method})
-    reply, memory = lab.train(experiment)
-    weights = memory["model"] if method in ("local", "fedproto") else reply.message["model"]
+    reply, client_state = lab.train(experiment)
+    weights = client_state["model"] if method in ("local", "fedproto") else reply.message["model"]
     assert weights.params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
     assert weights.params["head.bias"].tolist() == pytest.approx([0.05, -0.05])
     assert reply.losses["cross_entropy"] == pytest.approx(math.log(2))
@@ -90,7 +90,7 @@ def test_one_client_with_everything_is_local_training(lab: Any, method: str, tmp
     changes = {"local__epochs": 2, "partition__num_clients": 1}
     local = lab.run(lab.experiment(partition=everything, method__name="local", **changes), tmp_path / "local")
     other = lab.run(lab.experiment(partition=everything, method=options, **changes), tmp_path / "other")
-    assert lab.same(other.state.server["model"], local.memory(0)["model"])
+    assert lab.same(other.state.server["model"], local.client_state(0)["model"])
     assert [r["mean_local"] for r in other.history] == [r["mean_local"] for r in local.history]
 
 
@@ -163,7 +163,7 @@ def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None
 
 def test_who_trains_and_who_answers() -> None:
     """Everybody but those named: the cohort, on clients' own data, with one model for all that answers by itself."""
-    asked = ("trains", "data_scope", "has_global_model", "has_vote", "can_be_calibrated", "answers_from_memory")
+    asked = ("trains", "data_scope", "has_global_model", "has_vote", "can_be_base", "predicts_from_client_state")
     found = {name: tuple(getattr(cls(), fact) for fact in asked) for name, cls in METHODS.items()}
     special = {
         "local": ("all", "client", False, False, False, False),
@@ -218,7 +218,7 @@ def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: An
     experiment = lab.experiment(partition=partition, model={"name": "fedcspc_cnn"}, method=method)
     run = lab.run(experiment, tmp_path / "run")
     assert not run.failures
-    for record in (run.state.server, run.memory(1), run.memory(2)):
+    for record in (run.state.server, run.client_state(1), run.client_state(2)):
         tensors = [tensor for payload in record.values() for tensor in payload.arrays().values()]
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
     for name in {"prototypes", "knowledge"} & set(run.state.server):
@@ -227,6 +227,6 @@ def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: An
 
 
 def test_fedavg_says_its_sample_count(lab: Any) -> None:
-    reply, memory = lab.train(by_hand(lab, [[0], [1, 2, 3]]), client=1)
+    reply, client_state = lab.train(by_hand(lab, [[0], [1, 2, 3]]), client=1)
     assert reply.message["num_samples"] == Count(3)
-    assert (memory, reply.remembers) == ({}, False)
+    assert (client_state, reply.has_state) == ({}, False)

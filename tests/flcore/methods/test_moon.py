@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.io.messages import Weights
 from flcore.methods.moon import Moon
-from flcore.methods.types import Batch, Leg
+from flcore.methods.types import Batch, Exchange
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -37,12 +37,12 @@ def test_one_step_by_hand(lab: Any) -> None:
     initial = experiment.setting.initial
     turned = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     previous = Weights({**initial.params, "encoder.1.weight": turned})
-    reply, memory = lab.train(experiment, number=2, memory={"previous": previous})
+    reply, client_state = lab.train(experiment, number=2, client_state={"previous": previous})
     share = 1 / (1 + math.exp(2))
     assert reply.losses["contrast"] == pytest.approx(mu * 0.126928, abs=1e-5)
     encoder = reply.message["model"].params["encoder.1.weight"]
     assert encoder.flatten().tolist() == pytest.approx([1, 0, -0.1 * mu * 2 * share, 1])
-    assert lab.same(memory["previous"], reply.message["model"])
+    assert lab.same(client_state["previous"], reply.message["model"])
     assert torch.equal(previous.params["encoder.1.weight"], turned)
     assert torch.equal(initial.params["encoder.1.weight"], torch.eye(2))
 
@@ -65,7 +65,7 @@ def test_the_frozen_models_are_asked_in_evaluation_mode(lab: Any) -> None:
     for model in ({"name": "fedproto_cnn"}, {"name": "fedgen_cnn"}, CSPC):
         experiment = lab.experiment(model=model, method={"name": "moon", "mu": 1.0}, local__steps=1)
         initial = experiment.setting.initial
-        reply, _ = lab.train(experiment, number=2, memory={"previous": initial})
+        reply, _ = lab.train(experiment, number=2, client_state={"previous": initial})
         assert reply.losses["contrast"] == pytest.approx(math.log(2), abs=1e-6)
 
 
@@ -73,18 +73,18 @@ def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) ->
     """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
     changes = {"method__name": "moon", "model": {"name": "fedgen_cnn", "batchnorm": "local"}}
     run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
-    memory = run.memory(0)
-    assert not memory["previous"].buffers and memory["batchnorm"].buffers
+    client_state = run.client_state(0)
+    assert not client_state["previous"].buffers and client_state["batchnorm"].buffers
     experiment = lab.experiment(**changes, local__steps=1)
-    equal = {**memory, "previous": Weights(run.state.server["model"].params)}
-    reply, _ = lab.train(experiment, number=3, server=run.state.server, memory=equal)
+    equal = {**client_state, "previous": Weights(run.state.server["model"].params)}
+    reply, _ = lab.train(experiment, number=3, server=run.state.server, client_state=equal)
     assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
-    turn = lab.receive(TurnRunner(experiment), 3, Leg(), 0, run.state.server, memory)
-    context, frozen = experiment.method.context(turn), experiment.method.frozen(turn)
-    for name, tensor in memory["batchnorm"].buffers.items():
-        assert torch.equal(context["global"][name], tensor) and torch.equal(context["previous"][name], tensor)
+    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), 0, run.state.server, client_state)
+    inputs, frozen = experiment.method.loss_inputs(ctx), experiment.method.teachers(ctx)
+    for name, tensor in client_state["batchnorm"].buffers.items():
+        assert torch.equal(inputs["global"][name], tensor) and torch.equal(inputs["previous"][name], tensor)
     assert {name: part for name, (part, _) in frozen.items()} == {"global": "features", "previous": "features"}
-    assert all(context[name] == weights.values for name, (_, weights) in frozen.items())
+    assert all(inputs[name] == weights.values for name, (_, weights) in frozen.items())
 
 
 def test_features_that_are_known_are_not_asked_for() -> None:
@@ -102,11 +102,11 @@ def test_features_that_are_known_are_not_asked_for() -> None:
             return features
 
     one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    context = {"present": torch.tensor([True])}
+    inputs = {"present": torch.tensor([True])}
     model: Any = Known()
     for frozen, expected in (((one, other), 0.126928), ((other, one), 2.126928)):
-        batch = Batch(one, torch.tensor([0]), frozen=dict(zip(("global", "previous"), frozen, strict=True)))
-        assert Moon(mu=1.0).loss(model, batch, context)["contrast"].item() == pytest.approx(expected, abs=1e-6)
+        batch = Batch(one, torch.tensor([0]), per_sample=dict(zip(("global", "previous"), frozen, strict=True)))
+        assert Moon(mu=1.0).loss(model, batch, inputs)["contrast"].item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
@@ -115,12 +115,14 @@ def test_stacked_clients_of_whom_some_have_a_previous_model(lab: Any, model: dic
     changes = {"method": {"name": "moon", "mu": 1.0}, "model": model}
     serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
     first = lab.train_stack(serial, range(4))
-    memories = {client: first[client][1] for client in (0, 2)}
-    expected, found = (lab.train_stack(experiment, range(4), memories, number=2) for experiment in (serial, stacked))
+    client_states = {client: first[client][1] for client in (0, 2)}
+    expected, found = (
+        lab.train_stack(experiment, range(4), client_states, number=2) for experiment in (serial, stacked)
+    )
     for client in range(4):
         assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
         assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
-        assert (found[client][0].losses["contrast"] > 0) == (client in memories)
+        assert (found[client][0].losses["contrast"] > 0) == (client in client_states)
 
 
 def test_one_client_is_drawn_to_its_own_start(lab: Any, tmp_path: Any) -> None:

@@ -17,15 +17,15 @@ from flcore.core.errors import ConfigError
 from flcore.engine.client_data import ClientData
 from flcore.engine.cohort import select_cohort
 from flcore.evaluation.forward import Forward
-from flcore.io.messages import Arrays, Weights
+from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Record
 from flcore.math.prototypes.dictionary import PatchMoments, whitening
-from flcore.math.prototypes.discriminant import ClassSums, class_sums, discriminant, reweighted
+from flcore.math.prototypes.discriminant import ClassSums, discriminant, discriminant_sums, reweighted
 from flcore.math.prototypes.gaussians import from_upper_triangles
 from flcore.methods.kit.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
 from flcore.methods.kit.sums_by_client import EACH
-from flcore.methods.protolda import HEAD, OWN, STATISTICS, TOTALS, ProtoLDA
-from flcore.methods.types import MODEL, Exchange, Replies, Turn
+from flcore.methods.protolda import CLASS_STATISTICS, LDA_HEAD, OWN, TOTALS, ProtoLDA
+from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 
 # Four images of 2x1 pixels: patches of one pixel are 2, 0 | 0, 4 | 0, 4 | 0, 4.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
@@ -75,8 +75,8 @@ def test_the_first_legs_by_hand(lab: Any) -> None:
     assert [sent[k][PATCH_MOMENTS]["sum"].item() for k in (0, 1)] == [2, 12]
     assert [sent[k][PATCH_MOMENTS]["second"].item() for k in (0, 1)] == [4, 48]
 
-    exchange = Exchange(experiment.setting, 1, "patch-moments")
-    server, facts = method.whiten(server, Replies(sent), exchange)
+    ctx = RoundContext(experiment.setting, 1, "patch-moments")
+    server, facts = method.whiten(server, Replies(sent), ctx)
     atom = server[WHITENING]["atoms"].item()
     assert abs(atom) == 1
     filters = server[FILTERS].params
@@ -84,10 +84,10 @@ def test_the_first_legs_by_hand(lab: Any) -> None:
     assert filters["encoder.dictionary.bias"].item() == pytest.approx(-atom * 1.75 / math.sqrt(5.5))
     assert facts["whitened_share"] == pytest.approx(3.4375 / 5.5)
 
-    sent = {client: lab.train(experiment, client, leg=1, server=server)[0].message for client in (0, 1)}
+    sent = {client: lab.train(experiment, client, exchange=1, server=server)[0].message for client in (0, 1)}
     assert [sent[k][ASSIGNED]["sums"].item() * atom for k in (0, 1)] == [2, 12]
     assert [sent[k][ASSIGNED]["signs"].item() * atom for k in (0, 1)] == [0, 0]
-    after, facts = method.fit_dictionary(server, Replies(sent), exchange)
+    after, facts = method.fit_dictionary(server, Replies(sent), ctx)
     assert after[WHITENING]["atoms"].item() == atom
     assert facts == {"atoms_turned": 0, "empty_atoms": 0}
 
@@ -111,16 +111,16 @@ def test_an_atom_without_patches_stays(lab: Any) -> None:
     )
     eye = torch.eye(2, dtype=torch.float64)
     whitening = {"mean": torch.tensor([1.0, 1.0], dtype=torch.float64), "matrix": eye, "atoms": eye.clone()}
-    server = Record({WHITENING: Arrays(whitening), FILTERS: Weights({})})
-    sent = Arrays({"sums": torch.tensor([[0.0, 0.0], [5.0, 6.0]]), "signs": torch.tensor([0.0, 2.0])})
+    server = Record({WHITENING: TensorDict(whitening), FILTERS: Weights({})})
+    sent = TensorDict({"sums": torch.tensor([[0.0, 0.0], [5.0, 6.0]]), "signs": torch.tensor([0.0, 2.0])})
 
     class Flat:
         """Filters of two values."""
 
         initial = Weights(dict(zip(DICTIONARY, (torch.zeros(2, 2, 1, 1), torch.zeros(2)), strict=True)))
 
-    exchange = Exchange(Flat(), 1, "dictionary-1")  # type: ignore[arg-type]
-    after, facts = experiment.method.fit_dictionary(server, Replies({0: {ASSIGNED: sent}}), exchange)
+    ctx = RoundContext(Flat(), 1, "dictionary-1")  # type: ignore[arg-type]
+    after, facts = experiment.method.fit_dictionary(server, Replies({0: {ASSIGNED: sent}}), ctx)
     assert after[WHITENING]["atoms"].flatten().tolist() == pytest.approx([1, 0, 0.6, 0.8])
     assert facts == {"atoms_turned": pytest.approx((0 + 1 - 0.8) / 2), "empty_atoms": 1}
 
@@ -129,9 +129,9 @@ def test_the_head_is_that_of_all_features_at_once(lab: Any, tmp_path: Path) -> N
     """What the run ends with, from the features of all training samples under its own filters."""
     run = lab.run(tiny(lab), tmp_path / "run")
     experiment = tiny(lab, lab.by_hand(lab.dataset, [range(240)], [range(60)]))
-    memory = Record({FILTERS: run.state.server[FILTERS]})
-    known = lab.train(experiment, leg=6, server=run.state.server, memory=memory)
-    features = known[0].message[STATISTICS]
+    client_state = Record({FILTERS: run.state.server[FILTERS]})
+    known = lab.train(experiment, exchange=6, server=run.state.server, client_state=client_state)
+    features = known[0].message[CLASS_STATISTICS]
     found = run.state.server[TOTALS]
     for name in ("counts", "sums", "second"):
         torch.testing.assert_close(found[name], features[name], rtol=1e-12, atol=1e-9)
@@ -198,11 +198,11 @@ def test_who_fails_may_answer_later(lab: Any, tmp_path: Path, monkeypatch: pytes
     own = ProtoLDA.statistics
     failed: list[int] = []
 
-    def failing(self: Any, turn: Any, *rest: Any) -> Any:
-        if turn.client == 2 and not failed:
+    def failing(self: Any, ctx: Any, *rest: Any) -> Any:
+        if ctx.client == 2 and not failed:
             failed.append(2)
             raise RuntimeError("by hand")
-        return own(self, turn, *rest)
+        return own(self, ctx, *rest)
 
     monkeypatch.setattr(ProtoLDA, "statistics", failing)
     run = lab.run(tiny(lab, rounds=2, federation={"on_client_error": "drop"}), tmp_path / "run")
@@ -216,10 +216,10 @@ def test_an_answer_that_is_there_already_is_refused(lab: Any, tmp_path: Path) ->
     experiment = tiny(lab)
     run = lab.run(experiment, tmp_path / "run")
     reply, _ = lab.train(
-        experiment, 1, leg=6, server=run.state.server, memory=Record({FILTERS: run.state.server[FILTERS]})
+        experiment, 1, exchange=6, server=run.state.server, client_state=Record({FILTERS: run.state.server[FILTERS]})
     )
-    exchange = Exchange(experiment.setting, 2, "statistics")
-    after, facts = experiment.method.solve_head(run.state.server, Replies({1: reply.message}), exchange)
+    ctx = RoundContext(experiment.setting, 2, "statistics")
+    after, facts = experiment.method.solve_head(run.state.server, Replies({1: reply.message}), ctx)
     assert facts["repeated_answers"] == 1 and facts["answers"] == 4
     assert torch.equal(after[TOTALS]["second"], run.state.server[TOTALS]["second"])
 
@@ -231,9 +231,11 @@ def test_who_is_forgotten_was_never_there(lab: Any, tmp_path: Path) -> None:
     others = [client for client in range(4) if client != 2]
     assert [client for client, _ in run.state.server[TOTALS]["answered"].tolist()] == others
     experiment, total = tiny(lab), None
-    memory = Record({FILTERS: alone.state.server[FILTERS]})
+    client_state = Record({FILTERS: alone.state.server[FILTERS]})
     for client in others:
-        sent = lab.train(experiment, client, leg=6, server=alone.state.server, memory=memory)[0].message[STATISTICS]
+        sent = lab.train(experiment, client, exchange=6, server=alone.state.server, client_state=client_state)[
+            0
+        ].message[CLASS_STATISTICS]
         sums = torch.zeros(6, sent["sums"].shape[1], dtype=torch.float64).index_copy_(0, sent["classes"], sent["sums"])
         counts = torch.zeros(6, dtype=torch.float64).index_copy_(0, sent["classes"], sent["counts"])
         own = ClassSums(counts, sums, from_upper_triangles(sent["second"]))
@@ -337,11 +339,11 @@ def test_own_shares(lab: Any, tmp_path: Path) -> None:
     partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
     experiment = tiny(lab, partition, personal="shares")
     run = lab.run(experiment, tmp_path / "run")
-    model = lab.client_model(experiment.method, run.state.server, 0, run.memory(0), experiment.setting)
+    model = lab.client_model(experiment.method, run.state.server, 0, run.client_state(0), experiment.setting)
     shift = model.params["head.bias"] - run.state.server[MODEL].params["head.bias"]
     assert shift[:2].tolist() == pytest.approx([math.log(0.75 * 6), math.log(0.25 * 6)], abs=1e-4)
     assert (shift[2:] < -1000).all()
-    assert run.memory(0)[OWN]["counts"].tolist() == [30, 10, 0, 0, 0, 0]
+    assert run.client_state(0)[OWN]["counts"].tolist() == [30, 10, 0, 0, 0, 0]
 
 
 def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
@@ -361,17 +363,17 @@ def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
     data = ClientData.of(experiment, [0, 1], 1)
     found = [(Forward(experiment).part(weights, own, "features"), own.labels) for own in data]
     rows, targets = (torch.cat([*[found[0][part]] * 3, found[1][part]]) for part in (0, 1))
-    weight, bias = discriminant(class_sums(rows, targets, 6), 0.001)
+    weight, bias = discriminant(discriminant_sums(rows, targets, 6), 0.001)
     counts = torch.bincount(targets, minlength=6).double()
     own = torch.tensor([30.0, 10.0, 0, 0, 0, 0], dtype=torch.float64)
-    model = lab.client_model(experiment.method, server, 0, run.memory(0), experiment.setting)
+    model = lab.client_model(experiment.method, server, 0, run.client_state(0), experiment.setting)
     torch.testing.assert_close(model.params["head.weight"], weight.float(), rtol=1e-4, atol=1e-4)
     expected = reweighted(bias, counts, own).float()
     torch.testing.assert_close(model.params["head.bias"], expected, rtol=1e-4, atol=1e-4)
     # Of the 60 images the first client can only get its two classes right, a third.
     assert run.history[-1]["mean_local"] < 2 / 3 + 1e-9 < 0.85 < run.history[-1]["top1_global"]
-    delivered = experiment.method.broadcast(server, 0, Exchange(experiment.setting, 1, "deliver-head"))
-    assert torch.equal(delivered[HEAD].params["head.bias"], model.params["head.bias"])
+    delivered = experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 1, "deliver-head"))
+    assert torch.equal(delivered[LDA_HEAD].params["head.bias"], model.params["head.bias"])
     for wrong in ({"balance": True}, {"noise_multiplier": 1.0, "noise_of": "sum"}):
         with pytest.raises(ConfigError, match="personal = mixture"):
             tiny(lab, personal="mixture", **wrong)
@@ -422,9 +424,11 @@ def test_every_leg_has_noise_of_its_own(lab: Any) -> None:
     experiment = tiny(lab, noise_multiplier=1.0)
     state = Record(experiment.method.start_server(experiment.setting))
     sent = lab.train(experiment, 0, server=state)[0].message
-    exchange = Exchange(experiment.setting, 1, "patch-moments")
-    server, _ = experiment.method.whiten(state, Replies({0: sent}), exchange)
-    first, second = (lab.train(experiment, 0, leg=leg, server=server)[0].message[ASSIGNED] for leg in (1, 2))
+    ctx = RoundContext(experiment.setting, 1, "patch-moments")
+    server, _ = experiment.method.whiten(state, Replies({0: sent}), ctx)
+    first, second = (
+        lab.train(experiment, 0, exchange=exchange, server=server)[0].message[ASSIGNED] for exchange in (1, 2)
+    )
     assert (first["sums"] != second["sums"]).all() and (first["signs"] != second["signs"]).all()
 
 
@@ -444,8 +448,8 @@ def test_a_cohort_shares_the_noise_of_its_sum(lab: Any) -> None:
     for name in ("sum", "second"):
         without, most, least = (own[name] for own in sent)
         assert 0 < float((least - without).abs().max()) < float((most - without).abs().max())
-    turn = Turn(setting=shared.setting, round=1, leg="statistics", client=0)
-    whole, part = (one.method._noise(turn, "second moment", (3,), 1.0) for one in (alone, shared))
+    ctx = ClientContext(setting=shared.setting, round=1, exchange="statistics", client=0)
+    whole, part = (one.method._noise(ctx, "second moment", (3,), 1.0) for one in (alone, shared))
     torch.testing.assert_close(part, whole / math.sqrt(clients))
 
 
@@ -455,7 +459,9 @@ def test_with_shared_noise_everybody_tells_of_every_class(lab: Any, tmp_path: Pa
     for name in ("message", "sum"):
         experiment = by_hand(lab, [[0], [1, 2, 3]], noise_multiplier=1.0, noise_of=name)
         server = lab.run(experiment, tmp_path / name).state.server.without(TOTALS)
-        found[name] = lab.train(experiment, 0, leg=1 + experiment.method.steps, server=server)[0].message[STATISTICS]
+        found[name] = lab.train(experiment, 0, exchange=1 + experiment.method.steps, server=server)[0].message[
+            CLASS_STATISTICS
+        ]
     assert found["message"]["classes"].tolist() == [0] and found["message"]["counts"].tolist() == [1]
     assert found["sum"]["classes"].tolist() == [0, 1] and found["sum"]["counts"].tolist() == [1, 0]
     assert found["sum"]["sums"][1].abs().min() > 0

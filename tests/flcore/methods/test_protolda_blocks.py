@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from flcore.io.messages import Arrays
-from flcore.methods.protolda_blocks import BLOCK, PRODUCTS
+from flcore.io.messages import TensorDict
+from flcore.methods.protolda_blocks import BLOCK, MOMENT_PRODUCTS
 from flcore.methods.types import MODEL
 
 
@@ -68,7 +68,10 @@ def test_weights_and_noise_are_protoldas(lab: Any, tmp_path: Path) -> None:
     run = lab.run(noisy, tmp_path / "noisy")
     changed = run.state.server[MODEL].params["head.weight"]
     assert not torch.allclose(changed, expected.state.server[MODEL].params["head.weight"], atol=1e-3)
-    # The same block in the first two legs behind 1 + 5 + 1: what comes back differs by its noise, in every number.
-    server = run.state.server | {BLOCK: Arrays({"vectors": torch.eye(24)[:, :2]})}
-    first, second = (lab.train(noisy, 0, leg=leg, server=server, memory=run.memory(0))[0].message for leg in (7, 8))
-    assert (first[PRODUCTS]["products"] != second[PRODUCTS]["products"]).all()
+    # The same block in the first two exchanges behind 1 + 5 + 1: what comes back differs by its noise, in every number.
+    server = run.state.server | {BLOCK: TensorDict({"vectors": torch.eye(24)[:, :2]})}
+    first, second = (
+        lab.train(noisy, 0, exchange=exchange, server=server, client_state=run.client_state(0))[0].message
+        for exchange in (7, 8)
+    )
+    assert (first[MOMENT_PRODUCTS]["products"] != second[MOMENT_PRODUCTS]["products"]).all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flcore.core.errors import ConfigError
-from flcore.math.prototypes.discriminant import class_sums, discriminant
+from flcore.math.prototypes.discriminant import discriminant, discriminant_sums
 from flcore.methods.protolda_distilled import ANSWERS, ProtoLDADistilled
 from flcore.methods.types import MODEL, Batch
 from flcore.models.patch_dictionary import PatchDictionary
@@ -42,13 +42,13 @@ def test_clients_remember_what_protolda_answers(lab: Any, tmp_path: Path) -> Non
     module.load_state_dict(dict(teacher.params))
     meta, train = lab.dataset.meta, lab.dataset.train
     for client in range(4):
-        memory = run.memory(client)
-        assert ANSWERS in memory and not any(name.startswith("teacher_") for name in memory)
+        client_state = run.client_state(client)
+        assert ANSWERS in client_state and not any(name.startswith("teacher_") for name in client_state)
         pixels = train.images[torch.from_numpy(lab.partition.clients[client].train.copy())].float() / 255
         mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (meta.mean, meta.std))
         with torch.no_grad():
             _, expected = module((pixels - mean) / std)
-        torch.testing.assert_close(memory[ANSWERS]["logits"], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(client_state[ANSWERS]["logits"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_its_bytes_are_the_teachers_and_those_of_quantised_fedavg(lab: Any, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_loss_by_hand() -> None:
     method = ProtoLDADistilled(weight=0.5, temperature=2.0)
     model = SimpleNamespace(features=lambda images: images, classify=lambda features: torch.zeros(2, 2))
     table = torch.tensor([[2 * math.log(3), 0.0], [50.0, 0.0]])
-    batch = Batch(torch.zeros(2, 1), torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), frozen={"teacher": table})
+    batch = Batch(torch.zeros(2, 1), torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), per_sample={"teacher": table})
     terms = method.loss(model, batch, {"weight": torch.tensor(0.5)})  # type: ignore[arg-type]
     divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     assert terms["distillation"].item() == pytest.approx(2 * divergence, abs=1e-6)
@@ -121,7 +121,7 @@ def test_a_head_in_closed_form_on_the_trained_features(lab: Any, tmp_path: Path)
         mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (meta.mean, meta.std))
         features.append(experiment.setting.network.features((pixels - mean) / std, run.state.server[MODEL].values))
         labels.append(lab.dataset.train.labels[rows])
-    weight, _ = discriminant(class_sums(torch.cat(features), torch.cat(labels), 6), 0.01)
+    weight, _ = discriminant(discriminant_sums(torch.cat(features), torch.cat(labels), 6), 0.01)
     torch.testing.assert_close(model.params["head.weight"].double(), weight, rtol=1e-3, atol=1e-3)
 
 

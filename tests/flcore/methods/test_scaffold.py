@@ -46,7 +46,7 @@ def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(weight[0], torch.tensor([0.0950166, -0.1620051]), atol=1e-6, rtol=0)
     torch.testing.assert_close(weight[1], -weight[0])
     torch.testing.assert_close(bias, torch.tensor([0.0070070, -0.0070070]), atol=1e-6, rtol=0)
-    controls = [params(run.memory(client)["control"]) for client in (0, 1)]
+    controls = [params(run.client_state(client)["control"]) for client in (0, 1)]
     ours = torch.stack([next(iter(control.values()))[0] for control in controls])
     torch.testing.assert_close(ours, torch.tensor([[-0.900332, 0.0], [0.0, 1.240102]]), atol=1e-5, rtol=0)
     total = params(run.state.server["control"])
@@ -90,7 +90,7 @@ def test_control_variates_travel_and_are_counted(lab: Any, tmp_path: Path) -> No
 def test_c_is_the_mean_of_what_clients_remember(lab: Any, tmp_path: Path) -> None:
     """Line 17 keeps it so whoever takes part; a client that never did has 0."""
     run = scaffold(lab, tmp_path, federation__participation=0.5)
-    kept = [params(run.memory(client)["control"]) for client in run.state.memories]
+    kept = [params(run.client_state(client)["control"]) for client in run.state.client_states]
     assert len(kept) >= 2
     for name, value in params(run.state.server["control"]).items():
         mean = torch.stack([control[name].double() for control in kept]).sum(0) / 4

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.io.messages import Arrays, Weights
-from flcore.io.records import Record, measure, serialise
+from flcore.io.messages import TensorDict, Weights
+from flcore.io.records import Record, payload_sizes, serialise
 from flcore.methods.kit.virtual_images import VIRTUAL
-from flcore.methods.types import MODEL, Exchange, Replies, Turn
+from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
@@ -108,8 +108,8 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
     replies = []
     for stack in (False, True):
         experiment = lab.experiment(method=SMALL | options, model={"name": model}, engine__stack=stack)
-        turns = lab.train_stack(experiment, range(4))
-        replies.append([turns[client][0] for client in range(4)])
+        contexts = lab.train_stack(experiment, range(4))
+        replies.append([contexts[client][0] for client in range(4)])
     for one, other in zip(*replies, strict=True):
         assert lab.apart(one.message["model"], other.message["model"]) < 1e-4
         assert other.losses == pytest.approx(one.losses, abs=1e-3)
@@ -133,7 +133,9 @@ def test_poor_clients(lab: Any, stack: bool, tmp_path: Any) -> None:
 
 def aligned(method: VHL, setting: Any, steps: int, per_pass: int) -> list[float]:
     """Which of so many steps have the contrastive part."""
-    drawn = method.draws(Turn(setting, 1, steps_per_pass=per_pass), steps, torch.Generator().manual_seed(0))
+    drawn = method.random_inputs(
+        ClientContext(setting, 1, steps_per_pass=per_pass), steps, torch.Generator().manual_seed(0)
+    )
     assert drawn["virtual"].shape == (steps, min(method.virtual_batch, 6 * method.per_class))
     return drawn["aligned"].tolist()
 
@@ -151,9 +153,9 @@ def test_a_pass_is_as_long_as_training_makes_it(lab: Any, batchnorm: str, steps:
     noted: list[tuple[int, list[float]]] = []
 
     class Watched(VHL):
-        def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
-            drawn = super().draws(turn, steps, generator)
-            noted.append((turn.steps_per_pass, drawn["aligned"].tolist()))
+        def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Any:
+            drawn = super().random_inputs(ctx, steps, generator)
+            noted.append((ctx.steps_per_pass, drawn["aligned"].tolist()))
             return drawn
 
     partition = lab.by_hand(lab.dataset, [range(17)], [range(10)])
@@ -202,18 +204,18 @@ def test_the_virtual_set_travels_once(lab: Any, tmp_path: Any) -> None:
 
 def test_counted_bytes_are_those_of_the_message(lab: Any) -> None:
     experiment = lab.experiment(method=SMALL)
-    message = experiment.method.broadcast(started(experiment), 0, Exchange(experiment.setting, 1))
-    assert sum(size.bytes for size in measure(message).values()) == len(serialise(message))
-    assert measure(message)["virtual"].bytes == 7680
+    message = experiment.method.broadcast(started(experiment), 0, RoundContext(experiment.setting, 1))
+    assert sum(size.bytes for size in payload_sizes(message).values()) == len(serialise(message))
+    assert payload_sizes(message)["virtual"].bytes == 7680
 
 
 def test_all_clients_learn_from_the_set_that_was_sent(lab: Any) -> None:
     """Fact (b), in rounds 1 and R, by whomever it is drawn; a function of the seed alone."""
     experiment, again, other = (lab.experiment(method=SMALL, seed=seed) for seed in (0, 0, 1))
-    sent = experiment.method.broadcast(started(experiment), 0, Exchange(experiment.setting, 1))[VIRTUAL]["images"]
+    sent = experiment.method.broadcast(started(experiment), 0, RoundContext(experiment.setting, 1))[VIRTUAL]["images"]
     for client, number in ((0, 1), (3, 9)):
-        turn = Turn(again.setting, number, client=client)
-        assert torch.equal(again.method.context(turn)["virtual"]["images"], sent)
+        ctx = ClientContext(again.setting, number, client=client)
+        assert torch.equal(again.method.loss_inputs(ctx)["virtual"]["images"], sent)
     assert torch.equal(experiment.method.virtual_images(started(experiment), experiment.setting), sent)
     assert not torch.equal(other.method.virtual_set(other.setting), sent)
 
@@ -225,11 +227,11 @@ def test_nobody_keeps_the_set(lab: Any, stack: bool, batchnorm: str, remembered:
     changes = {"method": SMALL, "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}}
     run = lab.run(lab.experiment(engine__stack=stack, federation__rounds=2, **changes), tmp_path / "run")
     assert set(run.state.server) == {"model", "holders"}
-    assert {name for client in range(4) for name in run.memory(client)} == remembered
+    assert {name for client in range(4) for name in run.client_state(client)} == remembered
 
 
 def test_holders_are_noted_without_changing_what_came_in() -> None:
-    before = Record({HOLDERS: Arrays({"clients": torch.zeros(4, dtype=torch.bool)})})
+    before = Record({HOLDERS: TensorDict({"clients": torch.zeros(4, dtype=torch.bool)})})
     after, _ = note_holders(before, Replies({3: {}, 1: {}}), None)  # type: ignore[arg-type]
     assert after[HOLDERS]["clients"].tolist() == [False, True, False, True]
     assert not before[HOLDERS]["clients"].any()

@@ -10,7 +10,7 @@ from torch import nn
 
 from flcore.config.schema import Config
 from flcore.models import Backbone, build_model, extract_weights, load_weights
-from flcore.models.network import Bound, Network
+from flcore.models.network import Network, SwappedParams
 
 SHAPES = {"fedgen_cnn": (1, 16, 16), "fedproto_cnn": (1, 28, 28), "fedcspc_cnn": (3, 32, 32)}
 
@@ -118,7 +118,7 @@ def test_many_models_at_once() -> None:
 def test_a_bound_module_is_itself_again_after_the_call() -> None:
     """Also after a function that fails; and what it returned keeps the other values."""
     module = make("fedcspc_cnn").eval()
-    bound, given = Bound(module), images("fedcspc_cnn")
+    bound, given = SwappedParams(module), images("fedcspc_cnn")
     expected, values = module.features(given), values_of(make("fedcspc_cnn", seed=1))
     assert not torch.equal(bound.call(values, lambda m: m.features(given)), expected)
     assert torch.equal(module.features(given), expected)
@@ -137,7 +137,7 @@ def test_a_tensor_that_two_layers_share_is_one_value() -> None:
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     module[1].weight = module[0].weight
     for name in ("0.weight", "1.weight"):
-        assert Bound(module).call({name: torch.tensor([[3.0]])}, lambda m: m(torch.ones(1, 1))).item() == 9
+        assert SwappedParams(module).call({name: torch.tensor([[3.0]])}, lambda m: m(torch.ones(1, 1))).item() == 9
 
 
 def test_a_name_that_the_module_does_not_have_is_refused() -> None:
@@ -145,7 +145,9 @@ def test_a_name_that_the_module_does_not_have_is_refused() -> None:
     module = make("fedcspc_cnn").eval()
     expected, values = module.features(images("fedcspc_cnn")), values_of(make("fedcspc_cnn", seed=1))
     with pytest.raises(KeyError, match=r"head\.wieght"):
-        Bound(module).call(values | {"head.wieght": values["head.weight"]}, lambda m: m.features(images("fedcspc_cnn")))
+        SwappedParams(module).call(
+            values | {"head.wieght": values["head.weight"]}, lambda m: m.features(images("fedcspc_cnn"))
+        )
     assert torch.equal(module.features(images("fedcspc_cnn")), expected)
 
 
@@ -155,7 +157,7 @@ def test_running_statistics_move_in_the_values_of_a_bound_module() -> None:
     own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     values = values_of(make("fedgen_cnn", seed=1))
     before = {name: tensor.clone() for name, tensor in values.items()}
-    Bound(module).call(values, lambda m: m.features(images("fedgen_cnn")))
+    SwappedParams(module).call(values, lambda m: m.features(images("fedgen_cnn")))
     assert int(values["encoder.1.num_batches_tracked"]) == int(before["encoder.1.num_batches_tracked"]) + 1
     assert not torch.equal(values["encoder.1.running_mean"], before["encoder.1.running_mean"])
     assert all(torch.equal(tensor, own[name]) for name, tensor in module.state_dict().items())

@@ -73,7 +73,7 @@ def test_a_trace_says_who_there_is_and_starts_again() -> None:
     assert [set(TRACE.sample(3, EQUAL, number, 0)) for number in (1, 2, 3, 4, 5)] == [
         {0, 2, 5}, {1}, set(), {3, 4}, {0, 2, 5}
     ]  # fmt: skip
-    times = Counter(client for turn in range(600) for client in TRACE.sample(2, EQUAL, 4 * turn + 1, 0))
+    times = Counter(client for ctx in range(600) for client in TRACE.sample(2, EQUAL, 4 * ctx + 1, 0))
     assert all(abs(times[client] - 400) < 58 for client in (0, 2, 5))  # two of three, ± 5 √(600 · 2/3 · 1/3)
 
 

@@ -190,7 +190,7 @@ def test_a_method_brings_the_model_that_it_needs(
 
 
 def test_methods_that_bring_a_model_are_those_that_work_with_one_alone() -> None:
-    needs = {name: getattr(METHODS[name], "needs", None) for name in METHODS}
+    needs = {name: getattr(METHODS[name], "required_config", None) for name in METHODS}
     models = {name: own["model.name"] for name, own in needs.items() if isinstance(own, dict) and "model.name" in own}
     assert models == {name: (model,) for name, model in OWN_MODELS.items()}
 
@@ -425,7 +425,7 @@ def test_a_stage_fails_where_parameters_or_code_were_edited_while_it_ran(
     monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: None)
     assert main(["stage", "train"]) == 0
     with monkeypatch.context() as patch:
-        patch.setitem(cast(dict[str, bytes], loaded_code.SOURCES), "methods/fedpg.py", b"as the process began")
+        patch.setitem(cast(dict[str, bytes], loaded_code.PACKAGE_SOURCES), "methods/fedpg.py", b"as the process began")
         assert main(["stage", "train"]) == 4
     assert "flcore/methods/fedpg.py was edited" in capsys.readouterr().err
     monkeypatch.setattr(stages, "stage", lambda *arguments, **keywords: params.write_text("seed: 2\n"))

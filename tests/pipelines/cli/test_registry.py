@@ -94,7 +94,7 @@ def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed(
     entry, parameters = described["methods", name], {p.name: p for p in declared(METHODS[name])}
     assert entry["citation"].strip()
     assert entry["file"] == f"flcore/methods/{name}.py"
-    assert entry["stages"] == list(METHODS[name]().stages())
+    assert entry["stages"] == list(METHODS[name]().server_steps())
     assert entry["switches"] == [key for key, parameter in parameters.items() if parameter.switch]
     assert set(entry["search"]) == {key for key, parameter in parameters.items() if parameter.search is not None}
     for key, search in entry["search"].items():

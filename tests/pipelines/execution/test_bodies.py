@@ -26,7 +26,7 @@ from flcore.engine.pool import child
 from flcore.engine.pool.groups import StoppedError
 from flcore.engine.pool.workers import physical_cores
 from flcore.experiment.run_folder import RunFiles
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from pipelines.config.grid import heard_in_part, plan
 from pipelines.config.params import override, with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
@@ -205,10 +205,10 @@ def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
 
 def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
     steps = Recorded()
-    with sole_use(Path("all")), pytest.raises(RunError, match="all: another process is at work"):
+    with run_lock(Path("all")), pytest.raises(RunError, match="all: another process is at work"):
         compare_methods(SMALL, None, None, Path("all"), operation(steps)[0])
     planned = plan(SMALL, ["local.lr=0.1,0.2"], None).runs
-    with sole_use(Path("grid")), pytest.raises(RunError, match="grid: another process is at work"):
+    with run_lock(Path("grid")), pytest.raises(RunError, match="grid: another process is at work"):
         comparison("sweep", SMALL, planned, Path("grid"), operation(steps)[0], {})
     assert steps.names == []
 

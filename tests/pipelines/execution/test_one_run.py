@@ -12,8 +12,8 @@ import pytest
 from flcore import training
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
-from flcore.experiment.run_folder import described
-from flcore.io.locks import sole_use
+from flcore.experiment.run_folder import read_run_config
+from flcore.io.locks import run_lock
 from pipelines.execution import one_run
 from pipelines.execution.bodies import experiment
 from pipelines.execution.operation import Operation
@@ -65,7 +65,7 @@ def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:
     carried_out(config("/a"), "one")
     for _ in range(2):
         assert carried_out(config("/b"), "two").was_finished
-    assert [described(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
+    assert [read_run_config(Path(name))["config"]["data"]["root"] for name in ("one", "two")] == ["/a", "/b"]
     # Images that have moved are the same images: the run that lies there is the one that is asked for.
     assert carried_out(config("/b"), "one").was_finished
 
@@ -102,7 +102,7 @@ def test_a_run_has_its_folder_to_itself_until_it_has_its_scores(monkeypatch: pyt
         step = getattr(place, name)
 
         def stepping(*arguments: Any, **keywords: Any) -> Any:
-            with pytest.raises(RunError, match="another process is at work"), sole_use(Path("one")):
+            with pytest.raises(RunError, match="another process is at work"), run_lock(Path("one")):
                 pass
             came.append(name)
             return step(*arguments, **keywords)
@@ -120,7 +120,7 @@ def test_a_run_has_its_folder_to_itself_until_it_has_its_scores(monkeypatch: pyt
 def test_a_run_that_another_process_has_just_begun_is_not_replaced() -> None:
     """It holds the folder's lock and has written nothing yet; the same run lies finished elsewhere."""
     carried_out(config(), "one")
-    with sole_use(Path("two")):
+    with run_lock(Path("two")):
         with pytest.raises(RunError, match="two: another process is at work on this run"):
             carried_out(config(), "two")
         assert Path("two/.running").exists() and not Path("two/history.jsonl").exists()

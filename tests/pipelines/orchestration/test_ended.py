@@ -14,7 +14,7 @@ import yaml
 from prefect.states import Failed
 
 from flcore.core.errors import RunError
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from pipelines.execution.outcome import FailedRunsError
 from pipelines.orchestration import ended
 from pipelines.orchestration.ended import HOOKS, mark_runs, unfinished_runs
@@ -141,7 +141,7 @@ def test_the_committed_table_says_all_that_it_needs() -> None:
 def test_what_another_process_is_at_work_on_is_not_of_a_flow_that_was_in_its_way() -> None:
     """Two flows were given one folder: the second fails at once, and must not mark what the first trains."""
     run = a_run(Path("run"))
-    with sole_use(run):
+    with run_lock(run):
         assert unfinished_runs("federated-experiment", flow_run("run")) == []
     assert unfinished_runs("federated-experiment", flow_run("run")) == [run]
 

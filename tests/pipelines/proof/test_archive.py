@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import described
+from flcore.experiment.run_folder import read_run_config
 from flcore.io.files import read_json, sealed, write_json
 from pipelines.cli.app import main
 from pipelines.cli.parser import make_parser
@@ -180,7 +180,7 @@ def test_folders_that_are_no_finished_run_are_refused(finished: Path, tmp_path: 
     assert refused(tmp_path / "empty").startswith("no run (config.json) and no comparison (comparison.json) there")
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    header = described(copy)
+    header = read_run_config(copy)
     committed = {**header["environment"], "code_version": "c" * 40}  # as if this were a checkout, with git there
     write_json(copy / "config.json", sealed({**header, "code": "0" * 64, "environment": committed}))
     assert refused(copy).startswith("was made by other code than what is here; archive it with the code of commit cccc")

@@ -15,7 +15,7 @@ from flcore.io import disk
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.analyses import SUMMARIES
-from flcore.analyses.base import Analysis, Result
+from flcore.analyses.base import Analysis, AnalysisResult
 from flcore.analyses.registry import ANALYSES
 from flcore.running import divide
 from flcore.running import run as run_to_end
@@ -256,13 +256,13 @@ def test_stopped_while_it_is_done_again_an_analysis_is_whole_or_not_done(
     """
     places, asked = (run / "prepared", run / "partition", run), asking("class_heatmap", "tsne")
     analyses.compute(asked, *places, ["class_heatmap"])
-    found = before = Result({"points": np.zeros(2)}, ({"model": "0"},))
+    found = before = AnalysisResult({"points": np.zeros(2)}, ({"model": "0"},))
     monkeypatch.setitem(ANALYSES, "tsne", Analysis("", lambda left: found, lambda left: None))
     stopped = 0
     while True:
         found = before
         analyses.compute(asked, *places, ["tsne"])
-        found, seen = Result({"points": np.ones(2)}, ({"model": "1"},)), itertools.count()
+        found, seen = AnalysisResult({"points": np.ones(2)}, ({"model": "1"},)), itertools.count()
         with monkeypatch.context() as patched:
             for name in ("rename", "remove"):
                 patched.setattr(disk, name, _killed_at(stopped, seen, getattr(disk, name)))
@@ -303,12 +303,12 @@ def test_what_is_stored_is_read_back(run: Path) -> None:
     files = RunFiles(run)
     arrays = {"points": np.arange(6.0).reshape(3, 2), "names": np.array(["zero", "0"])}
     rows = ({"model": "0", "accuracy": 1 / 3, "total": 3}, {"model": "1", "accuracy": None, "total": 0})
-    analyses._store(files, "tsne", Result(arrays, rows))
+    analyses._store(files, "tsne", AnalysisResult(arrays, rows))
     assert (files.analyses / "tsne.csv").read_text() == "model,accuracy,total\n0,0.333333333333,3\n1,,0\n"
     found = analyses._read_arrays(files.analyses / "tsne.npz")
     assert set(found) == {"points", "names"} and found["names"].tolist() == ["zero", "0"]
     assert np.array_equal(found["points"], arrays["points"])
-    analyses._store(files, "tsne", Result(arrays))
+    analyses._store(files, "tsne", AnalysisResult(arrays))
     assert analyses._read_rows(files.analyses / "tsne.csv") == ()
     (files.analyses / "tsne.npz").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"tsne\.npz: damaged"):

@@ -15,7 +15,7 @@ from PIL import Image
 from flcore import running
 from flcore.io import disk
 from flcore.config.schema import Config
-from flcore.data.dataset import Dataset, prepare
+from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.sources.digits import Digits
 from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
@@ -155,7 +155,7 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_read(
     with pytest.raises(DataError, match=r"caf.*UTF-8; rename"):
         Cache.here()
     with pytest.raises(DataError, match=r"caf.*UTF-8; rename"):
-        prepare(Digits(), directory=folder)
+        prepare_dataset(Digits(), directory=folder)
     assert list(folder.iterdir()) == []
 def test_images_that_change_while_they_are_read_are_not_kept(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ import pytest
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.io.locks import sole_use
+from flcore.io.locks import run_lock
 from pipelines.execution import bodies
 from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.operation import Operation
@@ -250,7 +250,7 @@ def test_a_run_that_another_process_has_just_begun_is_left_to_it(artifacts: Path
     run = artifacts / "runs" / "fedavg-s0"
     shutil.rmtree(run)
     (artifacts / "runs.json").unlink()
-    with sole_use(run):
+    with run_lock(run):
         lock = (run / ".running").stat().st_ino
         with pytest.raises(RunError, match="fedavg-s0: another process is at work on this run"):
             trained(artifacts)

@@ -37,7 +37,7 @@ def test_every_method_is_searched_around_what_is_given(config_with: Callable[...
     problem = Problem.of(config_with(method={"name": method}), "accuracy")
     given = problem.given_values
     sums_alone = method in ("protolda", "protolda_blocks")
-    shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.needs]
+    shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.required_config]
     assert [key for key in given if key.startswith("local.")] == shared
     assert problem.starts[0] == given
     assert problem.config_of(given) == problem.config

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from flcore.core.errors import ConfigError, ProtoflError
-from flcore.experiment.run_folder import described
+from flcore.experiment.run_folder import read_run_config
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
 from pipelines.execution.one_run import PlacedRun
@@ -121,7 +121,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
         assert tuned["values"]["local.lr"] == pytest.approx(values["local.lr"], rel=1e-9)
         # The runs have these values, on all training data and scored on test data.
         best_file = yaml.safe_load((tmp_path / "tuned" / "tuning" / tuned["method"] / "best.yaml").read_text())
-        found = [described(path.parent) for path in sorted((tmp_path / "tuned" / "runs").glob("*/config.json"))]
+        found = [read_run_config(path.parent) for path in sorted((tmp_path / "tuned" / "runs").glob("*/config.json"))]
         lrs = [
             about["config"]["local"]["lr"] for about in found if about["config"]["method"]["name"] == tuned["method"]
         ]
@@ -246,7 +246,7 @@ def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
 def _rounds_of_runs(folder: Path) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for path in (folder / "runs").glob("*/config.json"):
-        config = described(path.parent)["config"]
+        config = read_run_config(path.parent)["config"]
         found.setdefault(config["method"]["name"], set()).add(config["federation"]["rounds"])
     return found
 

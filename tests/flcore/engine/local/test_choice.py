@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.local import choice as stacking
-from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure
+from flcore.engine.local.choice import EngineDecision, decide, default_cache, measure_speed
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
-from flcore.engine.local.program import NotThereError
+from flcore.engine.local.program import CacheMissError
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Leg
+from flcore.methods.types import Exchange
 
 
 class Speeds:
@@ -67,7 +67,7 @@ def test_the_faster_one_is_taken(
     lab: Any, stacked: float, expected: bool, faster: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four clients at one second per client and step, or so many seconds per step of all four."""
-    decision, waiting = measure(auto(lab), Speeds(monkeypatch, 1.0, stacked))
+    decision, waiting = measure_speed(auto(lab), Speeds(monkeypatch, 1.0, stacked))
     assert waiting is None
     assert (decision.stack, decision.compile) == (expected, False)
     assert decision.serial == pytest.approx(1.0)
@@ -119,40 +119,40 @@ class Branching(FedAvg):
 class Silent(FedAvg):
     name = "silent"
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        return (Leg("ask", phases=()), Leg())
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        return (Exchange("ask", phases=()), Exchange())
 
 
 @dataclass(frozen=True)
 class Mute(FedAvg):
     """Nobody trains."""
 
-    def legs(self, round_number: int, setting: Any) -> tuple[Leg, ...]:
-        return (Leg("ask", phases=()),)
+    def round_exchanges(self, round_number: int, setting: Any) -> tuple[Exchange, ...]:
+        return (Exchange("ask", phases=()),)
 
 
 def test_what_cannot_be_stacked_is_not(lab: Any) -> None:
-    decision, _ = measure(auto(lab, algorithm=Branching()))
+    decision, _ = measure_speed(auto(lab, algorithm=Branching()))
     assert (decision.stack, decision.serial, decision.stacked) == (False, None, None)
     assert "branching cannot be trained on stacked clients" in decision.reason
-    alone, _ = measure(auto(lab, method__name="central"))
+    alone, _ = measure_speed(auto(lab, method__name="central"))
     assert alone == EngineDecision(False, False, reason="no two clients fit into a stack")
-    one, _ = measure(lab.experiment(engine={"stack": "auto", "stack_size": 1}))
+    one, _ = measure_speed(lab.experiment(engine={"stack": "auto", "stack_size": 1}))
     assert one == EngineDecision(False, False, reason="no two clients fit into a stack")
-    mute, _ = measure(auto(lab, algorithm=Mute()))
+    mute, _ = measure_speed(auto(lab, algorithm=Mute()))
     assert mute == EngineDecision(False, False, reason="nothing is trained in the first round")
 
 
 def test_a_leg_that_trains_nothing_is_passed_over(lab: Any) -> None:
     """What is measured is the training behind it, as behind FedMLP's report of counts."""
-    assert measure(auto(lab, algorithm=Silent()))[0].serial is not None
+    assert measure_speed(auto(lab, algorithm=Silent()))[0].serial is not None
 
 
 def test_a_method_that_looks_up_what_clients_remember_is_measured(lab: Any) -> None:
     """Rows of a teacher's answers stand beside a batch, of each of the clients that are trained at once."""
     teacher = {"model.atoms": 6, "model.patch": 5, "model.grid": 2}
     changes = {"method": {"name": "protolda_distilled", "teacher": teacher}, "model": {"name": "fedgen_cnn"}}
-    decision, _ = measure(auto(lab, **changes))
+    decision, _ = measure_speed(auto(lab, **changes))
     assert decision.serial is not None and decision.stacked is not None
 
 
@@ -168,7 +168,7 @@ def test_what_is_measured_is_the_program_of_the_run(
     measured = set(names)
     experiment = lab.experiment(method__name="fedntd", data__augmentation=augmentation, engine__compile="default")
     trainer = CompiledTrainer(experiment, lab.DirectMaker())
-    TurnRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())
+    ClientRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())
     assert set(names) == measured and len(measured) == 1
 
 
@@ -183,7 +183,7 @@ def remembering(names: list[str], make: Any) -> Any:
 
 
 def test_a_round_without_clients_decides_nothing(lab: Any) -> None:
-    assert not measure(auto(lab, federation__dropout=0.999))[0].stack
+    assert not measure_speed(auto(lab, federation__dropout=0.999))[0].stack
 
 
 @pytest.mark.parametrize("stack", [False, True])
@@ -233,7 +233,7 @@ class Machine:
             def make(self, function: Any, example: Any, moved: int, facts: Any) -> Any:
                 machine.traced |= not self._new and self._trace
                 if not there and not self._new:
-                    raise NotThereError
+                    raise CacheMissError
                 machine.made += self._new
                 return lab.DirectMaker().make(function, example, moved, facts)
 
@@ -248,7 +248,7 @@ class Machine:
         monkeypatch.setattr(stacking, "compiler_missing", lambda: None)
 
     def measure(self, **changes: Any) -> tuple[EngineDecision, float | None]:
-        return measure(self.lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
+        return measure_speed(self.lab.experiment(engine__compile="auto", **changes), self.speeds, self.folder)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.25, True), (0.95, False), (3.0, False)])
@@ -297,7 +297,7 @@ def test_a_graph_of_another_step_is_looked_for_where_this_run_alone_gives_that_b
     partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
     machine = Machine(lab, monkeypatch, tmp_path, compiled=0.25, there=False, serial=step)
     changes = {"federation": {"rounds": 1}, "local": {"epochs": 1, "batch_size": 16}, "engine__compile": "auto"}
-    measure(lab.experiment(partition=partition, **changes), machine.speeds, tmp_path, spent=100.0)
+    measure_speed(lab.experiment(partition=partition, **changes), machine.speeds, tmp_path, spent=100.0)
     assert machine.traced == expected
 
 
@@ -340,7 +340,7 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
     asked: list[bool] = []
 
     class Probe:
-        def __init__(self, experiment: Any, leg: Any, clients: Any, clock: Any) -> None:
+        def __init__(self, experiment: Any, exchange: Any, clients: Any, clock: Any) -> None:
             self.clients = clients
 
         def seconds(self, trainer: Any, count: int, steps: int) -> float:
@@ -352,7 +352,7 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
             reasons.append("no")
         return {} if fuse and fails else {"compiled": "compiled"}
 
-    monkeypatch.setattr(stacking, "Probe", Probe)
+    monkeypatch.setattr(stacking, "StepTimer", Probe)
     monkeypatch.setattr(stacking, "SerialTrainer", lambda experiment: "serial")
     monkeypatch.setattr(stacking, "_stacked", lambda *arguments: {"stacked": "stacked"})
     monkeypatch.setattr(stacking, "_tried", recorded)
@@ -363,7 +363,7 @@ def test_on_a_gpu_kernels_are_fused_where_recorded_ones_would_take_longer(
     there = replace(here, config=replace(here.config, engine=replace(here.config.engine, device="cuda")))
     there.__dict__["setting"] = here.setting  # made where there is a device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    decision, left = measure(there, spent=spent)
+    decision, left = measure_speed(there, spent=spent)
     assert (decision.choice, asked) == (EngineChoice(True, True, tried[-1]), tried)
     assert left == (None if waiting is None else pytest.approx(waiting))
 
@@ -397,7 +397,7 @@ def compiler_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loss_that_cannot_be_traced_is_left_as_it_is(lab: Any, tmp_path: Path) -> None:
     """Tracing is real here; it ends before anything would be compiled."""
     changes = {"algorithm": Branching(), "federation__rounds": 100_000}
-    decision, waiting = measure(lab.experiment(engine__compile="auto", **changes), programs=tmp_path)
+    decision, waiting = measure_speed(lab.experiment(engine__compile="auto", **changes), programs=tmp_path)
     assert (decision.compile, waiting) == (False, None)
     assert decision.reason.startswith("not compiled: ")
 
@@ -410,7 +410,7 @@ def test_a_failing_compiler_decides_against_compiling(
         raise RunError("engine.compile: the compiler failed (by hand)")
 
     monkeypatch.setattr(Compiler, "make", failing)
-    decision, waiting = measure(lab.experiment(engine__compile="auto"), programs=tmp_path)
+    decision, waiting = measure_speed(lab.experiment(engine__compile="auto"), programs=tmp_path)
     assert not decision.compile and waiting is not None
     assert decision.reason == "engine.compile: the compiler failed (by hand)"
 

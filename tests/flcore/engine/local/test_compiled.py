@@ -23,12 +23,12 @@ from tqdm.std import TqdmDefaultWriteLock, tqdm
 
 from flcore.core.errors import RunError
 from flcore.core.optim import Sgd
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.local import compiled, compiler
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import by_columns
-from flcore.engine.local.program import NotCompilableError, NotThereError
+from flcore.engine.local.program import CacheMissError, NotCompilableError
 from flcore.engine.local.step import name_of
 from flcore.engine.run_state import RunState
 from flcore.experiment.run_folder import RunFiles
@@ -36,7 +36,7 @@ from flcore.io.records import Record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import Context, Phase, Update
+from flcore.methods.types import LossInputs, Phase, StepSpec
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
 
@@ -80,9 +80,9 @@ def test_a_program_is_compiled_once_and_does_what_the_function_does(
     assert (len(list(tmp_path.glob("*.json"))), len(list(tmp_path.glob("*.so")))) == (3, 1)
     took = [json.loads(path.read_text()).get("seconds") for path in tmp_path.glob("*.json")]
     assert sum(seconds is not None for seconds in took) == 1  # what compiling takes is told by what was compiled
-    with pytest.raises(NotThereError):
+    with pytest.raises(CacheMissError):
         again.make(steps.doubling, steps.example, 1, {"code": 4})
-    with pytest.raises(NotThereError):  # asked not to trace
+    with pytest.raises(CacheMissError):  # asked not to trace
         Compiler(tmp_path, new=False, trace=False).make(steps.halving, steps.example, 1, {"code": 4})
 
 
@@ -99,7 +99,7 @@ def test_another_program_has_another_name(steps: Any, tmp_path: Path) -> None:
     }
     assert len(paths) == 6
     assert compiler.path([torch.zeros(4), torch.zeros(3)], {"code": 1}) in paths  # shapes, not values
-    with pytest.raises(NotThereError):
+    with pytest.raises(CacheMissError):
         Compiler(tmp_path, new=False).make(steps.halving, steps.example, 1, {"code": 1})
     assert not list(tmp_path.iterdir())
 
@@ -200,7 +200,7 @@ def test_a_library_that_is_gone_is_made_again(steps: Any, tmp_path: Path, monkey
     monkeypatch.setattr(compiler, "_loaded", lambda path: path)
     first = Compiler(folder).make(steps.halving, steps.example, 1, {}).runner
     first.unlink()
-    with pytest.raises(NotThereError):
+    with pytest.raises(CacheMissError):
         Compiler(folder, new=False).make(steps.halving, steps.example, 1, {})
     assert Compiler(folder).make(steps.halving, steps.example, 1, {}).runner == first
     assert first.exists()
@@ -246,7 +246,7 @@ class Unnamed:
 class Odd(FedAvg):
     name = "odd"
 
-    def context(self, turn: Any) -> Context:
+    def loss_inputs(self, ctx: Any) -> LossInputs:
         return {"odd": Unnamed()}
 
 
@@ -263,7 +263,7 @@ def test_a_context_that_has_no_name_is_trained_as_without(
     assert said == ["engine.compile: odd is not compiled (odd of its context is an object without a name of its own)"]
 
 
-def above(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+def above(model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
     """A module's function."""
     return {"above": model.features(batch.images).sum()}
 
@@ -271,14 +271,14 @@ def above(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
 def scaled(factor: float) -> Any:
     """A function that is made anew by every call, under one name."""
 
-    def scaled_loss(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    def scaled_loss(model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
         return {"scaled": factor * model.features(batch.images).sum()}
 
     return scaled_loss
 
 
 @functools.wraps(above)
-def wrapped(model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+def wrapped(model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
     """It says that it is called ``above``, and is not."""
     return scaled(2)(model, batch, context)
 
@@ -289,7 +289,7 @@ class Times:
 
     factor: Any
 
-    def __call__(self, model: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    def __call__(self, model: Any, batch: Any, context: LossInputs) -> dict[str, Tensor]:
         return scaled(self.factor)(model, batch, context)
 
 
@@ -317,7 +317,7 @@ def a_turn(lab: Any, way: str, **changes: Any) -> Any:
     """The reply of client 0 in round 1."""
     experiment = lab.experiment(engine__compile=way, **changes)
     trainer = CompiledTrainer(experiment, lab.DirectMaker()) if way == "default" else None
-    found = TurnRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())[0]
+    found = ClientRunner(experiment, trainer).train(lab.work(experiment, [0]), [0], lambda client: Record())[0]
     assert isinstance(found, tuple)
     return found[0]
 
@@ -346,7 +346,7 @@ class TwoOptimizers(FedAvg):
     name = "two-optimizers"
 
     def phases(self) -> tuple[Phase, ...]:
-        return tuple(Phase(updates=(Update(optimizer=one),)) for one in (decaying, plain))
+        return tuple(Phase(updates=(StepSpec(optimizer=one),)) for one in (decaying, plain))
 
 
 def test_an_optimizers_values_are_in_a_programs_name(lab: Any) -> None:
@@ -387,7 +387,7 @@ def test_compiled_training_of_every_method(
     assert not [told for record in caplog.records if "is not compiled" in (told := record.getMessage())]
     assert furthest(serial.state, other.state, distance) < 1e-2
     for client in range(4):
-        assert distance(serial.memory(client), other.memory(client)) < 1e-2
+        assert distance(serial.client_state(client), other.client_state(client)) < 1e-2
 
 
 @pytest.mark.slow

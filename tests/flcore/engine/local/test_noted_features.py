@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.step import added
-from flcore.engine.local.tape import record_tape
+from flcore.engine.local.step import add_noted
+from flcore.engine.local.tape import plan_batches
 from flcore.evaluation.forward import Forward
 from flcore.io.records import serialise
 from flcore.math.prototypes.class_means import class_means, class_sums
@@ -20,7 +20,7 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedmlp import FedMLP
 from flcore.methods.fedpa import FedPA
 from flcore.methods.fedproto import FedProto
-from flcore.methods.types import Leg, Phase
+from flcore.methods.types import Exchange, Phase
 
 RUNNING = {"proto_mode": "running"}
 
@@ -34,9 +34,9 @@ def test_sums_by_class() -> None:
     both = class_sums(torch.stack([features] * 2), torch.stack([labels] * 2), 3, torch.tensor([[1, 1, 1], [1, 1, 0.0]]))
     assert both[0][0].tolist() == sums.tolist() and both[1][0].tolist() == counts.tolist()
     assert both[0][1].tolist() == [[1, 2], [3, 4], [0, 0]] and both[1][1].tolist() == [1, 1, 0]
-    twice = added(added(None, (sums, counts)), (sums, counts))
+    twice = add_noted(add_noted(None, (sums, counts)), (sums, counts))
     assert twice is not None and twice[0].tolist() == [[12, 16], [6, 8], [0, 0]] and twice[1].tolist() == [4, 2, 0]
-    assert added((sums, counts), None) == (sums, counts)
+    assert add_noted((sums, counts), None) == (sums, counts)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_sums_by_class() -> None:
 )
 def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, first: dict[str, int]) -> None:
     experiment = lab.experiment(local={"batch_size": 4, **local})
-    worker = TurnRunner(experiment)
-    turn = lab.receive(worker, 1, Leg(), 0, experiment.method.start_server(experiment.setting), {})
+    worker = ClientRunner(experiment)
+    ctx = lab.receive(worker, 1, Exchange(), 0, experiment.method.start_server(experiment.setting), {})
     for note, expected in first.items():
-        tape = record_tape(experiment, experiment.new_module(), turn, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
+        tape = plan_batches(experiment, experiment.new_module(), ctx, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
         assert tape.noted_from == expected
 
 
@@ -105,7 +105,7 @@ def test_nothing_else_changes(lab: Any, name: str, model: str) -> None:
     method = {"name": name} | ({"alpha": 0} if name == "fedmlp" else {})
     found = [lab.train(lab.experiment(method=method | mode, **changes)) for mode in ({}, RUNNING)]
     (final, _), (running, _) = found
-    weights = [reply.message.get("model") or memory["model"] for reply, memory in found]
+    weights = [reply.message.get("model") or client_state["model"] for reply, client_state in found]
     assert serialise({"m": weights[0]}) == serialise({"m": weights[1]})
     assert final.losses == running.losses
     ours, theirs = final.message["prototypes"], running.message["prototypes"]
@@ -139,7 +139,7 @@ def test_who_asks(lab: Any) -> None:
     setting = lab.experiment().setting
 
     def note(method: Method) -> str:
-        ((phase,),) = (leg.phases for leg in method.legs(2, setting))
+        ((phase,),) = (exchange.phases for exchange in method.round_exchanges(2, setting))
         return phase.note
 
     assert [note(method) for method in (FedProto(), FedMLP(), FedPA())] == ["none"] * 3

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flcore.core.errors import ConfigError
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local import compiled
 from flcore.engine.local import recorded as recorded_programs
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.samples import GivenSamples
-from flcore.engine.local.serial import Training
+from flcore.engine.local.serial import TrainJob
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.turns import Failure
 from flcore.io.records import serialise
@@ -31,7 +31,7 @@ from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.local import Local
-from flcore.methods.types import Batch, Context, Phase, Turn
+from flcore.methods.types import Batch, ClientContext, LossInputs, Phase
 
 FEDGEN = {"name": "fedgen_cnn", "feature_dim": 8}
 MODELS = {
@@ -78,11 +78,11 @@ def pair(lab: Any, engine: dict[str, Any] = STACKED, **changes: Any) -> tuple[An
     return lab.experiment(**changes), lab.experiment(engine=engine, **changes)
 
 
-def replies(lab: Any, experiment: Any, state: Any = None, memory: Any = None, number: int = 1) -> dict[int, Any]:
+def replies(lab: Any, experiment: Any, state: Any = None, client_state: Any = None, number: int = 1) -> dict[int, Any]:
     """One turn of all trainers, as one record each: message and memory together."""
     server = None if state is None else state.server
-    memories = {client: memory(client) for client in experiment.trainers} if memory else {}
-    found = lab.train_stack(experiment, list(experiment.trainers), memories, number=number, server=server)
+    client_states = {client: client_state(client) for client in experiment.trainers} if client_state else {}
+    found = lab.train_stack(experiment, list(experiment.trainers), client_states, number=number, server=server)
     assert not any(isinstance(result, Failure) for result in found.values())
     return dict(found)
 
@@ -92,15 +92,15 @@ def assert_close(
 ) -> None:
     """Every array within the tolerance of its largest value, equal steps, equal losses; and something has moved."""
     assert list(serial) == list(stacked)
-    for client, (reply, memory) in serial.items():
+    for client, (reply, client_state) in serial.items():
         other, other_memory = stacked[client]
         assert distance({**reply.message}, {**other.message}) < tolerance
-        assert distance({**memory}, {**other_memory}) < tolerance
-        assert (reply.steps, reply.remembers, reply.up, reply.down) == (
-            other.steps, other.remembers, other.up, other.down,
+        assert distance({**client_state}, {**other_memory}) < tolerance
+        assert (reply.steps, reply.has_state, reply.up, reply.down) == (
+            other.steps, other.has_state, other.up, other.down,
         )  # fmt: skip
         assert other.losses == pytest.approx(dict(reply.losses), rel=tolerance, abs=1e-6)
-        model = reply.message.get("model") or memory["model"]
+        model = reply.message.get("model") or client_state["model"]
         parts = replace(initial, params={name: initial.params[name] for name in model.params}, buffers={})  # sent ones
         assert distance({"m": replace(model, buffers={})}, {"m": parts}) > 10 * tolerance
 
@@ -122,7 +122,7 @@ def test_one_step_of_every_method(
     changes = {"method__name": method, "model": MODELS[model] if model else lab.model_of(method), "local__lr": 0.1}
     before = lab.run(lab.experiment(**changes, federation__rounds=1), tmp_path / "one")
     found = [
-        replies(lab, experiment, before.state, before.memory, number=2)
+        replies(lab, experiment, before.state, before.client_state, number=2)
         for experiment in pair(lab, engine, **changes, local__steps=1)
     ]
     initial = lab.experiment(**changes).setting.initial
@@ -187,7 +187,7 @@ def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: P
     ]
     assert distance(*servers) < tolerance
     for client in range(4):
-        assert distance(serial.memory(client), stacked.memory(client)) < tolerance
+        assert distance(serial.client_state(client), stacked.client_state(client)) < tolerance
     for expected, found in zip(serial.history, stacked.history, strict=True):
         for name in ("round", "participants", "bytes_up", "bytes_down", "scalars_up", "steps"):
             assert found[name] == expected[name]
@@ -210,13 +210,13 @@ class HeadThenBody(Local):
             Phase(("head.",), source="own", loss=self.on_vectors),
         )
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         """As many vectors as the client has samples, at most 20."""
-        count = min(int(turn.counts.sum()), 20)
-        vectors = torch.randn(count, turn.setting.feature_dim, generator=turn.stream("vectors"))
-        return {"own": {"inputs": vectors, "labels": torch.arange(count) % turn.setting.num_classes}}
+        count = min(int(ctx.class_counts.sum()), 20)
+        vectors = torch.randn(count, ctx.setting.feature_dim, generator=ctx.stream("vectors"))
+        return {"own": {"inputs": vectors, "labels": torch.arange(count) % ctx.setting.num_classes}}
 
-    def on_vectors(self, model: Any, batch: Batch, context: Context) -> Any:
+    def on_vectors(self, model: Any, batch: Batch, context: LossInputs) -> Any:
         from flcore.math.losses.basic import cross_entropy
 
         return {"vectors": cross_entropy(model.classify(batch.images), batch.labels, batch.weight)}
@@ -231,8 +231,8 @@ def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any, engine: 
     assert_close(first, second, serial.setting.initial, distance, 1e-4)
     assert set(second[4][0].losses) == {"cross_entropy", "vectors"}
     projection = {name: t for name, t in serial.setting.initial.params.items() if name.startswith("projection.")}
-    for _, memory in second.values():
-        assert all(torch.equal(memory["model"].params[name], tensor) for name, tensor in projection.items())
+    for _, client_state in second.values():
+        assert all(torch.equal(client_state["model"].params[name], tensor) for name, tensor in projection.items())
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,11 @@ class HeadOnly(Local):
 def test_a_frozen_part_is_the_same_to_the_bit(lab: Any) -> None:
     experiment = lab.experiment(algorithm=HeadOnly(), engine__stack=True, local__weight_decay=0.1)
     initial = experiment.setting.initial
-    for _, memory in lab.train_stack(experiment, range(4)).values():
-        for before, after in ((initial.params, memory["model"].params), (initial.buffers, memory["model"].buffers)):
+    for _, client_state in lab.train_stack(experiment, range(4)).values():
+        for before, after in (
+            (initial.params, client_state["model"].params),
+            (initial.buffers, client_state["model"].buffers),
+        ):
             for name, tensor in before.items():
                 assert torch.equal(after[name], tensor) == name.startswith("encoder."), name
 
@@ -359,9 +362,9 @@ def test_no_client_of_a_stack_reaches_another(lab: Any) -> None:
     class Diverging(FedAvg):
         poison: float = 0.0
 
-        def begin(self, turn: Turn) -> Any:
-            start = super().begin(turn)
-            if turn.client != 1:
+        def initial_weights(self, ctx: ClientContext) -> Any:
+            start = super().initial_weights(ctx)
+            if ctx.client != 1:
                 return start
             return replace(start, params={name: tensor + self.poison for name, tensor in start.params.items()})
 
@@ -378,10 +381,10 @@ def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
     """Nothing of one stack stays in the module for the next."""
     for model in MODELS.values():
         experiment = lab.experiment(method__name="fedproto", model=model, local__momentum=0.9, engine__stack=True)
-        used = TurnRunner(experiment)
+        used = ClientRunner(experiment)
         lab.train_stack(experiment, [3, 1], worker=used)
         first, second = (
-            lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, TurnRunner(experiment))
+            lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, ClientRunner(experiment))
         )
         for client in (0, 2):
             assert serialise(first[client][0].message) == serialise(second[client][0].message)
@@ -392,7 +395,7 @@ def test_a_stack_shares_its_seconds_by_steps(lab: Any) -> None:
     """A clock that goes on by one per reading: one second of training by shares, and one for each reply."""
     ticks = iter(range(100))
     experiment = lab.experiment(local__steps=None, local__epochs=1, engine__stack=True)
-    worker = TurnRunner(experiment, clock=lambda: float(next(ticks)))
+    worker = ClientRunner(experiment, clock=lambda: float(next(ticks)))
     replies = {client: reply for client, (reply, _) in lab.train_stack(experiment, [3, 1], worker=worker).items()}
     total = sum(reply.steps for reply in replies.values())
     for reply in replies.values():
@@ -442,12 +445,12 @@ class Shaped(FedAvg):
     name = "shaped"
     how: str = "shapes"
 
-    def context(self, turn: Turn) -> Context:
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         if self.how == "shapes":
-            return {"anchors": torch.zeros(turn.client + 1, 2)}
+            return {"anchors": torch.zeros(ctx.client + 1, 2)}
         if self.how == "names":
-            return {"anchors": torch.zeros(2)} if turn.client else {}
-        return {"scale": float(turn.client)}
+            return {"anchors": torch.zeros(2)} if ctx.client else {}
+        return {"scale": float(ctx.client)}
 
 
 @pytest.mark.parametrize(
@@ -485,7 +488,7 @@ class Branching(FedAvg):
     name = "branching"
     how: str = "if"
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+    def loss(self, model: Any, batch: Batch, context: LossInputs) -> Any:
         terms = super().loss(model, batch, context)
         value = terms["cross_entropy"]
         if self.how == "if" and value > 0:
@@ -514,11 +517,11 @@ class Constants(FedProx):
 
     name = "constants"
 
-    def context(self, turn: Turn) -> Context:
-        own = torch.full((), 1.0 + turn.client)
-        return {**super().context(turn), "factor": 3.0, "word": "plain", "deep": {"own": {"scale": own}, "n": 2}}
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        own = torch.full((), 1.0 + ctx.client)
+        return {**super().loss_inputs(ctx), "factor": 3.0, "word": "plain", "deep": {"own": {"scale": own}, "n": 2}}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+    def loss(self, model: Any, batch: Batch, context: LossInputs) -> Any:
         assert (context["factor"], context["word"], context["deep"]["n"]) == (3.0, "plain", 2)
         terms = super().loss(model, batch, context)
         features = model.features(batch.images).square().mean(dim=1)
@@ -541,12 +544,12 @@ class Drawn(FedAvg):
 
     name = "drawn"
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Any:
         return {"share": torch.rand(steps, generator=generator)}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+    def loss(self, model: Any, batch: Batch, context: LossInputs) -> Any:
         terms = super().loss(model, batch, context)
-        return {name: value * (0.5 + batch.draws["share"]) for name, value in terms.items()}
+        return {name: value * (0.5 + batch.random_inputs["share"]) for name, value in terms.items()}
 
 
 def test_random_numbers_of_a_method_are_the_clients_own(lab: Any, distance: Any) -> None:
@@ -563,10 +566,10 @@ class Anchored(FedAvg):
 
     name = "anchored"
 
-    def context(self, turn: Turn) -> Context:
-        return {"anchor": turn.inbox["model"].values}  # type: ignore[attr-defined]
+    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+        return {"anchor": ctx.received["model"].values}  # type: ignore[attr-defined]
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+    def loss(self, model: Any, batch: Batch, context: LossInputs) -> Any:
         terms = super().loss(model, batch, context)
         anchor = context["anchor"]
         fixed = model.project(model.encode(batch.images, anchor), anchor)
@@ -593,12 +596,12 @@ def test_the_samples_of_a_stack_are_those_of_its_clients(lab: Any) -> None:
 
 def test_a_trainer_without_phases_gives_back_what_it_was_given(lab: Any) -> None:
     experiment = lab.experiment(engine__stack=True)
-    worker = TurnRunner(experiment)
+    worker = ClientRunner(experiment)
     server = experiment.method.start_server(experiment.setting)
-    leg = experiment.method.legs(1, experiment.setting)[0]
-    turns = [lab.receive(worker, 1, leg, client, server, {}) for client in (0, 1)]
+    exchange = experiment.method.round_exchanges(1, experiment.setting)[0]
+    contexts = [lab.receive(worker, 1, exchange, client, server, {}) for client in (0, 1)]
     data = ClientData.of(experiment, [0, 1], 1)
-    outcomes = StackedTrainer(experiment).train(Training(turns, data, [experiment.setting.initial] * 2, [], 0))
+    outcomes = StackedTrainer(experiment).train(TrainJob(contexts, data, [experiment.setting.initial] * 2, [], 0))
     for outcome in outcomes:
         assert serialise({"m": outcome.weights}) == serialise({"m": experiment.setting.initial})
         assert (outcome.steps, dict(outcome.losses), outcome.drawn.sum()) == (0, {}, 0)

@@ -20,22 +20,22 @@ from flcore.core.errors import ConfigError
 from flcore.core.rng import torch_stream
 from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
-from flcore.engine.client import TurnRunner
+from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.samples import GivenSamples, drawn_labels
 from flcore.engine.local.stacked_inputs import StackedBatches
 from flcore.engine.local.tape import (
-    Tape,
+    BatchPlan,
     batch_positions,
     endless_positions,
     passes,
+    plan_batches,
     planned_steps,
-    record_tape,
 )
 from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Leg, Phase, Turn
+from flcore.methods.types import ClientContext, Exchange, Phase
 
 
 def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0) -> list[list[int]]:
@@ -128,7 +128,7 @@ def test_a_batch_of_one_is_used_where_batchnorm_is_frozen(lab: Any) -> None:
 def test_batches_of_one_and_batchnorm_are_refused(lab: Any, stack: bool) -> None:
     refused = small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack)
     with pytest.raises(ConfigError, match=r"^local\.batch_size = 1: BatchNorm needs 2 samples or more"):
-        TurnRunner(refused)
+        ClientRunner(refused)
     frozen = {"name": "fedgen_cnn", "batchnorm": "frozen"}
     assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, engine__stack=stack, model=frozen))[0].steps == 8
     assert lab.train(small(lab, [8, 8], local={"batch_size": 1}, model={"name": "fedproto_cnn"}))[0].steps == 8
@@ -203,18 +203,20 @@ class Drawing(FedAvg):
 
     name = "drawing"
 
-    def draws(self, turn: Turn, steps: int, generator: torch.Generator) -> Any:
+    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Any:
         return {"mix": torch.rand(steps, generator=generator), "class": torch.rand(steps, 6, generator=generator)}
 
 
-def turn_of(experiment: Any, client: int, number: int = 1) -> Turn:
-    return TurnRunner(experiment).turn(number, Leg(), client, Record(), Record())
+def turn_of(experiment: Any, client: int, number: int = 1) -> ClientContext:
+    return ClientRunner(experiment).ctx(number, Exchange(), client, Record(), Record())
 
 
-def tape_of(experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False) -> Tape:
+def tape_of(
+    experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False
+) -> BatchPlan:
     size = len(experiment.training_indices(client, number))
-    turn = turn_of(experiment, client, number)
-    return record_tape(experiment, experiment.new_module(), turn, Phase(), phase, size, skip_single=skip_single)
+    ctx = turn_of(experiment, client, number)
+    return plan_batches(experiment, experiment.new_module(), ctx, Phase(), phase, size, skip_single=skip_single)
 
 
 def test_a_pass_of_endless_batches_begins_where_its_order_does(lab: Any) -> None:
@@ -257,7 +259,7 @@ def test_the_parts_of_a_tape(lab: Any) -> None:
     assert {name: tuple(draw.shape) for name, draw in tape.draws.items()} == {"mix": (3,), "class": (3, 6)}
 
 
-def flat(tape: Tape) -> dict[str, list[float]]:
+def flat(tape: BatchPlan) -> dict[str, list[float]]:
     """Every random number of a tape by kind."""
     kinds = {"positions": tape.positions, **tape.drops, **tape.augmentation, **tape.draws}
     return {name: values.flatten().tolist() for name, values in kinds.items()}
@@ -317,7 +319,9 @@ def test_drawn_labels_by_hand() -> None:
 def test_a_stack_counts_what_each_of_its_clients_drew() -> None:
     """Labels 0 1 1 2 2: the first client has rows (0, 1), (2) of the first three, the second (1) of the last two."""
     rows = [torch.tensor([[0, 1], [2, 0]]), torch.tensor([[1, 0]])]
-    tapes = [Tape(own, sizes, {}, {}, {}, 9, (0,) * len(own)) for own, sizes in zip(rows, ((2, 1), (1,)), strict=True)]
+    tapes = [
+        BatchPlan(own, sizes, {}, {}, {}, 9, (0,) * len(own)) for own, sizes in zip(rows, ((2, 1), (1,)), strict=True)
+    ]
     samples = GivenSamples(torch.zeros(5, 2), torch.tensor([0, 1, 1, 2, 2]))
     batches = StackedBatches(tapes, [0, 3], samples, "cpu")
     assert batches.drawn(4).tolist() == [[1, 2, 0, 0], [0, 0, 1, 0]]
@@ -328,9 +332,9 @@ def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
 
     @dataclass(frozen=True)
     class Hearing(FedAvg):
-        def reply(self, turn: Turn, trained: Any) -> Any:
-            assert torch.equal(trained.drawn_labels(), 2 * turn.counts)
-            return super().reply(turn, trained)
+        def reply(self, ctx: ClientContext, trained: Any) -> Any:
+            assert torch.equal(trained.drawn_labels(), 2 * ctx.class_counts)
+            return super().reply(ctx, trained)
 
     for stack in (False, True):
         changes = {"model": {"name": "fedcspc_cnn"}, "local__epochs": 2, "engine__stack": stack}

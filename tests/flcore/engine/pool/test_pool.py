@@ -20,7 +20,7 @@ import torch
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.failures import TurnError
+from flcore.engine.failures import ClientError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
 from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
@@ -30,7 +30,7 @@ from flcore.engine.run_state import RunState
 from flcore.engine.turns import LegWork, Reply
 from flcore.io.records import Record
 from flcore.methods import METHODS
-from flcore.methods.types import Exchange, Replies
+from flcore.methods.types import Replies, RoundContext
 
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
 
@@ -88,7 +88,7 @@ def test_a_worker_says_what_went_wrong(lab: Any, tmp_path: Path) -> None:
 
 def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code; no worker dies of it, and nobody is asked again."""
-    with pytest.raises(TurnError) as here:
+    with pytest.raises(ClientError) as here:
         lab.run(lab.experiment(**erring), tmp_path / "inline")
     said = "'_Trained' object has no attribute 'no_such_thing'"
     assert str(here.value) == f"round 1, client 2 (train-clients, reply): AttributeError: {said}"
@@ -97,7 +97,7 @@ def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path:
     pool = local_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(tmp_path / "pool"))
     (worker,) = set(child.alive()) - before
     try:
-        with pytest.raises(TurnError) as there:
+        with pytest.raises(ClientError) as there:
             lab.run(experiment, tmp_path / "pool", pool)
         assert set(child.alive()) - before == {worker}
     finally:
@@ -156,7 +156,7 @@ class Watch(MetaPathFinder):
 
         def load(module):
             plain(module)
-            train = module.TurnRunner.train
+            train = module.ClientRunner.train
 
             def deadly(self, place, clients, server, memories):
                 if 2 in clients:
@@ -165,7 +165,7 @@ class Watch(MetaPathFinder):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return train(self, place, clients, server, memories)
 
-            module.TurnRunner.train = deadly
+            module.ClientRunner.train = deadly
 
         spec.loader.exec_module = load
         return spec
@@ -203,7 +203,7 @@ def test_a_client_that_kills_its_worker_every_time_is_left_out(lab: Any, deaths:
     said = Replies({k: lab.train(lab.experiment(**changes), k)[0].message for k in (0, 1, 3)})
     experiment = lab.experiment(**changes)
     server = Record(experiment.method.start_server(experiment.setting))
-    after, _ = experiment.method.stages()["aggregate"](server, said, Exchange(experiment.setting, 1))
+    after, _ = experiment.method.server_steps()["aggregate"](server, said, RoundContext(experiment.setting, 1))
     for name, tensor in after["model"].params.items():
         assert torch.equal(run.state.server["model"].params[name], tensor)
 
@@ -215,7 +215,7 @@ def test_a_client_that_kills_its_worker_every_time_stops_the_run(lab: Any, death
     with pytest.raises(RunError, match=r"^round 1, client 2 \(train-clients\): workers died again and again"):
         lab.run_in_pool(tmp_path / "pool", InlineOrchestrator(), **changes)
     checkpoint = Checkpoint(tmp_path / "pool")
-    assert checkpoint.turns.load(1, 0) is not None and checkpoint.turns.load(1, 2) is None
+    assert checkpoint.client_results.load(1, 0) is not None and checkpoint.client_results.load(1, 2) is None
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline").bytes
     assert lab.run(lab.experiment(**changes), tmp_path / "pool").bytes == expected
 
@@ -300,11 +300,11 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
     assert seen.gone == seen.hands[:4]
 
     def err(hand: Hand) -> None:
-        raise TurnError(1, "train-clients", [1], "reply", "TypeError: x")
+        raise ClientError(1, "train-clients", [1], "reply", "TypeError: x")
 
     pool, work, seen = hands(lab, tmp_path / "errors", err, 1)
     for _ in range(2):
-        with pytest.raises(TurnError, match=r"^round 1, client 1 \(train-clients, reply\): TypeError: x$"):
+        with pytest.raises(ClientError, match=r"^round 1, client 1 \(train-clients, reply\): TypeError: x$"):
             pool.train(work, [[1]])
     assert len(seen.hands) == 1
     pool.close()
@@ -349,10 +349,10 @@ class Sleepy(FedAvg):
     summary: ClassVar[str] = "FedAvg whose turns take minutes"
     citation: ClassVar[str] = "nobody, nowhere"
 
-    def context(self, turn):
+    def loss_inputs(self, ctx):
         (Path(os.environ["PROTOFL_TEST_ASLEEP"]) / str(os.getpid())).touch()
         time.sleep(300)
-        return super().context(turn)
+        return super().loss_inputs(ctx)
 """
 
 INTERRUPTED = """

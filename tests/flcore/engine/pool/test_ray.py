@@ -20,7 +20,7 @@ import pytest
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.loaded_code import digests
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.failures import TurnError
+from flcore.engine.failures import ClientError
 from flcore.engine.pool import ray as pools
 from flcore.engine.pool.ray import RayWorker, ray_pool
 
@@ -56,7 +56,7 @@ def test_the_same_bytes_as_in_one_process(lab: Any, cluster: Any, tmp_path: Path
     found = run_on_ray(lab, tmp_path / "ray", **RICH, engine={**engine, "name": "ray", "workers": 2})
     assert found.bytes == expected
     assert {path.name for path in (tmp_path / "ray" / "clients").iterdir()} == {
-        f"{client:04d}.{leg:04d}.safetensors" for client, leg in found.state.memories.items()
+        f"{client:04d}.{exchange:04d}.safetensors" for client, exchange in found.state.client_states.items()
     }
 
 
@@ -226,9 +226,9 @@ def test_an_actor_says_what_went_wrong(lab: Any, cluster: Any, tmp_path: Path) -
 
 def test_an_error_in_an_actor_is_the_error_here(lab: Any, cluster: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code."""
-    with pytest.raises(TurnError) as here:
+    with pytest.raises(ClientError) as here:
         lab.run(lab.experiment(**erring), tmp_path / "inline")
-    with pytest.raises(TurnError) as there:
+    with pytest.raises(ClientError) as there:
         run_on_ray(lab, tmp_path / "ray", **erring)
     assert str(there.value) == str(here.value)
     lines = [line for line in here.value.details.splitlines() if "erring.py" not in line]  # an actor has its own copy

@@ -14,26 +14,26 @@ from flcore.math.prototypes.discriminant import (
     NEVER,
     ClassSums,
     Wire,
-    added,
-    class_sums,
+    add_sums,
     cross_validated,
     discriminant,
-    packed,
+    discriminant_sums,
+    pack_sums,
     reweighted,
     ridge,
-    unpacked,
+    unpack_sums,
 )
 
 # One feature: class 0 has 0 and 2, class 1 has 4 and 6. Mean 3, variance (9 + 1 + 1 + 9)/4 = 5; standardised class
 # means ∓2/√5, so that the variance within is 1 - (4/5 + 4/5)/2 = 1/5.
-LINE = class_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
+LINE = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
 
 
 def some_sums(seed: int, number: int = 60, dim: int = 7, classes: int = 4) -> ClassSums:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (number,), generator=generator)
     features = torch.rand(number, dim, generator=generator) + labels.unsqueeze(1) / 5
-    return class_sums(features, labels, classes)
+    return discriminant_sums(features, labels, classes)
 
 
 def test_sums_by_hand() -> None:
@@ -45,8 +45,8 @@ def test_sums_by_hand() -> None:
 def test_a_sample_with_a_weight_counts_as_often() -> None:
     """Class 1 with weight 2 is class 1 twice."""
     rows, labels = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([0, 1])
-    found = class_sums(rows, labels, 2, torch.tensor([1.0, 2.0]))
-    twice = class_sums(rows[[0, 1, 1]], labels[[0, 1, 1]], 2)
+    found = discriminant_sums(rows, labels, 2, torch.tensor([1.0, 2.0]))
+    twice = discriminant_sums(rows[[0, 1, 1]], labels[[0, 1, 1]], 2)
     for name in ("counts", "sums", "second"):
         assert torch.equal(getattr(found, name), getattr(twice, name))
 
@@ -84,7 +84,7 @@ def test_cross_validation_is_leave_one_out_on_average() -> None:
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(3, (40,), generator=generator)
     features = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-    totals = class_sums(features, labels, 3)
+    totals = discriminant_sums(features, labels, 3)
 
     def score(shrinkage: float) -> float:
         weight, bias = ridge(totals, shrinkage)
@@ -107,13 +107,13 @@ def test_many_features_are_told_apart() -> None:
     features = torch.cat(
         [wide, wide + (2 * labels.unsqueeze(1) - 1) + 0.3 * torch.randn(400, 1, generator=generator)], 1
     )
-    weight, bias = discriminant(class_sums(features, labels, 2), 1e-4)
+    weight, bias = discriminant(discriminant_sums(features, labels, 2), 1e-4)
     answers = (features.double() @ weight.mT + bias).argmax(1)
     assert (answers == labels).double().mean() > 0.99
 
 
 def test_classes_without_samples_never_answer() -> None:
-    totals = class_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 2, 2]), 4)
+    totals = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 2, 2]), 4)
     for weight, bias in (discriminant(totals, 0.3), ridge(totals, 0.3)):
         assert weight[[1, 3]].abs().max() == 0
         assert bias[[1, 3]].tolist() == [NEVER, NEVER]
@@ -122,7 +122,7 @@ def test_classes_without_samples_never_answer() -> None:
 
 def test_a_feature_that_never_changes_is_left_out() -> None:
     features = torch.tensor([[0.0, 7.0], [2.0, 7.0], [4.0, 7.0], [6.0, 7.0]])
-    weight, bias = discriminant(class_sums(features, torch.tensor([0, 0, 1, 1]), 2), 0.3)
+    weight, bias = discriminant(discriminant_sums(features, torch.tensor([0, 0, 1, 1]), 2), 0.3)
     assert weight[:, 1].tolist() == [0, 0]
     assert weight[:, 0].tolist() == pytest.approx([-0.8, 0.8])
     assert bias.tolist() == pytest.approx([math.log(0.5) + 1.6, math.log(0.5) - 3.2])
@@ -170,9 +170,9 @@ def test_a_division_does_not_matter(owners: list[int], order: list[int]) -> None
     generator = torch.Generator().manual_seed(11)
     features, labels = torch.rand(30, 6, generator=generator), torch.arange(30) % 3
     own = torch.tensor(owners)
-    parts = [class_sums(features[own == client], labels[own == client], 3) for client in order]
-    whole = discriminant(class_sums(features, labels, 3), 0.01)
-    divided = discriminant(added(parts, ClassSums.nothing(3, 6)), 0.01)
+    parts = [discriminant_sums(features[own == client], labels[own == client], 3) for client in order]
+    whole = discriminant(discriminant_sums(features, labels, 3), 0.01)
+    divided = discriminant(add_sums(parts, ClassSums.nothing(3, 6)), 0.01)
     for one, other in zip(whole, divided, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
@@ -189,15 +189,15 @@ def test_what_is_taken_off_was_never_there() -> None:
 
 def test_what_travels() -> None:
     """C = 4 with three classes held, D = 7: 21 off the diagonal, 28 with it."""
-    totals = class_sums(torch.rand(9, 7, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3, 4)
+    totals = discriminant_sums(torch.rand(9, 7, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3, 4)
     shapes = {
-        wire: {name: tuple(value.shape) for name, value in packed(totals, wire).items()} for wire in get_args(Wire)
+        wire: {name: tuple(value.shape) for name, value in pack_sums(totals, wire).items()} for wire in get_args(Wire)
     }
     held = {"classes": (3,), "counts": (3,), "sums": (3, 7)}
     assert shapes["float64"] == {**held, "second": (28,)}
     assert shapes["float32"] == shapes["float16"] == {**held, "variances": (7,), "correlations": (21,)}
     assert shapes["int8"] == {**held, "variances": (7,), "factor": (28,), "scales": (7,)}
-    kinds = {wire: packed(totals, wire) for wire in get_args(Wire)}
+    kinds = {wire: pack_sums(totals, wire) for wire in get_args(Wire)}
     assert kinds["float16"]["correlations"].dtype == torch.float16
     assert kinds["int8"]["factor"].dtype == torch.int8
 
@@ -213,7 +213,7 @@ def test_what_arrives(wire: Wire, tolerance: float, number: int) -> None:
     entries, by at most about √7/127 = 0.02 of its scale.
     """
     sums = some_sums(5, number)
-    found = unpacked(packed(sums, wire), 4)
+    found = unpack_sums(pack_sums(sums, wire), 4)
     assert torch.equal(found.counts, sums.counts)
     torch.testing.assert_close(found.sums, sums.sums, rtol=1e-6, atol=0)
     mean = sums.sums.sum(0) / number
@@ -225,7 +225,7 @@ def test_what_arrives(wire: Wire, tolerance: float, number: int) -> None:
 def test_a_factor_of_eight_bits_stays_positive() -> None:
     """Sums of what arrives have no negative eigenvalue, of few samples neither."""
     for seed in range(5):
-        found = unpacked(packed(some_sums(seed, 4, dim=20), "int8"), 4)
+        found = unpack_sums(pack_sums(some_sums(seed, 4, dim=20), "int8"), 4)
         mean = found.sums.sum(0) / 4
         about = found.second - 4 * torch.outer(mean, mean)
         assert float(torch.linalg.eigvalsh(about).min()) > -0.05 * float(about.diagonal().max())
@@ -239,7 +239,7 @@ def test_what_noise_left_without_a_factor_arrives_as_its_nearest() -> None:
     """
     second = torch.tensor([[1.0, 4, 3], [4, 4, 5], [3, 5, -1]]).double()
     sums = ClassSums(torch.ones(1).double(), torch.zeros(1, 3).double(), second)
-    found = unpacked(packed(sums, "int8"), 1).second
+    found = unpack_sums(pack_sums(sums, "int8"), 1).second
     torch.testing.assert_close(found, torch.tensor([[1.0, 2, 0], [2, 4, 0], [0, 0, 0]]).double())
 
 
@@ -247,5 +247,5 @@ def test_one_sample_has_no_correlations() -> None:
     """Its variances are 0: what arrives is f fᵀ."""
     feature = torch.tensor([[1.0, 2.0, 3.0]])
     for wire in get_args(Wire):
-        found = unpacked(packed(class_sums(feature, torch.tensor([1]), 2), wire), 2)
+        found = unpack_sums(pack_sums(discriminant_sums(feature, torch.tensor([1]), 2), wire), 2)
         torch.testing.assert_close(found.second, torch.outer(feature[0], feature[0]).double(), rtol=1e-6, atol=1e-5)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from flcore.math.prototypes.discriminant import ClassSums, Margins, class_sums, discriminant, head
+from flcore.math.prototypes.discriminant import ClassSums, Margins, discriminant, discriminant_sums, head
 from flcore.math.prototypes.krylov import directions, next_block, solved, standardised_products
 
 
@@ -16,7 +16,7 @@ def data(dim: int = 12, classes: int = 3) -> tuple[ClassSums, Margins]:
     labels = torch.arange(90) % classes
     mixing = torch.randn(dim, dim, generator=generator)
     features = torch.rand(90, dim, generator=generator) @ mixing + labels.unsqueeze(1) / 3
-    totals = class_sums(features, labels, classes)
+    totals = discriminant_sums(features, labels, classes)
     return totals, totals.margins
 
 
@@ -38,7 +38,7 @@ def exchanged(totals: ClassSums, margins: Margins, blocks: int, shrinkage: float
 
 def test_one_direction_by_hand() -> None:
     """One feature (section 3a): the first block is all there is, and the head that of the discriminant."""
-    line = class_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
+    line = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
     margins = line.margins
     assert margins.mean.item() == 3 and margins.scale.item() == pytest.approx(math.sqrt(5))
     left, solution = exchanged(line, margins, 1, 0.3)

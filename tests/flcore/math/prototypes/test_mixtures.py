@@ -24,10 +24,10 @@ from flcore.math.prototypes.mixtures import (
     fuse_mixtures,
     fuse_uploads,
     group_components,
-    packed,
+    pack_mixtures,
     sample_classes,
     sample_mixture,
-    unpacked,
+    unpack_mixtures,
 )
 
 
@@ -374,12 +374,12 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
     """Deviations travel, variances come out: 4 and 9 as 2 and 3; counts of the classes that are there."""
     first = Mixture(torch.tensor([0.25, 0.75]), torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [9.0]]))
     second = Mixture(torch.ones(1), torch.full((1, 1), 5.0), torch.full((1, 1), 0.25))
-    payload = packed({7: second, 2: first}, torch.arange(10) * 10, 1)
+    payload = pack_mixtures({7: second, 2: first}, torch.arange(10) * 10, 1)
     assert payload.classes.tolist() == [2, 7]
     assert payload.components.tolist() == [2, 1]
     assert payload.deviations.flatten().tolist() == [2.0, 3.0, 0.5]
     assert payload.counts is not None and payload.counts.tolist() == [20, 70]
-    found = unpacked(payload)
+    found = unpack_mixtures(payload)
     assert list(found) == [2, 7]
     for mixture, expected in ((found[2], first), (found[7], second)):
         assert torch.equal(mixture.weights, expected.weights)
@@ -388,9 +388,9 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
 
 
 def test_no_mixture_at_all() -> None:
-    payload = packed({}, torch.arange(10), 3)
+    payload = pack_mixtures({}, torch.arange(10), 3)
     assert payload.means.shape == payload.deviations.shape == (0, 3)
-    assert unpacked(payload) == {} == fuse_uploads({0: payload, 4: payload}, 1.0)
+    assert unpack_mixtures(payload) == {} == fuse_uploads({0: payload, 4: payload}, 1.0)
 
 
 def test_uploads_are_fused_class_by_class() -> None:
@@ -398,7 +398,7 @@ def test_uploads_are_fused_class_by_class() -> None:
 
     def upload(means: dict[int, float], counts: Tensor | None) -> Mixtures:
         parts = {c: Mixture(torch.ones(1), torch.tensor([[m]]), torch.ones(1, 1)) for c, m in means.items()}
-        return packed(parts, counts, 1)
+        return pack_mixtures(parts, counts, 1)
 
     for told, expected in ((True, 2.0), (False, 4.0)):
         counts = [torch.tensor([n, 0, 0, 0, 0, 0, 7]) if told else None for n in (3, 1)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.io.messages import Arrays, Prototypes
+from flcore.io.messages import Prototypes, TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedproc import FedProc
@@ -20,7 +20,7 @@ from flcore.methods.kit.class_prototypes import (
     fused_prototypes,
     no_prototypes,
 )
-from flcore.methods.types import PROTOTYPES, Exchange, Leg, Replies, Turn
+from flcore.methods.types import PROTOTYPES, ClientContext, Exchange, Replies, RoundContext
 
 T = torch.tensor
 
@@ -108,18 +108,18 @@ def test_no_noise_without_a_bound_and_no_bound_for_samples_that_come_twice() -> 
     assert FedProto(proto_mode="running", proto_clip=1.0, proto_unit="client").proto_clip == 1.0
 
 
-def turn_of(lab: Any, number: int = 1) -> Turn:
-    return Turn(lab.experiment().setting, number, Leg().name, client=2)
+def turn_of(lab: Any, number: int = 1) -> ClientContext:
+    return ClientContext(lab.experiment().setting, number, Exchange().name, client=2)
 
 
 def test_vectors_of_any_number(lab: Any) -> None:
     """(3, 4) to norm 2.5; three vectors of zeros, z = 0.5, C = 2: deviation 0.5·2·2·√3 = 3.464102."""
-    turn, vectors = turn_of(lab), T([[3.0, 4.0], [0.3, 0.4]])
-    assert ReleasesVectors().release_vectors(turn, vectors) is vectors
-    clipped = ReleasesVectors(proto_clip=2.5).release_vectors(turn, vectors)
+    ctx, vectors = turn_of(lab), T([[3.0, 4.0], [0.3, 0.4]])
+    assert ReleasesVectors().release_vectors(ctx, vectors) is vectors
+    clipped = ReleasesVectors(proto_clip=2.5).release_vectors(ctx, vectors)
     assert clipped.flatten().tolist() == pytest.approx([1.5, 2, 0.3, 0.4])
     noisy = ReleasesVectors(proto_clip=2.0, proto_noise=0.5)
-    blurred = noisy.release_vectors(turn, torch.zeros(3, 4000))
+    blurred = noisy.release_vectors(ctx, torch.zeros(3, 4000))
     assert blurred.std().item() == pytest.approx(3.464102, rel=5 / math.sqrt(24_000))
     assert not torch.equal(noisy.release_vectors(turn_of(lab, 2), torch.zeros(3, 4000)), blurred)
     account = noisy.privacy(4)
@@ -147,15 +147,15 @@ def test_uploads_into_one_prototype_per_class(lab: Any) -> None:
     uploads = {0: row(1, None, None), 1: row(5, 8, None)}
     counts = {0: [1], 1: [3, 2]}
     replies: dict[int, Payloads] = {
-        client: {PROTOTYPES: upload, CLASS_COUNTS: Arrays({"held": T(counts[client])})}
+        client: {PROTOTYPES: upload, CLASS_COUNTS: TensorDict({"held": T(counts[client])})}
         for client, upload in uploads.items()
     }
     replies[2] = {}  # sent none
 
-    exchange = Exchange(lab.experiment().setting, 2)
+    ctx = RoundContext(lab.experiment().setting, 2)
 
     def fused(*arguments: Any, **options: Any) -> Prototypes:
-        return fused_prototypes(server, Replies(replies), exchange, *arguments, **options)[0][PROTOTYPES]
+        return fused_prototypes(server, Replies(replies), ctx, *arguments, **options)[0][PROTOTYPES]
 
     told = counts_of_uploads(Replies(replies))
     assert {client: found.tolist() for client, found in told.items()} == {0: [1, 0, 0], 1: [3, 2, 0]}
@@ -163,4 +163,4 @@ def test_uploads_into_one_prototype_per_class(lab: Any) -> None:
     assert fused(told).means.flatten().tolist() == [4, 8, 6]
     assert fused(keep=False).present.tolist() == [True, True, False]
     assert fused(keep=False).means.flatten().tolist() == [3, 8, 0]
-    assert fused_prototypes(server, Replies({3: {}}), exchange) == (server, {})
+    assert fused_prototypes(server, Replies({3: {}}), ctx) == (server, {})

@@ -21,8 +21,8 @@ from flcore.methods.ccvr import CCVR
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedcspc import FedCSPC
 from flcore.methods.fedprox import FedProx
-from flcore.methods.kit.on_top import OnTop, patched, possible_bases
-from flcore.methods.types import Exchange, Leg, Setting, Stage
+from flcore.methods.kit.on_top import WrapperMethod, patched, possible_bases
+from flcore.methods.types import Exchange, FederationContext, RoundContext, ServerStep
 
 OWN = ("AUTHORS", "name", "summary", "citation")
 OF_STAGES = ("folds", "releases_weights_alone")
@@ -43,7 +43,7 @@ SMALL = {
 
 
 @dataclass(frozen=True)
-class Plain(OnTop):
+class Plain(WrapperMethod):
     """Adds nothing."""
 
     name: ClassVar[str] = "plain"
@@ -159,17 +159,17 @@ def test_nothing_stands_on_itself(registered: Callable[[type[Method]], None]) ->
             method(base=base)
 
     @dataclass(frozen=True)
-    class Between(OnTop):
+    class Between(WrapperMethod):
         name: ClassVar[str] = "between"
 
     registered(Between)
     nested = {"between": {"method.base": "fedcspc"}}
-    assert CCVR(base="between").can_be_calibrated is False
+    assert CCVR(base="between").can_be_base is False
     with pytest.raises(ValueError, match="base = between: there is a fedcspc under it already"):
         FedCSPC(base="between", base_settings=nested)
 
     @dataclass(frozen=True)
-    class Endless(OnTop):
+    class Endless(WrapperMethod):
         name: ClassVar[str] = "endless"
         base: str = param("endless", "itself")
 
@@ -183,7 +183,7 @@ def test_hyper_parameters_of_the_base() -> None:
     settings = {"fedprox": {"method.mu": 0.5}, "moon": {"method.tau": 0.1}}
     assert CCVR(base="fedprox", base_settings=settings).base_method == FedProx(mu=0.5)
     assert CCVR(base_settings=settings).base_method == FedAvg()
-    own = {field.name for field in fields(OnTop)}
+    own = {field.name for field in fields(WrapperMethod)}
     assert own == {"base", "base_settings"}
     assert all(declaration.search is None for declaration in declared(FedCSPC) if declaration.name in own)
 
@@ -197,23 +197,25 @@ class TwoLegs(FedAvg):
 
     name: ClassVar[str] = "two_legs"
 
-    def legs(self, round_number: int, setting: Setting) -> tuple[Leg, ...]:
-        return Leg("ask", who="all", phases=(), stages=("note",)), Leg()
+    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
+        return Exchange("ask", participants="all", phases=(), server_steps=("note",)), Exchange()
 
-    def stages(self) -> dict[str, Stage]:
-        return {"note": lambda server, replies, exchange: (server, {}), **super().stages()}
+    def server_steps(self) -> dict[str, ServerStep]:
+        return {"note": lambda server, replies, ctx: (server, {}), **super().server_steps()}
 
 
 def test_legs_with_stages_behind_the_bases(lab: Any, registered: Callable[[type[Method]], None]) -> None:
-    """A leg that had every stage has the base's by name, and does not run what is added."""
+    """An exchange that had every stage has the base's by name, and does not run what is added."""
     setting = lab.experiment().setting
     plain = Plain()
-    assert plain.legs(1, setting) == (Leg(),)
-    assert [leg.stages for leg in plain.legs_with(1, setting)] == [("aggregate",)]
-    assert [leg.stages for leg in plain.legs_with(1, setting, "one", "two")] == [("aggregate", "one", "two")]
+    assert plain.round_exchanges(1, setting) == (Exchange(),)
+    assert [exchange.server_steps for exchange in plain.legs_with(1, setting)] == [("aggregate",)]
+    assert [exchange.server_steps for exchange in plain.legs_with(1, setting, "one", "two")] == [
+        ("aggregate", "one", "two")
+    ]
     registered(TwoLegs)
-    legs = Plain(base="two_legs").legs_with(1, setting, "one")
-    assert [(leg.name, leg.stages) for leg in legs] == [
+    exchanges = Plain(base="two_legs").legs_with(1, setting, "one")
+    assert [(exchange.name, exchange.server_steps) for exchange in exchanges] == [
         ("ask", ("note",)),
         ("train-clients", ("note", "aggregate", "one")),
     ]
@@ -229,12 +231,12 @@ def test_names_that_stand_twice_are_refused(registered: Callable[[type[Method]],
     class Gathering(FedAvg):
         name: ClassVar[str] = "gathering"
 
-        def stages(self) -> dict[str, Stage]:
-            return {"gather-prototypes": lambda server, replies, exchange: (server, {})}
+        def server_steps(self) -> dict[str, ServerStep]:
+            return {"gather-prototypes": lambda server, replies, ctx: (server, {})}
 
     registered(Gathering)
     with pytest.raises(ConfigError, match="gathering: it and fedcspc both have what they call 'gather-prototypes'"):
-        FedCSPC(base="gathering").stages()
+        FedCSPC(base="gathering").server_steps()
 
 
 def test_a_part_of_a_model() -> None:
@@ -256,7 +258,7 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
     changes = {"model": CSPC, "federation": {"rounds": 1}, "local__steps": 2}
     alone = lab.run(lab.experiment(method={"name": base, **SMALL.get(base, {})}, **changes), tmp_path / "base")
     settings = {base: {f"method.{name}": value for name, value in SMALL.get(base, {}).items()}}
-    tops: tuple[type[OnTop], ...] = (CCVR,) if base == "fedcspc" else (CCVR, FedCSPC)
+    tops: tuple[type[WrapperMethod], ...] = (CCVR,) if base == "fedcspc" else (CCVR, FedCSPC)
     for top in tops:
         method = {"name": top.name, "base": base, "base_settings": settings, **SMALL[top.name]}
         if top is FedCSPC and not METHODS[base]().broadcasts_model:
@@ -265,14 +267,16 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
         run = lab.run(experiment, tmp_path / top.name)
         assert serialise(run.state.server.only(*alone.state.server)) == serialise(alone.state.server)
         for client in range(4):
-            assert serialise(run.memory(client)) == serialise(alone.memory(client))
+            assert serialise(run.client_state(client)) == serialise(alone.client_state(client))
         setting, server = experiment.setting, run.state.server
         before = experiment.method.base_method.global_model(server)
         after = experiment.method.global_model(server)
         moved = {name.split(".")[0] for name, value in before.params.items() if not value.equal(after.params[name])}
         assert moved == ({"head"} if top is CCVR else {"projection", "head"})
         if top is CCVR:
-            sent = experiment.method.broadcast(server, 0, Exchange(setting, 1, CCVR.collect_leg))
+            sent = experiment.method.broadcast(server, 0, RoundContext(setting, 1, CCVR.collect_leg))
             assert serialise(sent) == serialise({"model": before})
-            reply, _ = lab.train(experiment, 0, leg=len(experiment.method.legs(1, setting)) - 1, server=server)
+            reply, _ = lab.train(
+                experiment, 0, exchange=len(experiment.method.round_exchanges(1, setting)) - 1, server=server
+            )
             assert set(reply.message) == {"statistics"}

@@ -62,9 +62,9 @@ def images_of(points: list[list[float]]) -> Tensor:
 
 
 def terms(loss: VirtualLoss, real: Tensor, labels: list[int], made: Tensor, made_labels: list[int], **kept: Any) -> Any:
-    context = virtual_context(Setting(), made, torch.tensor(made_labels), kept.pop("outputs", None))  # type: ignore[arg-type]
+    inputs = virtual_context(Setting(), made, torch.tensor(made_labels), kept.pop("outputs", None))  # type: ignore[arg-type]
     batch = Batch(real, torch.tensor(labels), kept.pop("weight", None), {"virtual": torch.arange(len(made))})
-    return loss.terms(Identity(), batch, context)  # type: ignore[arg-type]
+    return loss.terms(Identity(), batch, inputs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("size", "batch", "steps"), [(10, 4, 9), (6, 64, 3), (5, 5, 2), (7, 3, 0), (7, 3, 1)])
@@ -162,10 +162,10 @@ def test_virtual_features_are_constants_in_the_contrast_with_real_ones(detach: b
     made = images_of(POINTS[1:]).requires_grad_()
     real = images_of(POINTS[:1]).requires_grad_()
     loss = loss_of(cross_entropy=0.0, detach=detach)
-    context = {"images": made, "labels": torch.tensor([0, 1]), "outputs": torch.tensor([0, 1])}
-    context |= {"scale": torch.ones(1, 1, 1), "shift": torch.zeros(1, 1, 1)}
+    inputs = {"images": made, "labels": torch.tensor([0, 1]), "outputs": torch.tensor([0, 1])}
+    inputs |= {"scale": torch.ones(1, 1, 1), "shift": torch.zeros(1, 1, 1)}
     batch = Batch(real, torch.tensor([0]), None, {"virtual": torch.arange(2)})
-    contrast = loss.terms(Identity(), batch, context)["contrast"]  # type: ignore[arg-type]
+    contrast = loss.terms(Identity(), batch, inputs)["contrast"]  # type: ignore[arg-type]
     to_real, to_made = torch.autograd.grad(contrast, [real, made], allow_unused=True, materialize_grads=True)
     assert bool(to_real.any())
     assert bool(to_made.any()) == (not detach)
@@ -174,10 +174,10 @@ def test_virtual_features_are_constants_in_the_contrast_with_real_ones(detach: b
 def test_a_virtual_set_alone_teaches_its_features() -> None:
     """Three virtual ones, so that the gradient of a tenth of their own contrast is not zero, detached as they are."""
     made = images_of(POINTS).requires_grad_()
-    context = {"images": made, "labels": torch.tensor(LABELS), "outputs": torch.tensor(LABELS)}
-    context |= {"scale": torch.ones(1, 1, 1), "shift": torch.zeros(1, 1, 1)}
+    inputs = {"images": made, "labels": torch.tensor(LABELS), "outputs": torch.tensor(LABELS)}
+    inputs |= {"scale": torch.ones(1, 1, 1), "shift": torch.zeros(1, 1, 1)}
     batch = Batch(images_of([[1.0, 1.0]]), torch.tensor([0]), None, {"virtual": torch.arange(3)})
-    contrast = loss_of(alone=0.1).terms(Identity(), batch, context)["contrast"]  # type: ignore[arg-type]
+    contrast = loss_of(alone=0.1).terms(Identity(), batch, inputs)["contrast"]  # type: ignore[arg-type]
     assert bool(torch.autograd.grad(contrast, made)[0].any())
 
 

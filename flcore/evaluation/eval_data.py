@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flcore.core.errors import DataError
 from flcore.data.client_holdout import own_group
-from flcore.data.partitioners.base import joined
+from flcore.data.partitioners.base import merge_indices
 from flcore.experiment.experiment import Experiment
 
 
@@ -35,7 +35,7 @@ class ScoredData:
         return self.labels[: self.num_shared]
 
 
-def scored_data(experiment: Experiment) -> ScoredData:
+def eval_data(experiment: Experiment) -> ScoredData:
     """Test data, or with ``evaluation.split: validation`` the clients' validation data.
 
     Where the clients are writers or users (``by_group``), the global model is tested on those who take part: their
@@ -77,7 +77,7 @@ def _of_those_who_take_part(experiment: Experiment) -> Tensor | None:
     train, test = experiment.dataset.train, experiment.dataset.test
     if experiment.partition.parameters.get("name") != "by_group" or train.groups is None or test.groups is None:
         return None
-    trained = joined([client.train for client in experiment.partition.clients])
+    trained = merge_indices([client.train for client in experiment.partition.clients])
     (rows,) = own_group([trained], train.groups.numpy(), test.groups.numpy())
     if len(rows) == 0:
         raise DataError("by_group: none of the drawn writers or users has a test sample; draw more clients")
