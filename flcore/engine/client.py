@@ -29,7 +29,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.poisoning import poisoned_message
 from flcore.experiment.traffic import outgoing
 from flcore.io.messages import Payload, Prototypes, Weights, all_finite
-from flcore.io.records import Payloads, Record, SharedOnDevice, on_device
+from flcore.io.records import Payloads, Record, SharedOnDevice, on_device, row_major
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
 
 ClientStates = Callable[[int], Record]
@@ -213,7 +213,8 @@ class ClientRunner:
             kept = {**kept, **_private_model(kept, ctx.client_state, outcome.weights if trains else None)}
         # The trained weights, which have been looked at, or as they leave a part of them.
         looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
-        message, kept = self._there(outgoing(message, experiment), "cpu"), self._there(kept, "cpu")
+        message = row_major(self._there(outgoing(message, experiment), "cpu"))
+        kept = row_major(self._there(kept, "cpu"))
         for part, fine in zip((kept, message), looked_at, strict=True):
             for name, payload in part.items():
                 if name not in fine and not _finite(payload):

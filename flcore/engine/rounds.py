@@ -31,7 +31,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_modules
 from flcore.experiment.traffic import added, cost
 from flcore.io.files import finite
-from flcore.io.records import Record
+from flcore.io.records import Record, row_major
 from flcore.methods.types import Exchange, Replies, RoundContext, ServerStep
 
 RoundRecord = Mapping[str, Any]
@@ -104,7 +104,7 @@ def run_rounds(
             raise
         state = None
     if state is None:
-        state = RunState(0, Record(experiment.method.start_server(experiment.setting)), run=name)
+        state = RunState(0, row_major(experiment.method.start_server(experiment.setting)), run=name)
         checkpoint.start(state, replace=restart)
     if state.exchanges == 0 and 0 in experiment.config.evaluation.snapshots:
         checkpoint.keep_round(state)
@@ -271,7 +271,7 @@ def _run_stage(
 ) -> tuple[Record, dict[str, float]]:
     with error_context(f"round {ctx.round}, server stage {name}"):
         after, facts = stage(server, messages, ctx)
-        return Record(after), {fact: float(value) for fact, value in facts.items()}
+        return row_major(after), {fact: float(value) for fact, value in facts.items()}
 
 
 def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

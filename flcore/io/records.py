@@ -127,6 +127,21 @@ def _moved(payload: Payload, device: str) -> Payload:
     return type(payload).from_arrays(arrays, payload.header())
 
 
+def row_major(record: Payloads) -> Record:
+    """Return a record with its tensors in row-major order, as messages and files hold them.
+
+    Last bits of a product depend on the order, and a resumed run reads its tensors from files.
+    """
+    return Record({name: _in_row_major_order(payload) for name, payload in record.items()})
+
+
+def _in_row_major_order(payload: Payload) -> Payload:
+    arrays = payload.arrays()
+    if all(tensor.is_contiguous() for tensor in arrays.values()):
+        return payload
+    return type(payload).from_arrays({key: tensor.contiguous() for key, tensor in arrays.items()}, payload.header())
+
+
 class SharedOnDevice:
     """Copies of records on a device: a payload that several of them share is copied once, and shared there."""
 

@@ -24,6 +24,7 @@ from flcore.io.records import (
     on_device,
     pack_record,
     payload_sizes,
+    row_major,
     save_record,
     serialise,
     unpack_record,
@@ -317,3 +318,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         save_record(tmp_path / "r", {NUMBER: Count(2)}, {"x": object()})
     assert load_record(tmp_path / "r")[0][NUMBER] == Count(1)
+
+
+def test_row_major_copies_only_payloads_that_lie_otherwise() -> None:
+    """A transposed matrix keeps its values and gets the layout of a file; other payloads stay the same objects."""
+    matrix = torch.arange(6.0).reshape(2, 3)
+    record = Record({"turned": TensorDict({"matrix": matrix.mT}), "same": TensorDict({"matrix": matrix})})
+    found = row_major(record)
+    assert found["same"] is record["same"]
+    assert found["turned"].arrays()["matrix"].is_contiguous()
+    assert torch.equal(found["turned"].arrays()["matrix"], matrix.mT)
