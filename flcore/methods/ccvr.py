@@ -1,7 +1,7 @@
 """CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021): calibrate the classifier of a finished federated model.
 
-Any method whose clients train one global model that answers by itself may be the base: with the same seed its part of
-the run is the base's own run to the bit. When its last round is over, one more exchange of that round follows:
+The base is any method whose clients train one global model that answers by itself; with the same seed its part of the
+run is the base's own run to the bit. After its last round one more exchange of that round follows:
 
 1. *all* clients receive the final model w_g and send, per class, the number, mean and unbiased covariance of their
    features (evaluation mode, no augmentation);
@@ -10,24 +10,22 @@ the run is the base's own run to the bit. When its last round is over, one more 
        μ_c = Σ_k (n_{k,c}/n_c) μ_{k,c},
        Σ_c = Σ_k [(n_{k,c}−1)/(n_c−1)] Σ_{k,c} + Σ_k [n_{k,c}/(n_c−1)] μ_{k,c}μ_{k,c}ᵀ − [n_c/(n_c−1)] μ_cμ_cᵀ,
 
-   in float64, draws M_c virtual features per class from N(μ_c, Σ_c) and trains the head on them, from the trained head
-   on, with CE and plain SGD. The body is not touched, and the calibrated head never goes back into training.
+   in float64, draws M_c virtual features per class from N(μ_c, Σ_c) and trains the head on them, starting from the
+   trained head, with CE and plain SGD. The body is not touched, and training never sees the calibrated head.
 
-The server keeps the new head beside what the base holds; answers with the head of before are scored as
-``before_calibration``.
+The server keeps both heads; answers with the old one are scored as ``before_calibration``.
 
 ``tap: hidden``: where features are a linear map z = Wa + b of hidden units a (the last layer of the projection of
 FedCSPC's network), statistics of a are sent and mapped on the server, μ_z = Wμ_a + b and Σ_z = WΣ_aWᵀ: the same
 Gaussians from 3,655 instead of 33,153 values per class at 84 hidden units and 256 features.
 
 ``power`` p takes statistics of sign(f)·|f|^p and draws features through the inverse, so that they may be skewed as
-those behind a ReLU are; the head works on features as ever. This is our reading of an optional transform that no paper
-at hand describes; 1 is off.
+after a ReLU; the head works on features as before. This is our reading of an optional transform that no paper at hand
+describes; 1 is off.
 
 Over FedCSPC, which calibrates projection and head in every round, the head is trained once more at the end; its
-exemplars, which do not depend on the head, go on answering with it, and ``before_calibration`` is before CCVR. Over
-CReFF the head to start from is its re-trained classifier. In a stream of tasks the statistics are those of the last
-round's task.
+exemplars, which do not depend on the head, still answer with it, and ``before_calibration`` is before CCVR. Over CReFF
+the head to start from is its re-trained classifier. In a stream of tasks the statistics are those of the last task.
 
 Choices: classes with fewer than ``min_count`` samples in all are left out (one sample has no covariance). Covariances
 travel as their upper triangle. FedPG's authors calibrate the *best* model of a run; that needs a choice on test data,
@@ -66,7 +64,7 @@ from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 from flcore.methods.types import ClientContext, FederationContext, Metrics, Replies, TrainedClient
 
 STATISTICS = Key("statistics", TensorDict)
-"""Of a client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32
+"""A client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32
 [k, d·(d + 1)/2]."""
 
 
@@ -92,18 +90,18 @@ class CCVR(NewHead):
     min_count: int = param(2, "samples that a class needs, over all clients", low=1)
 
     def __post_init__(self) -> None:
-        """Refuse what no base is, and a transform that does not commute with the linear layer."""
+        """Refuse a transform that does not commute with the linear layer."""
         super().__post_init__()
         if self.tap == "hidden" and self.power != 1:
             raise ValueError("power needs tap = feature: transformed hidden units are not mapped linearly")
 
     @property
     def head_stage(self) -> str:
-        """The calibration; over a base that calibrates too, which has the shorter name."""
+        """Return ``calibrate``, or a longer name over a base with a stage of that name."""
         return "calibrate-head" if "calibrate" in self.base_method.server_steps() else "calibrate"
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The base's.
+        """Return the base's record.
 
         Raises:
             ConfigError: the model has no hidden units to take statistics of.
@@ -113,7 +111,7 @@ class CCVR(NewHead):
         return super().start_server(setting)
 
     def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
-        """Count, mean and covariance of each of the client's classes, of what is tapped."""
+        """Return count, mean and covariance of each of the client's classes."""
         if self.tap == "hidden":
             encoded, labels = trained.encoded()
             features = hidden_units(encoded, trained.weights, ctx.setting)
@@ -122,20 +120,20 @@ class CCVR(NewHead):
             features = signed_power(features, self.power)
         counts = torch.bincount(labels)
         classes = counts.nonzero().flatten()
-        # Class by class, here and at the server: d² values of all of them at once would not fit into memory.
+        # Class by class, here and at the server: d² values of all classes at once would not fit into memory.
         own = [class_gaussian(features[labels == label]) for label in classes]
         sent = {
             "classes": classes,
             "counts": counts[classes],
-            "means": torch.cat([held.means for held in own]).float(),
-            "covariances": torch.cat([upper_triangles(held.covariances) for held in own]).float(),
+            "means": torch.cat([gaussian.means for gaussian in own]).float(),
+            "covariances": torch.cat([upper_triangles(gaussian.covariances) for gaussian in own]).float(),
         }
         return {STATISTICS: TensorDict(sent)}
 
     def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights | None, Metrics]:
-        """The head, trained on virtual features; None where no class has enough samples.
+        """Return the head, trained on virtual features; None where no class has enough samples.
 
-        Facts: the mean loss on the virtual features before and after, how many features and classes they are.
+        Facts: the mean loss on the virtual features before and after, and the numbers of features and classes.
 
         Raises:
             ArithmeticError: the calibration diverged.
@@ -164,13 +162,13 @@ class CCVR(NewHead):
         return Weights(fitted.values), facts
 
     def virtual_features(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Tensor, Tensor]:
-        """``per_class`` draws [n, d] of every class with enough samples, and their labels."""
+        """Draw ``per_class`` features [n, d] of every class with enough samples, with labels."""
         generator = torch_stream(setting.seed, "calibration features")
         drawn = [(torch.zeros(0, setting.feature_dim), torch.zeros(0, dtype=torch.int64))]
         last = last_linear(setting) if self.tap == "hidden" else None
         for label in range(setting.num_classes):
-            told = {client: received(upload, label) for client, upload in replies.of(STATISTICS).items()}
-            holders = {client: statistics for client, statistics in told.items() if statistics is not None}
+            sent = {client: received(upload, label) for client, upload in replies.of(STATISTICS).items()}
+            holders = {client: statistics for client, statistics in sent.items() if statistics is not None}
             if not holders:
                 continue
             merged = merge_gaussians(holders)
@@ -183,7 +181,7 @@ class CCVR(NewHead):
 
 
 def received(upload: TensorDict, label: int) -> ClassGaussians | None:
-    """One client's statistics of a class as a single row; None where it has none."""
+    """Return one client's statistics of a class as a single row; None where it has none."""
     row = upload["classes"] == label
     if not row.any():
         return None
@@ -192,7 +190,7 @@ def received(upload: TensorDict, label: int) -> ClassGaussians | None:
 
 
 def last_linear(setting: FederationContext) -> str:
-    """Prefix of the names of the linear layer that ends the model's projection, such as ``projection.2.``.
+    """Return the prefix of the linear layer that ends the model's projection, such as ``projection.2.``.
 
     Raises:
         ConfigError: the projection does not end in a linear layer with a bias, or there is none.
@@ -202,7 +200,7 @@ def last_linear(setting: FederationContext) -> str:
     prefix = weights[-1].removesuffix("weight") if weights else ""
     bias = f"{prefix}bias"
     if weights and params[weights[-1]].ndim == 2 and bias in params:
-        # A layer ends the projection if what is taken off its bias is missing from the features.
+        # A layer ends the projection if a shift of its bias appears in the features.
         device, network = setting.device, setting.network
         encoded = network.encode(torch.zeros(2, *setting.image_shape, device=device), {})
         shifted = network.project(encoded, {bias: params[bias].to(device) - 100})
@@ -212,7 +210,7 @@ def last_linear(setting: FederationContext) -> str:
 
 
 def hidden_units(encoded: Tensor, weights: Weights, setting: FederationContext) -> Tensor:
-    """What the last layer of the projection reads, [n, h], for encoded images [n, e]."""
+    """Return the input [n, h] of the projection's last layer, for encoded images [n, e]."""
     prefix, device = last_linear(setting), setting.device
     size = weights.params[f"{prefix}weight"].shape[1]
     # With the identity for its last layer the projection yields what that layer reads.
@@ -223,5 +221,5 @@ def hidden_units(encoded: Tensor, weights: Weights, setting: FederationContext) 
 
 
 def signed_power(values: Tensor, power: float) -> Tensor:
-    """sign(v)·|v|^power, element by element; the very values for power 1."""
+    """Return sign(v)·|v|^power, element by element; the very values for power 1."""
     return values if power == 1 else values.sign() * values.abs().pow(power)

@@ -1,8 +1,7 @@
 """Centralised training on the union of all clients' data: the upper reference of a comparison.
 
-It is FedAvg with one client that holds everything and stands at the server. A round is ``local.epochs`` passes over the
-union, so with epochs a round costs as many gradient steps as a full round of all clients; with ``local.steps`` it is
-that many steps.
+FedAvg with one client that holds all data at the server. A round is ``local.epochs`` passes over the union, so it costs
+as many gradient steps as a full round of all clients; with ``local.steps`` it is that many steps.
 """
 
 from __future__ import annotations
@@ -25,5 +24,4 @@ class Central(FedAvg):
 
     @property
     def can_be_base(self) -> bool:
-        """No: there are no clients to ask for statistics."""
-        return False
+        return False  # no clients to ask for statistics

@@ -1,4 +1,4 @@
-"""CReFF (Shang, Lu, Huang, Wang, IJCAI 2022): FedAvg whose classifier is trained anew on features made by the server.
+"""CReFF (Shang, Lu, Huang, Wang, IJCAI 2022): FedAvg whose classifier is re-trained on features made by the server.
 
 Client, which receives w_g = (body f, head h) and the re-trained classifier h̃:
 
@@ -10,13 +10,13 @@ class, kept from round to round and N(0, 1) at first, take 100 steps of SGD on
 
     Σ_c D(∇_h̃ CE(h̃(U_c), c), G_c),    D = Σ over rows of the weight of (1 − cos) + (1 − cos of the bias);
 
-then a fresh linear classifier is trained on all of them for 300 epochs: the next h̃. What answers is f with h̃; the
-history scores f with h as ``fedavg_head``. Clients that answer for themselves do so with their own h.
+then a fresh linear classifier is trained on all of them for 300 epochs: the next h̃. f with h̃ answers; the history
+scores f with h as ``fedavg_head``. Clients that answer for themselves do so with their own h.
 
-Choices: the first h̃ is the initial head (all classifiers begin with random weights). Classes that nobody sampled holds
-keep their features; those that nobody ever held keep noise, on which h̃ is trained all the same (the authors' code).
-The authors' code augments the images whose gradients are taken (DSA); here they are taken as they are. Gradients of the
-linear layer are computed in closed form.
+Choices: the first h̃ is the initial head (all classifiers begin with random weights). Classes without a sampled holder
+keep their features; those without any holder keep noise, on which h̃ is trained too (the authors' code). The authors'
+code augments the images whose gradients are taken (DSA), ours does not. Gradients of the linear layer are computed in
+closed form.
 
 Privacy: a class with one sample has its feature in its gradient.
 """
@@ -64,7 +64,6 @@ GRADIENTS = Key("gradients", TensorDict)
 
 HEAD_PARAMS = ("head.weight", "head.bias")
 
-
 ClassifierWeights = tuple[Tensor, Tensor]
 """Weight [C, d] and bias [C] of a classifier, or gradients of both."""
 
@@ -82,15 +81,12 @@ class CReFF(FedAvg):
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)
     per_class: int = param(
         100,
-        "federated features of each class",
+        "federated features per class",
         low=1,
         search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0),
     )
     match_steps: int = param(
-        100,
-        "steps of the features' training in a round",
-        low=0,
-        search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0),
+        100, "features' steps in a round", low=0, search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     feature_lr: float = param(
         0.1,
@@ -103,34 +99,31 @@ class CReFF(FedAvg):
     )
     retrain_lr: float = param(
         0.01,
-        "learning rate of the classifier",
+        "the classifier's learning rate",
         above=0,
         search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0),
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, its head as h̃ and random features."""
         shape = (setting.num_classes * self.per_class, setting.feature_dim)
         features = torch.randn(shape, generator=torch_stream(setting.seed, "federated features"))
         head = {name: setting.initial.params[name] for name in HEAD_PARAMS}
         return {**super().start_server(setting), CLASSIFIER: Weights(head), FEATURES: TensorDict({"values": features})}
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and h̃; the features stay."""
         return server.only(MODEL, CLASSIFIER)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k, and the real gradients of the client's classes."""
         message, client_state = super().reply(ctx, trained)
         features, labels = trained.features(ctx.with_statistics(ctx.received[MODEL]))
         return {**message, GRADIENTS: self.real_gradients(ctx, features, labels)}, client_state
 
     def real_gradients(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> TensorDict:
-        """Gradients of h̃ for each of the client's classes, k of them.
+        """Return gradients of h̃ for each of the client's k classes.
 
         Args:
-            ctx: the client's turn, with h̃ in its inbox.
+            ctx: with h̃ received.
             features: of all training samples under the received body, [n, d]. labels: int64 [n].
 
         Returns:
@@ -149,7 +142,6 @@ class CReFF(FedAvg):
         return TensorDict({"classes": classes, "weight": weights, "bias": biases})
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, then the features, then the classifier."""
         return {
             **super().server_steps(),
             "match-gradients": self.match_gradients,
@@ -157,9 +149,9 @@ class CReFF(FedAvg):
         }
 
     def match_gradients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: the features of the uploaded classes, moved until their gradients point as the real ones do.
+        """Move the features of the uploaded classes until their gradients point as the real ones do.
 
-        Facts: the mean over these classes of D before and after, and how many classes nobody uploaded.
+        Facts: the mean of D over these classes before and after, and the number of classes without an upload.
         """
         setting = ctx.setting
         present, wanted = mean_gradients(replies.of(GRADIENTS), setting.num_classes)
@@ -181,7 +173,7 @@ class CReFF(FedAvg):
     def matched(
         self, features: Tensor, labels: Tensor, classifier: ClassifierWeights, wanted: ClassifierWeights
     ) -> tuple[Tensor, float, float]:
-        """``match_steps`` steps of SGD on the features of k >= 1 classes.
+        """Take ``match_steps`` steps of SGD on the features of k >= 1 classes.
 
         Args:
             features: [k, m, d]. labels: int64 [k].
@@ -193,25 +185,23 @@ class CReFF(FedAvg):
         """
         values = leaves({"features": features})
 
-        def of_one_class(own: Tensor, label: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            found = linear_gradient(own, label.expand(len(own)), *classifier)
-            return gradient_distance(found[0], weight) + gradient_distance(found[1].unsqueeze(0), bias.unsqueeze(0))
+        def class_distance(own: Tensor, label: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            ours = linear_gradient(own, label.expand(len(own)), *classifier)
+            return gradient_distance(ours[0], weight) + gradient_distance(ours[1].unsqueeze(0), bias.unsqueeze(0))
 
         def distances() -> Tensor:
-            return torch.vmap(of_one_class)(values["features"], labels, *wanted)
+            return torch.vmap(class_distance)(values["features"], labels, *wanted)
 
         def terms(step: int) -> Terms:
             return {"matching": (1.0, distances().sum())}
 
         before = float(distances().detach().mean())
-        moving = Moving(values, Sgd(self.feature_lr))
-        fitted = fit(
-            moving, range(self.match_steps), terms, what="the training of federated features", cure="method.feature_lr"
-        )
+        moving, what = Moving(values, Sgd(self.feature_lr)), "the training of federated features"
+        fitted = fit(moving, range(self.match_steps), terms, what=what, cure="method.feature_lr")
         return fitted.values["features"].cpu(), before, float(distances().detach().mean())
 
     def retrain_classifier(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: h̃, a fresh linear classifier trained on all features. Fact: its mean loss on them."""
+        """Train h̃, a fresh linear classifier, on all features. Fact: its mean loss on them."""
         setting = ctx.setting
         features = server[FEATURES]["values"].to(setting.device)
         labels = torch.arange(setting.num_classes, device=setting.device).repeat_interleave(self.per_class)
@@ -230,7 +220,7 @@ class CReFF(FedAvg):
     def retrained(
         self, weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """``retrain_epochs`` shuffled passes of plain SGD on the cross-entropy, from a given classifier on.
+        """Train a classifier by ``retrain_epochs`` shuffled passes of plain SGD on the cross-entropy.
 
         Args:
             weight: [C, d]. bias: [C]. features: [n, d]. labels: int64 [n].
@@ -250,42 +240,36 @@ class CReFF(FedAvg):
         return both[:, :-1].contiguous(), both[:, -1].contiguous()
 
     def global_model(self, server: Record) -> Weights | None:
-        """FedAvg's body with h̃."""
         model = server[MODEL]
         return Weights({**model.params, **server[CLASSIFIER].params}, model.buffers)
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and h̃, as in training."""
-        return server.only(MODEL, CLASSIFIER)
+        return self.broadcast(server, client, ctx)
 
     def predict_fedavg_head(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Logits of FedAvg's head."""
         head = known[MODEL].params
         return model.classify(model.features(images), weights={name: head[name] for name in HEAD_PARAMS})
 
     def predictors(self) -> Mapping[str, Predict]:
-        """FedAvg's answer."""
         return {"fedavg_head": self.predict_fedavg_head}
 
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """The federated features, at most ``count`` of each class."""
+        """Return the federated features, at most ``count`` of each class."""
         taken = server[FEATURES]["values"].reshape(setting.num_classes, self.per_class, -1)[:, :count]
         labels = torch.arange(setting.num_classes, device=taken.device).repeat_interleave(taken.shape[1])
         return taken.flatten(0, 1), labels
 
 
 def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple[Tensor, ClassifierWeights]:
-    """Unweighted mean over the clients that uploaded a class, folded in client-id order in float64.
+    """Return the unweighted mean over the clients that uploaded a class, summed in client-id order in float64.
 
     Args:
         uploads: client id to ``classes`` [k], ``weight`` [k, C, d] and ``bias`` [k, C]; at least one client.
-        num_classes: C.
 
     Returns:
-        The classes that somebody uploaded, ascending int64, and float32 gradients [C, C, d] and [C, C], zero for the
-        others.
+        The uploaded classes, ascending int64, and float32 gradients [C, C, d] and [C, C], zero for the others.
     """
     first = next(iter(uploads.values()))
     weight, bias = (
@@ -302,6 +286,5 @@ def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple
 
 
 def _classifier(record: Record) -> ClassifierWeights:
-    """h̃ of a server state or a message."""
     classifier = record[CLASSIFIER].params
     return classifier[HEAD_PARAMS[0]], classifier[HEAD_PARAMS[1]]

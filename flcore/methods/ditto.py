@@ -7,9 +7,9 @@ is sampled it also takes the steps of its local training on v_k (Algorithm 1):
 
 Messages are FedAvg's. A client answers with its v_k; the global model is scored as global.
 
-Choices. The two trainings are two exchanges of a round, each with the local training that is configured: mini-batches
-of v_k are drawn anew, where the authors' code takes those of w. In that code the server averages updates of clients
-that are sampled by their size; here it averages by samples. λ = 1 is the value of its scripts.
+Choices. The two trainings are two exchanges of a round, each with the configured local training: v_k has mini-batches
+of its own, where the authors' code takes those of w. Their server averages clients that are sampled by size; ours
+averages by samples. λ = 1 is the value of their scripts.
 """
 
 from __future__ import annotations
@@ -55,27 +55,23 @@ class Ditto(FedAvg):
     )
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """Train w as FedAvg does, then v_k, of which the server hears nothing."""
         return (Exchange(), Exchange("train-personal", phases=(Phase(loss=self.personal_loss),), server_steps=()))
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         return {} if ctx.is_later_leg else super().broadcast(server, client, ctx)
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """Start from w, then from v_k."""
         return ctx.client_state[PERSONAL] if ctx.is_later_leg else super().initial_weights(ctx)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """Fix the w that the client received in this round."""
         return {"anchor": ctx.client_state[MODEL].params} if ctx.is_later_leg else {}
 
     def personal_loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Add (λ/2) ‖v_k − w‖² to the cross-entropy."""
         terms = super().loss(model, batch, inputs)
         return {**terms, "proximal": proximal(model.params, inputs["anchor"], self.lambda_near)}
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Send w_k with n_k and keep w for the second exchange; then keep v_k alone."""
+        """Keep w for the second exchange, then v_k alone."""
         if ctx.is_later_leg:
             return {}, {PERSONAL: trained.weights}
         message, _ = super().reply(ctx, trained)
@@ -83,5 +79,4 @@ class Ditto(FedAvg):
         return message, {PERSONAL: kept, MODEL: ctx.received[MODEL]}
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """Answer with v_k."""
         return client_state.get(PERSONAL, setting.initial)

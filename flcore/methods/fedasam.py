@@ -1,16 +1,16 @@
 """FedASAM (Caldarola, Caputo, Ciccone, ECCV 2022): FedAvg whose clients look for flat minima, and a mean over rounds.
 
-Client, per mini-batch: with g the gradient at w, and T_w = |w| + η element by element for tensors whose name has
-"weight" in it, 1 for the others,
+Client, per mini-batch: with g the gradient at w, and T_w = |w| + η element by element for tensors with "weight" in
+their name, 1 for the others,
 
     ε = ρ·T_w²·g / ‖T_w·g‖, one norm over all tensors;    w ← w − lr·∇L(w + ε).
 
 ``adaptive`` off is FedSAM, T_w = 1 everywhere. Server: FedAvg; with ``swa``, from round 0.75·R on, every ``swa_every``
 rounds, a running mean of the global models, which answers while the model itself is sent.
 
-The first gradient leaves no trace: running statistics of BatchNorm are those of the second pass alone (the authors'
-code moves them twice), weight decay and clipping act on the second gradient, and w is kept rather than restored by
-subtracting ε. The mean over rounds has the mean of BatchNorm's statistics, and begins with its first round's model.
+The first gradient leaves no trace: BatchNorm's running statistics are those of the second pass alone (the authors' code
+moves them twice), weight decay and clipping act on the second gradient, and w is kept rather than restored by
+subtracting ε. The mean over rounds includes BatchNorm's statistics, and begins with its first round's model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AVERAGE = Key("average", Weights)
 """The mean of the global models of some rounds, at the server once there is one."""
 
 AVERAGED = Key("averaged_rounds", Count)
-"""Of how many rounds."""
+"""Number of rounds in :data:`AVERAGE`."""
 
 _NO_DIRECTION = 1e-16
 """Added to the norm: a gradient of 0 leaves the weights where they are."""
@@ -53,7 +53,7 @@ class FedASAM(FedAvg):
 
     rho: float = param(
         0.1,
-        "ρ, how far away the gradient is taken; 0 is FedAvg",
+        "ρ, distance to the gradient's point; 0 is FedAvg",
         low=0,
         search=Search(choices=(0.05, 0.1, 0.2, 0.5, 0.7)),
     )
@@ -65,26 +65,24 @@ class FedASAM(FedAvg):
     )
     adaptive: bool = param(True, "distances in units of the weights' sizes (ASAM); off: SAM", switch=True)
     swa: bool = param(False, "answer with the mean of the global models of the last rounds", switch=True)
-    swa_start: float = param(0.75, "share of the rounds, rounded up, with whose model that mean begins", low=0, below=1)
+    swa_start: float = param(0.75, "share of the rounds, rounded up, after which that mean begins", low=0, below=1)
     swa_every: int = param(1, "rounds from one model of the mean to the next", low=1)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Steps whose gradient is taken at w + ε."""
         return (Phase(updates=(StepSpec(probe=self.uphill),)),) if self.rho > 0 else super().phases()
 
     def uphill(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Where the gradient is taken: w + ε."""
+        """Return w + ε."""
         sizes = {name: self.sizes(name, value) for name, value in weights.items()}
         squares = torch.stack([(sizes[name] * grad).square().sum() for name, grad in grads.items()])
         factor = self.rho / (squares.sum().sqrt() + _NO_DIRECTION)
         return {name: value + factor * sizes[name].square() * grads[name] for name, value in weights.items()}
 
     def sizes(self, name: str, value: Tensor) -> Tensor:
-        """T_w of one tensor."""
+        """Return T_w of one tensor."""
         return value.abs() + self.eta if self.adaptive and "weight" in name else torch.ones_like(value)
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, then the mean over rounds."""
         return {**super().server_steps(), "average-rounds": self.average_rounds} if self.swa else super().server_steps()
 
     def average_rounds(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
@@ -99,5 +97,4 @@ class FedASAM(FedAvg):
         return server | {AVERAGE: mean, AVERAGED: Count(count + 1)}, {}
 
     def global_model(self, server: Record) -> Weights | None:
-        """The mean over rounds, once there is one."""
         return server.get(AVERAGE, server[MODEL])

@@ -1,7 +1,6 @@
 """FedAvg (McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017): weighted averaging of trained weights.
 
-Client: minimise CE(w; D_k) from w_g.    Server: w_g ← Σ_{k∈S} (n_k / N) w_k, N over the *sampled* clients (Algorithm
-1).
+Client: minimise CE(w; D_k) from w_g. Server: w_g ← Σ_{k∈S} (n_k / N) w_k, N over the *sampled* clients (Algorithm 1).
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class FedAvg(Method):
 
     @property
     def can_be_base(self) -> bool:
-        """Its model answers by itself; so do those of most methods that build on it."""
         return self.has_global_model
 
     def start_server(self, setting: FederationContext) -> Payloads:
@@ -50,7 +48,6 @@ class FedAvg(Method):
         return {MODEL: server[MODEL]}
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k; nothing is remembered."""
         return {MODEL: trained.weights, NUM_SAMPLES: Count(trained.num_samples)}, {}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
@@ -59,7 +56,7 @@ class FedAvg(Method):
 
 @folds("weights")
 def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and the step that the section ``aggregation`` puts in its place."""
+    """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and server step that the section ``aggregation`` asks for."""
     model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, ctx)
     return with_model(server, model, ctx), facts
 
@@ -79,11 +76,11 @@ def fold_models(
 
 
 def with_model(server: Record, model: Weights, ctx: RoundContext) -> Record:
-    """Return the record with the model of the round's end: `model`, or a step of the server's optimiser towards it."""
+    """Return the record with `model`, or with the step of the server's optimiser towards it."""
     stepped, kept = server_step(server[MODEL], model, server, ctx.setting.aggregation)
     return server | {MODEL: stepped} | kept
 
 
 def sample_counts(replies: Replies) -> dict[int, int]:
-    """n_k of every client that answered."""
+    """Return n_k of every client that answered."""
     return {client: count.value for client, count in replies.of(NUM_SAMPLES).items()}

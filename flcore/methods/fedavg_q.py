@@ -1,14 +1,14 @@
 """FedAvg with quantised differences and error feedback, both ways: what cheap FedAvg gives at the same bytes.
 
-Client: from the model v that it received, FedAvg's training to w_k; sends Q(w_k − v + e_k) and keeps the error
+Client: from the received model v, FedAvg's training to w_k; sends Q(w_k − v + e_k) and keeps the error
 e_k ← w_k − v + e_k − Q(…) (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019).
 Server: w ← v + Σ (n_k/N) Q_k; then the public model moves by what travels, v ← v + Q(w + e − v) with the error kept at
-the server (double compression: Tang et al., DoubleSqueeze, ICML 2019). Everybody who has seen all of these differences
-has v to the bit.
+the server (double compression: Tang et al., DoubleSqueeze, ICML 2019). A client with all of these differences has v to
+the bit.
 
 Q: per tensor 2^bits − 1 even values between ∓ its largest size, rounded at random without bias (QSGD). A client that
-was not sampled for j rounds receives the j differences that it missed, or the whole of v where that is less. BatchNorm
-statistics travel as they are.
+missed j rounds receives their j differences, or the whole of v where that is less. BatchNorm statistics are not
+quantised.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ QUANTIZED_CHANGE = Key("change", TensorDict)
 """A client's quantised difference, see :func:`flcore.math.compression.quantised_all`."""
 
 MODEL_STATISTICS = Key("model_statistics", Weights)
-"""BatchNorm statistics beside quantised parameters, as they are."""
+"""BatchNorm statistics, not quantised."""
 
 CHANGES = Key("changes", TensorDict)
-"""Quantised differences of v, ``<round>/<name>/…``, of as many rounds as are less than v itself."""
+"""Quantised differences of v, ``<round>/<name>/…``, of rounds with fewer bytes than v in all."""
 
 LAST_SEEN = Key("seen", TensorDict)
-"""At the server: ``rounds`` int64 [K], of which round the v is that each client has; 0: the initial model."""
+"""At the server: ``rounds`` int64 [K], the round of each client's v; 0: the initial model."""
 
 ERROR = Key("error", Weights)
-"""What quantisation left out so far."""
+"""Accumulated error of quantisation."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,13 @@ class FedAvgQ(FedAvg):
 
     @property
     def can_be_base(self) -> bool:
-        """No: what stands on top would send the model as it is."""
-        return False
+        return False  # a wrapper would send the model whole
 
     @property
     def broadcasts_model(self) -> bool:
-        """Its differences; whole only to clients that missed many of them."""
         return False
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, which everybody knows."""
         return {
             MODEL: setting.initial,
             CHANGES: TensorDict({}),
@@ -84,11 +81,11 @@ class FedAvgQ(FedAvg):
         }
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The differences that the client has missed, or v where it is smaller; nothing that it has."""
+        """Send the differences that the client has missed, or v where it is smaller."""
         seen = int(server[LAST_SEEN]["rounds"][client])
         message: dict[str, Payload] = {}
         if ctx.rounds_done - seen < self._kept_rounds:
-            message[CHANGES] = TensorDict(_behind(server[CHANGES], seen))
+            message[CHANGES] = TensorDict(_after(server[CHANGES], seen))
         else:
             message[MODEL] = server[MODEL].without_buffers()
         if server[MODEL].buffers:
@@ -97,11 +94,10 @@ class FedAvgQ(FedAvg):
 
     @property
     def _kept_rounds(self) -> int:
-        """Differences of so many rounds are as large as the model."""
+        """Return the number of rounds with as many bytes of differences as the model."""
         return 32 // self.down_bits
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """v: as received, or what the client had with the differences that it missed."""
         buffers = ctx.received[MODEL_STATISTICS].buffers if MODEL_STATISTICS in ctx.received else {}
         if MODEL in ctx.received:
             return Weights(ctx.received[MODEL].params, buffers)
@@ -109,7 +105,6 @@ class FedAvgQ(FedAvg):
         return Weights(_moved(own.params, ctx.received[CHANGES], self.down_bits), buffers)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The quantised difference with n_k; v and the error are remembered."""
         start, error = self.initial_weights(ctx), ctx.client_state.get(ERROR, _zeros(ctx.setting.initial))
         wanted = {
             name: value - start.params[name] + error.params[name] for name, value in trained.weights.params.items()
@@ -126,7 +121,7 @@ class FedAvgQ(FedAvg):
         return {"aggregate": self.aggregate}
 
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: v moves by the quantised mean of what arrived. Fact: the norm of the error that is left."""
+        """Move v by the quantised mean of the uploads. Fact: the norm of the remaining error."""
         before, sizes = server[MODEL], sample_counts(replies)
         arrived = {
             client: Weights(restored_all(sent.named, before.params, self.bits))
@@ -139,10 +134,10 @@ class FedAvgQ(FedAvg):
         left = {name: value - moved[name] for name, value in wanted.items()}
         buffers = replies.of(MODEL_STATISTICS)
         statistics = average_weights(buffers, sizes).buffers if buffers else before.buffers
-        # Whoever took part has had v as it was before this round.
+        # Clients of this round have v as it was before the round.
         rounds = server[LAST_SEEN]["rounds"].clone()
         rounds[list(replies)] = ctx.round - 1
-        changes = _behind(server[CHANGES], ctx.round - self._kept_rounds)
+        changes = _after(server[CHANGES], ctx.round - self._kept_rounds)
         changes |= {f"{ctx.round:06d}/{name}": value for name, value in sent.items()}
         params = {name: value + moved[name] for name, value in before.params.items()}
         after: dict[str, Payload] = {
@@ -159,16 +154,16 @@ def _zeros(model: Weights) -> Weights:
     return Weights({name: torch.zeros_like(value) for name, value in model.params.items()})
 
 
-def _behind(changes: TensorDict, seen: int) -> dict[str, torch.Tensor]:
-    """Differences of the rounds after ``seen``."""
+def _after(changes: TensorDict, seen: int) -> dict[str, torch.Tensor]:
+    """Return the differences of the rounds after ``seen``."""
     return {name: value for name, value in changes.named.items() if int(name.split("/", 1)[0]) > seen}
 
 
 def _moved(params: Mapping[str, torch.Tensor], changes: TensorDict, bits: int) -> dict[str, torch.Tensor]:
-    """Weights with the differences of several rounds, in order of the rounds."""
-    found = dict(params)
+    """Add the differences of several rounds to weights, in order of the rounds."""
+    moved = dict(params)
     for number in sorted({name.split("/", 1)[0] for name in changes.named}):
         own = {name.split("/", 1)[1]: value for name, value in changes.named.items() if name.startswith(f"{number}/")}
-        step = restored_all(own, found, bits)
-        found = {name: value + step[name] for name, value in found.items()}
-    return found
+        step = restored_all(own, moved, bits)
+        moved = {name: value + step[name] for name, value in moved.items()}
+    return moved

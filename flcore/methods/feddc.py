@@ -1,4 +1,4 @@
-"""FedDC (Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022): clients learn how far they drift, and the server puts it right.
+"""FedDC (Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022): clients learn how far they drift, and the server corrects it.
 
 Client k keeps its drift h_k and its last change g_k, both 0 before its first turn, and minimises from w = w_g
 
@@ -12,18 +12,18 @@ the correction moves it by g − g_k in all. S_k = T_k for plain SGD (the paper'
 Deviation: the authors divide by η·T_k even with momentum; at m = 0.9 the correction is ten times too strong. Adam's
 steps do not add up like this; it is refused. With Δ = w_k − w_g it ends with h_k ← h_k + Δ and g_k ← Δ.
 
-Server, over the S clients of the round and all K clients, those absent with what they had:
+Server, over the S clients of the round and all K clients, those absent with their last values:
 
     track-drift:  h ← h + (1/K) Σ_{k∈S} (w_k − w_g),    g ← g + (1/K) Σ_{k∈S} (new g_k − old g_k);
     aggregate:    w_g ← (1/S) Σ_{k∈S} w_k + h,          h the mean of all h_k.
 
-Down go w_g and g, up w_k and the change of g_k: 2P each way, as the paper counts. That of h_k is w_k − w_g, which the
-server knows. Only trainable parameters have a drift; BatchNorm statistics are averaged.
+Down go w_g and g, up w_k and the change of g_k: 2P each way, as the paper counts; the change of h_k is w_k − w_g.
+Clients count alike. Only trainable parameters have a drift; BatchNorm statistics are averaged.
 
-Clients count alike, whatever their samples. ``correction: recursive`` is the authors' code: their state s_k ← s_k − s −
-Δ/(η·S_k) enters the loss as ⟨w, s − s_k⟩ and takes g_k's place everywhere else. Both are the same but for what s_k
-remembers of earlier rounds. That code also multiplies α and s by n_k / mean(n), which is left out here as clients count
-alike. Examples of the authors clip gradients at norm 10 and let the rate fall by 0.998 a round.
+``correction: recursive`` is the authors' code: their state s_k ← s_k − s − Δ/(η·S_k) enters the loss as ⟨w, s − s_k⟩
+and replaces g_k everywhere else. Both are the same but for earlier rounds in s_k. That code also multiplies α and s by
+n_k / mean(n), left out here as clients count alike. Its examples clip gradients at norm 10 and multiply the rate by
+0.998 a round.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from flcore.methods.types import (
 )
 
 DRIFT = Key("drift", Weights)
-"""h_k in a client's memory; at the server h, the mean over all clients."""
+"""h_k in a client's state; at the server h, the mean over all clients."""
 
 LOCAL_CHANGE = Key("change", Weights)
-"""g_k (or s_k) in a client's memory; at the server and on its way down g, the mean over all clients."""
+"""g_k (or s_k) in a client's state; at the server and on its way down g, the mean over all clients."""
 
 STEP = Key("change_step", Weights)
-"""On its way up, by how much the client's g_k (or s_k) has changed."""
+"""Change of a client's g_k (or s_k), on its way up."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class FedDC(AuthorsPreset, FedAvg):
     use_correction: bool = param(True, "the correction of gradients by g_k − g", switch=True)
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, and for everybody neither drift nor change."""
         server = {**super().start_server(setting)}
         if self.use_drift:
             server[DRIFT] = setting.initial.zeros()
@@ -100,12 +99,9 @@ class FedDC(AuthorsPreset, FedAvg):
         return server
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """w_g and g."""
-        message = super().broadcast(server, client, ctx)
-        return {**message, LOCAL_CHANGE: server[LOCAL_CHANGE]} if self.use_correction else message
+        return server.only(MODEL, LOCAL_CHANGE)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """w_g − h_k, to which the penalty draws, and the direction of the correction."""
         inputs = {}
         if self.use_drift and self.alpha > 0:
             drift = ctx.client_state.get(DRIFT, ctx.received[MODEL].zeros())
@@ -116,14 +112,13 @@ class FedDC(AuthorsPreset, FedAvg):
         return inputs
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """What the correction is multiplied with in each step: 1/(η·S_k), which s_k has in it already."""
+        """Return the factor of the correction in each step: 1/(η·S_k), which s_k includes already."""
         if not self.use_correction:
             return {}
         factor = 1 / response(ctx, steps) if self.correction == "last" else 1.0
         return {"correction": torch.full((steps,), factor)}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy, and what is switched on of penalty and correction."""
         terms = super().loss(model, batch, inputs)
         if "anchor" in inputs:
             terms["drift"] = proximal(model.params, inputs["anchor"], self.alpha)
@@ -132,7 +127,6 @@ class FedDC(AuthorsPreset, FedAvg):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """w_k and the change of g_k; the client remembers h_k and g_k."""
         message, client_state = (dict(part) for part in super().reply(ctx, trained))
         moved = trained.weights - ctx.received[MODEL]
         if self.use_drift:
@@ -144,18 +138,16 @@ class FedDC(AuthorsPreset, FedAvg):
         return message, client_state
 
     def next_change(self, ctx: ClientContext, before: Weights, moved: Weights, steps: int) -> Weights:
-        """New g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
+        """Return the new g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
         if self.correction == "last":
             return moved
         return before - ctx.received[LOCAL_CHANGE] - moved * (1 / response(ctx, steps))
 
     @property
     def poisonable_payloads(self) -> frozenset[Kind]:
-        """Weights, which no stage here folds as ``aggregation`` says."""
         return frozenset({"weights"})
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """The means over all clients, then the model."""
         tracks = self.use_drift or self.use_correction
         return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate_with_drift}
 
@@ -167,7 +159,7 @@ def response(ctx: ClientContext, steps: int) -> float:
 
 
 def track_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """Bring h and g up to date, means over all clients; those without a reply kept theirs."""
+    """Update h and g, means over all clients; those without a reply keep theirs."""
     share = len(replies) / ctx.setting.num_clients
     if DRIFT in server:
         moved = uniform_mean(replies.of(MODEL)) - server[MODEL]
@@ -178,7 +170,7 @@ def track_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Re
 
 
 def aggregate_with_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """w_g ← the mean of the round's w_k, shifted by h; with BatchNorm statistics, which nothing shifts."""
+    """w_g ← the mean of the round's w_k, shifted by h; BatchNorm statistics are not shifted."""
     mean = uniform_mean(replies.of(MODEL))
     if DRIFT in server:
         mean = Weights((mean + server[DRIFT]).params, mean.buffers)

@@ -4,8 +4,8 @@ Client: CE + β·L_dec with Z [B, d] the features of a mini-batch, standardised 
 
     paper: L_dec = ‖corr(Z)‖²_F / d²;    code: L_dec = mean over i ≠ j of (ZᵀZ)²_ij, divided by B.
 
-The two differ by about (B − 1)²/B, 62 at B = 64, so that β = 0.1 of the code is β = 6.2 of the formula. The default is
-the code's, with which the published β belongs. Server: FedAvg.
+The two differ by about (B − 1)²/B, 62 at B = 64: β = 0.1 of the code is β = 6.2 of the formula. The published β belongs
+to the code's form, the default. Server: FedAvg.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ class FedDecorr(FedAvg):
     scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and, unless switched off, the penalty."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.beta > 0:
-            terms["decorrelation"] = self.beta * correlation_penalty(
-                features, scaling=self.scaling, weight=batch.weight
-            )
+            penalty = correlation_penalty(features, scaling=self.scaling, weight=batch.weight)
+            terms["decorrelation"] = self.beta * penalty
         return terms

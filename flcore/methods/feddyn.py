@@ -1,6 +1,6 @@
 """FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, ICLR 2021): dynamic regularisation of local losses.
 
-Client k keeps g_k, the gradient of its loss where it last stopped (0 at first), and minimises from w (Algorithm 1)
+Client k keeps g_k, the gradient of its loss after its last turn (0 at first), and minimises from w (Algorithm 1)
 
     CE(w_k) − ⟨g_k, w_k⟩ + (α/2) ‖w_k − w‖²,    then    g_k ← g_k − α (w_k − w).
 
@@ -10,8 +10,8 @@ Server, over the S clients of the round, K in all, h = 0 at first:
 
 w goes down and w_k comes up: P each way, as FedAvg. g_k stays on the client, h on the server.
 
-Choices. Clients count alike. The authors' code divides α by n_k / mean(n), which is left out here as in FedDC; it keeps
-−g_k/α, which is the same. ``alpha: 0`` is FedAvg with uniform weights, not the limit α → 0 of h/α. The update of g_k
+Choices. Clients count alike. The authors' code divides α by n_k / mean(n), left out here as in FedDC; it keeps −g_k/α,
+which is the same. ``alpha: 0`` is FedAvg with uniform weights, not the limit α → 0 of h/α. The update of g_k
 assumes that clients reach their minimum, whatever the optimiser; none is refused. BatchNorm statistics are averaged.
 """
 
@@ -49,7 +49,7 @@ GRADIENT = Key("gradient", Weights)
 
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
-    """FedAvg whose clients add a linear and a proximal term that make their minima those of the global loss."""
+    """FedAvg with a linear and a proximal term that move the minima of clients to that of the global loss."""
 
     name: ClassVar[str] = "feddyn"
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser that aligns the minima of clients"
@@ -61,16 +61,13 @@ class FedDyn(FedAvg):
     )
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """Hold the initial model and h = 0."""
         server = super().start_server(setting)
         return {**server, GRADIENT: setting.initial.zeros()} if self.alpha > 0 else server
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """Fix w and g_k for this turn."""
         return {"anchor": ctx.received[MODEL].params, "gradient": own_gradient(ctx).params} if self.alpha > 0 else {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Add −⟨g_k, w_k⟩ and the proximal term to the cross-entropy."""
         terms = super().loss(model, batch, inputs)
         if self.alpha > 0:
             terms["linear"] = -inner_product(model.params, inputs["gradient"])
@@ -78,14 +75,12 @@ class FedDyn(FedAvg):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Send w_k with n_k; keep g_k − α (w_k − w)."""
         message, client_state = super().reply(ctx, trained)
         if self.alpha > 0:
             client_state = {GRADIENT: own_gradient(ctx) - self.alpha * (trained.weights - ctx.received[MODEL])}
         return message, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Return the one stage of the server."""
         return {"aggregate": self.aggregate}
 
     @folds("weights")

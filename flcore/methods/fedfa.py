@@ -1,27 +1,28 @@
 """FedFA (Zhou, Zhang, Tsang, IEEE TMC 2023): anchors for features, common to all clients, on which heads train too.
 
-Not the federated feature augmentation of the same name (ICLR 2023). Client, per mini-batch, with anchors a_c that stand
-still through its turn:
+Not the federated feature augmentation of the same name (ICLR 2023). Client, per mini-batch, with anchors a_c fixed
+during its turn:
 
 1. a step on CE + λ·L_a,  L_a = (1/C)·Σ_i ‖f(x_i) − a_{y_i}‖² / n_{y_i}, n_c the samples of class c in it;
 2. a step of the head alone on the mean of CE(h(a_c), c) over *all* C anchors, by an Adam of its own.
 
-After its turn, once for each pass over its data (or the part of one that lies in the round, where batches are endless)
-and for the classes that it holds, a_c ← m·a_c + (1 − m)·f̄_c, f̄_c the mean over the pass's mini-batches of the class's
-mean feature, as it was while the weights moved. Server: weights and anchors averaged with n_k; who lacks a class sends
-its anchor as it came, and counts (``anchor_mean: holders``: does not).
+After its turn, once for each pass over its data (or the part of one in the round, where batches are endless) and for
+the classes that it holds, a_c ← m·a_c + (1 − m)·f̄_c, f̄_c the mean over the pass's mini-batches of the class's mean
+feature, computed while the weights moved. Server: weights and anchors averaged with n_k; a client without a class sends
+its anchor unchanged, and counts (``anchor_mean: holders``: does not).
 
-Anchors start as distinct unit vectors along the axes, or where there are fewer dimensions than classes as random
-directions. Deviation from the authors' code: f̄_c is the mean over the mini-batches that have the class; theirs is
-divided by the number of all, so that the anchor of a rare class shrinks.
+Anchors start as distinct unit vectors along the axes, or with fewer dimensions than classes as random directions.
+Deviation from the authors' code: f̄_c is the mean over the mini-batches that have the class; theirs is divided by the
+number of all, so that the anchor of a rare class shrinks.
 
-Privacy: the anchor of a class of which a client has one sample is a mix of what came down and that sample's feature.
+Privacy: the anchor of a class of which a client has one sample mixes the received anchor and that sample's feature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,6 +37,7 @@ from flcore.math.losses.basic import anchor_distance, cross_entropy
 from flcore.math.losses.vectors import unit_vectors
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.types import (
+    MODEL,
     Batch,
     ClientContext,
     FederationContext,
@@ -70,10 +72,7 @@ class FedFA(FedAvg):
     )
     use_calibration: bool = param(True, "train the head on the anchors after each step", switch=True)
     calibration_lr: float = param(
-        1e-3,
-        "Adam's learning rate there",
-        above=0,
-        search=Search(1e-4, 1e-2, log=True, when=lambda m: m.use_calibration),
+        1e-3, "its learning rate (Adam)", above=0, search=Search(1e-4, 1e-2, log=True, when=lambda m: m.use_calibration)
     )
     anchor_momentum: float = param(0.5, "m, what an anchor keeps of itself in each pass", low=0, high=1)
     anchor_mean: Literal["all", "holders"] = param(
@@ -85,27 +84,23 @@ class FedFA(FedAvg):
         return self.lambda_anchor > 0 or self.use_calibration
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model and anchors."""
         server = super().start_server(setting)
         return {**server, ANCHORS: TensorDict({"anchors": first_anchors(setting)})} if self.has_anchors else server
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and the anchors."""
-        message = super().broadcast(server, client, ctx)
-        return {**message, ANCHORS: server[ANCHORS]} if self.has_anchors else message
+        return server.only(MODEL, ANCHORS)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Steps of one or two updates, whose features are averaged by pass."""
         if not self.has_anchors:
             return super().phases()
-        own = StepSpec(loss=self.calibration, trainable=("head.",), optimizer=self.calibration_optimizer)
+        adam = partial(Adam, self.calibration_lr)
+        own = StepSpec(loss=self.calibration, trainable=("head.",), optimizer=adam)
         return (Phase(note="passes", updates=(StepSpec(), own) if self.use_calibration else (StepSpec(),)),)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         return {"anchors": ctx.received[ANCHORS]["anchors"]} if self.has_anchors else {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and the distance to anchors."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.has_anchors:
@@ -116,17 +111,12 @@ class FedFA(FedAvg):
         return terms
 
     def calibration(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """What the head says of the anchors, whatever the mini-batch is."""
+        """Return the cross-entropy of the head on the anchors."""
         anchors = inputs["anchors"]
         labels = torch.arange(len(anchors), device=anchors.device)
         return {"calibration": cross_entropy(model.beside().classify(anchors), labels)}
 
-    def calibration_optimizer(self) -> Adam:
-        """A fresh one for each turn."""
-        return Adam(self.calibration_lr)
-
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k, and the anchors as this client leaves them."""
         message, client_state = super().reply(ctx, trained)
         if not self.has_anchors:
             return message, client_state
@@ -138,13 +128,12 @@ class FedFA(FedAvg):
         return {**message, ANCHORS: TensorDict(upload)}, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, then the mean of the anchors."""
         stages = super().server_steps()
         return {**stages, "average-anchors": average_anchors} if self.has_anchors else stages
 
 
 def first_anchors(setting: FederationContext) -> Tensor:
-    """Unit vectors [C, d], distinct axes where there are enough."""
+    """Return unit vectors [C, d], distinct axes where there are enough."""
     classes, dim = setting.num_classes, setting.feature_dim
     if dim >= classes:
         return torch.eye(classes, dim)
@@ -152,22 +141,21 @@ def first_anchors(setting: FederationContext) -> Tensor:
 
 
 def moved_anchors(anchors: Tensor, means: Tensor, present: Tensor, momentum: float) -> Tensor:
-    """Anchors [C, d] after passes with means [P, C, d]; one stays where its class is not ``present``, bool [P, C]."""
+    """Return anchors [C, d] after passes with means [P, C, d]; classes not ``present``, bool [P, C], keep theirs."""
     for mean, held in zip(means, present, strict=True):
         anchors = torch.where(held.unsqueeze(1), momentum * anchors + (1 - momentum) * mean, anchors)
     return anchors
 
 
 def average_anchors(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """a_c ← Σ_k n_k·a_{k,c} / Σ_k n_k, over those that say they hold c where that is said; nobody: it stays."""
+    """a_c ← Σ_k n_k·a_{k,c} / Σ_k n_k, over those that hold c where uploads say so; without any it stays."""
     before, sizes = server[ANCHORS]["anchors"], sample_counts(replies)
     total = torch.zeros_like(before, dtype=torch.float64)
     weight = torch.zeros(len(before), 1, dtype=torch.float64)
     for client, upload in replies.of(ANCHORS).items():
-        counts = sizes[client] * (
-            upload["held"].double() if "held" in upload.named else torch.ones(len(before)).double()
-        )
-        total += counts.unsqueeze(1) * upload["anchors"]
-        weight += counts.unsqueeze(1)
+        held = upload.named.get("held", torch.ones(len(before)))
+        counts = (sizes[client] * held.double()).unsqueeze(1)
+        total += counts * upload["anchors"]
+        weight += counts
     mean = torch.where(weight > 0, total / weight.clamp_min(1), before.double())
     return server | {ANCHORS: TensorDict({"anchors": mean.float()})}, {}

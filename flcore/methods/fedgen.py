@@ -13,11 +13,11 @@ Client from the second round on (Eq. 5):
     CE(x, y) + γ_r · (B_gen/B) · CE(h(G(ε, ŷ)), ŷ) + β_r · KL(softmax h(G(ε, y)) ‖ softmax h(f(x))),
 
 γ_r = max(1e-4, γ·0.98^r), β_r likewise; ŷ uniform over all classes that a client has reported so far; the KL term's
-target is a constant. A weight of 0 switches its term off and is not raised by the floor.
+target is a constant. A weight of 0 switches its term off; the floor does not raise it.
 
 Deviations from the authors' code: noise is normal as in the paper (the code: uniform) and weights belong to samples
-(the code multiplies [B] by [B, 1]); ``preset: authors`` brings both back. The student term, whose weight is 0 in the
-released configuration, is left out. Clients report the classes they drew instead of the server knowing everybody's.
+(the code multiplies [B] by [B, 1]); ``preset: authors`` restores both. The student term, whose weight is 0 in the
+released configuration, is left out. Clients report the classes they drew; the server does not know all data.
 """
 
 from __future__ import annotations
@@ -68,29 +68,21 @@ class FedGen(FeatureGeneratorMethod):
         10.0, "γ, initial weight of the loss on generated features", low=0, search=Search(0.1, 50, log=True)
     )
     beta: float = param(
-        10.0,
-        "β, initial weight of the divergence from the answer to generated features; 1 for EMNIST",
-        low=0,
-        search=Search(0.1, 50, log=True),
+        10.0, "β, initial weight of the divergence from it; EMNIST: 1", low=0, search=Search(0.1, 50, log=True)
     )
     decay: float = param(
         0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0, when=lambda m: m.generates)
     )
-    alpha: float = param(1.0, "α, weight of the heads' verdict in the generator's loss", above=0)
+    alpha: float = param(1.0, "α, weight of the heads' loss in the generator's loss", above=0)
     eta: float = param(
-        1.0,
-        "η, weight of the diversity in the generator's loss",
-        low=0,
-        search=Search(0, 5, when=lambda m: m.generates),
+        1.0, "η, weight of diversity in the generator's loss", low=0, search=Search(0, 5, when=lambda m: m.generates)
     )
 
     @property
     def generates(self) -> bool:
-        """Whether clients use the generator."""
         return self.gamma > 0 or self.beta > 0
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The weights of the two terms, of those that count, and the generator; fixed during the round."""
         if FEATURE_GENERATOR not in ctx.received:
             return {}
         gamma, beta = (Exponential(weight, self.decay, FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta))
@@ -103,7 +95,6 @@ class FedGen(FeatureGeneratorMethod):
         }
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Generated features with their labels, and the noise of the features that stand beside the real samples."""
         if FEATURE_GENERATOR not in ctx.received:
             return {}
         drawn = self.generated(ctx, steps, generator) if self.gamma > 0 else {}
@@ -114,7 +105,6 @@ class FedGen(FeatureGeneratorMethod):
         return drawn
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy, that of generated features, and the divergence of real samples from generated ones."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if "gamma" in inputs:
@@ -128,23 +118,16 @@ class FedGen(FeatureGeneratorMethod):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k, and how often each class was drawn; nothing is remembered."""
         message, client_state = super().reply(ctx, trained)
         if self.generates:
             message = {**message, LABEL_COUNTS: TensorDict({"drawn": trained.drawn_labels()})}
         return message, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Train the generator on the uploaded heads, then aggregate."""
-        return (
-            {"train-generator": self.train_generator, **super().server_steps()}
-            if self.generates
-            else super().server_steps()
-        )
+        own: dict[str, ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
+        return {**own, **super().server_steps()}
 
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
-        """α · fidelity + η · diversity, the same in every round."""
-
         def terms(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
             logits = frozen_head_logits(outputs, heads.params)
             found = {"fidelity": (self.alpha, fidelity_loss(logits, labels, heads.shares, self.fidelity))}

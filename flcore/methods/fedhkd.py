@@ -5,20 +5,19 @@ Client, from the second round on (Eq. 4), with the classes K_c that have global 
 
     CE + λ·(1/|K_c|) Σ_{c∈K_c} ‖softmax(h(H̄_c)/T) − Q̄_c‖ + γ·mean_i ‖f(x_i) − H̄_{y_i}‖.
 
-After training, in evaluation mode, per class: H_{k,c} = mean feature (each clipped to the norm ζ if asked for) plus
+After training, in evaluation mode, per class: H_{k,c} = mean feature (each clipped to the norm ζ, if set) plus
 N(0, σ²), Q_{k,c} = mean of softmax(logits/T). Server: FedAvg, and per class the mean of the knowledge with weights
-n_{k,c} over the clients at which the class has a share of ν or more of the samples; where no client has, over all that
-hold it. A class that nobody sends keeps what it had.
+n_{k,c} over the clients at which the class has a share of ν or more of the samples; without such a client, over all
+that hold it. A class that no client sends keeps its knowledge.
 
-ζ and σ (``clip``, ``noise``) are the release step of all prototypes (``proto_clip``, ``proto_noise``) with the size of
-the noise told as it is instead of in units of the sensitivity: ζ is ``proto_clip``, and σ hides one of the n samples of
-a class as ``proto_noise`` = σ·n/(2ζ) does. One pair or the other. The account takes the smallest n that is released,
-``min_count``. Q_{k,c} goes up as it is, whatever is asked for, and no account covers it.
+ζ and σ (``clip``, ``noise``) act as the release of all prototypes, with σ as it is instead of in units of the
+sensitivity: ζ is ``proto_clip``, and σ hides one of the n samples of a class as ``proto_noise`` = σ·n/(2ζ) does. One
+pair or the other. The account takes the smallest n that is released, ``min_count``. Q_{k,c} is sent as it is and no
+account covers it.
 
 Deviations: ‖·‖ is by default the mean square over the dimensions, as in FedPA's re-implementation, and the norm of the
 paper with ``distance: l2``; classes without knowledge are masked (that re-implementation compares with zeros);
-knowledge is averaged (the authors' released server keeps the last client's). λ = γ = 0 is FedAvg, and nothing more is
-sent.
+knowledge is averaged (the authors' server keeps the last client's). λ = γ = 0 is FedAvg, and sends no more.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.types import (
+    MODEL,
     Batch,
     ClientContext,
     FederationContext,
@@ -88,26 +88,22 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
     clip: float | None = param(None, "ζ, largest norm of a feature in its mean; null: any", above=0)
 
     def __post_init__(self) -> None:
-        """Refuse two ways to say how the same vectors are clipped and blurred."""
+        """Refuse two settings of the same clipping and noise."""
         super().__post_init__()
         if self.as_in_the_paper and (self.proto_clip is not None or self.proto_unit == "client"):
             raise ValueError(
-                "clip and noise say in the paper's terms what proto_clip, proto_noise and proto_unit say of all "
-                "prototypes: set one or the other"
+                "clip and noise are the paper's terms for proto_clip, proto_noise and proto_unit; set one or the other"
             )
 
     @property
     def as_in_the_paper(self) -> bool:
-        """Whether ζ or σ is set."""
         return self.noise > 0 or self.clip is not None
 
     @property
     def sends_prototypes(self) -> bool:
-        """Whether anybody has a use for knowledge."""
         return self.lambda_head > 0 or self.gamma > 0
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model and no knowledge yet."""
         server = super().start_server(setting)
         if not self.sends_prototypes:
             return server
@@ -115,21 +111,16 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         return {**server, KNOWLEDGE: Prototypes.empty(setting.num_classes, width)}
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model, and the knowledge of the classes that have some."""
-        message = super().broadcast(server, client, ctx)
-        return {**message, KNOWLEDGE: server[KNOWLEDGE]} if self.sends_prototypes else message
+        return server.only(MODEL, KNOWLEDGE)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """H̄ and Q̄, from the second round on."""
         if not self.sends_prototypes or ctx.rounds_done == 0:
             return {}
         knowledge = ctx.received[KNOWLEDGE]
-        features = knowledge.means[:, : ctx.setting.feature_dim]
-        answers = knowledge.means[:, ctx.setting.feature_dim :]
+        features, answers = knowledge.means.tensor_split([ctx.setting.feature_dim], dim=1)
         return {"features": features, "answers": answers, "present": knowledge.present}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy, the answers to the mean features, and the distance to them; a term of weight 0 is left out."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "present" not in inputs:
@@ -146,7 +137,6 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k, the knowledge and n_{k,c} of the classes released."""
         message, client_state = super().reply(ctx, trained)
         if not self.sends_prototypes:
             return message, client_state
@@ -159,7 +149,6 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         return {**message, KNOWLEDGE: Prototypes(rows, own.present), CLASS_COUNTS: held}, client_state
 
     def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
-        """The release of prototypes, with σ where that is how the noise is told."""
         own = super().release(ctx, own, counts)
         if self.noise == 0:
             return own
@@ -168,23 +157,20 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
 
     @property
     def bound(self) -> float | None:
-        """ζ, or ``proto_clip``."""
         return self.proto_clip if self.clip is None else self.clip
 
     @property
     def protected(self) -> Unit:
-        """One sample where ζ and σ say how; else as configured."""
         return "sample" if self.as_in_the_paper else self.proto_unit
 
     @property
     def noise_multiplier(self) -> float:
-        """Of σ and ζ the smallest, that of a class with ``min_count`` samples; without ζ σ promises nothing."""
+        """Return the smallest multiplier of σ and ζ, that of ``min_count`` samples; without ζ, σ promises nothing."""
         if self.noise == 0:
             return self.proto_noise
         return 0.0 if self.clip is None else self.noise * max(1, self.min_count) / (2 * self.clip)
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, then the mean of the knowledge."""
         stages = dict(super().server_steps())
         return {**stages, "fuse-knowledge": self.fuse_knowledge} if self.sends_prototypes else stages
 
@@ -197,14 +183,9 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
 
 
 def qualified_counts(counts: Tensor, sizes: Tensor, threshold: float) -> Tensor:
-    """n_{k,c} where class c has a share of ``threshold`` or more at client k, else 0.
+    """Return n_{k,c} where class c has a share of ``threshold`` = ν or more at client k, else 0.
 
-    A class that qualifies nowhere keeps all its counts.
-
-    Args:
-        counts: int64 ``[S, C]``.
-        sizes: int64 ``[S]``, n_k.
-        threshold: ν.
+    A class that qualifies nowhere keeps all its counts. Shapes: ``counts`` int64 [S, C], ``sizes`` (n_k) int64 [S].
     """
     qualified = counts.double() >= threshold * sizes.unsqueeze(1)
     return torch.where(qualified | ~(qualified & (counts > 0)).any(dim=0), counts, 0)

@@ -1,4 +1,4 @@
-"""FedNova (Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020): updates normalised by what a client's steps add up to.
+"""FedNova (Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020): updates normalised by the steps of their clients.
 
 Client i trains as FedAvg's (with ``mu`` as FedProx's) and sends ‖a_i‖₁ with w_i: how far, in units of η, a constant
 gradient of 1 moves a weight in its τ_i steps. Server, over the S clients of the round, p_i = n_i / N:
@@ -9,8 +9,8 @@ gradient of 1 moves a weight in its τ_i steps. Server, over the S clients of th
 (τ_i − ρ (1 − ρ^τ_i)/(1 − ρ))/(1 − ρ) with momentum, (1 − (1 − η μ)^τ_i)/(η μ) with μ, as in the paper.
 
 Deviations. With ρ and μ together the recursion is that of our SGD, whose momentum includes the proximal term; the
-authors' code adds the term after it, and counts μ twice. That code takes τ_eff = Σ p_i τ_i where μ > 0, here it is the
-same throughout. Neither server momentum nor Adam is covered; weight decay counts as a part of the gradient. BatchNorm
+authors' code adds the term after it, and counts μ twice. Their τ_eff is Σ p_i τ_i where μ > 0, ours is the same
+throughout. Server momentum and Adam are not covered; weight decay counts as a part of the gradient. BatchNorm
 statistics are averaged as in FedAvg. Where all ‖a_i‖₁ are equal a round is FedAvg's (FedProx's), to the bit.
 """
 
@@ -46,13 +46,12 @@ class FedNova(FedProx):
     mu: float = param(0.0, "weight μ of FedProx's proximal term", low=0, search=Search(choices=(0.0, 0.001, 0.01, 0.1)))
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Send w_i with n_i and ‖a_i‖₁."""
         message, client_state = super().reply(ctx, trained)
         steps = effective_steps(trained.steps, ctx.momentum, ctx.learning_rate * self.mu)
         return {**message, STEPS: TensorDict({"norm": torch.tensor([steps], dtype=torch.float64)})}, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        return {"aggregate": aggregate}
+        return {"aggregate": aggregate_normalised}
 
 
 def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
@@ -65,7 +64,7 @@ def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
 
 
 @folds("weights")
-def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+def aggregate_normalised(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Average updates that are scaled to equal steps, w ← w + Σ p_i (τ_eff / ‖a_i‖₁) (w_i − w)."""
     sizes, before = sample_counts(replies), server[MODEL]
     steps = {client: float(sent["norm"]) or 1.0 for client, sent in replies.of(STEPS).items()}  # 0: it has not moved

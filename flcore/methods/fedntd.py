@@ -3,8 +3,8 @@
 Client: CE(q, y) + β·KL(softmax(z_g^∖y/τ) ‖ softmax(z^∖y/τ)), batch mean, z^∖y the logits without the true class (C − 1
 entries); z_g those of the received model in evaluation mode, without gradient. Server: FedAvg.
 
-There is no factor τ², as in the authors' code; ``tau_squared`` brings it in (others have it; the same at τ = 1). With
-two classes one logit is left and the term is zero everywhere: the run is FedAvg's and the server says so in a warning.
+There is no factor τ², as in the authors' code; ``tau_squared`` adds it. With two classes one logit is left, the term is
+zero, the run is FedAvg's and the server warns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -37,15 +38,11 @@ class FedNTD(FedAvg):
 
     beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
     tau: float = param(
-        1.0,
-        "temperature τ of both softmaxes",
-        above=0,
-        search=Search(choices=(1.0, 2.0, 3.0), when=lambda m: m.beta > 0),
+        1.0, "temperature τ of softmaxes", above=0, search=Search(choices=(1.0, 2.0, 3.0), when=lambda m: m.beta > 0)
     )
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model; warns where the term cannot do anything."""
         if setting.num_classes == 2 and self.beta > 0:
             warnings.warn(
                 "fedntd: with two classes the distillation of not-true classes is zero; this run equals fedavg",
@@ -57,22 +54,13 @@ class FedNTD(FedAvg):
         return {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
 
     def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
-        """What says z_g."""
-        if self.beta == 0:
-            return {}
-        return {"teacher": ("logits", ctx.with_statistics(ctx.received[MODEL]))}
+        return {"teacher": ("logits", ctx.with_statistics(ctx.received[MODEL]))} if self.beta > 0 else {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and, unless switched off, the distillation."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if self.beta > 0:
-            terms["distillation"] = self.beta * not_true_distillation(
-                logits,
-                teacher_output(model, batch, inputs, "teacher", "logits"),
-                batch.labels,
-                temperature=self.tau,
-                tau_squared=self.tau_squared,
-                weight=batch.weight,
-            )
+            teacher = teacher_output(model, batch, inputs, "teacher", "logits")
+            distil = partial(not_true_distillation, temperature=self.tau, tau_squared=self.tau_squared)
+            terms["distillation"] = self.beta * distil(logits, teacher, batch.labels, weight=batch.weight)
         return terms

@@ -1,14 +1,11 @@
 """FedPer (Arivazhagan, Aggarwal, Singh, Choudhary, 2019): a shared base under personal top layers, trained jointly.
 
 Client: minimise CE over base f and top h together, from the received f and its own last h; upload f. Server: FedAvg of
-f (Algorithm 1). A client that never took part has the initial h; one that was not sampled answers with the current f
-and its old h.
+f (Algorithm 1). A client without a turn has the initial h; one that was not sampled answers with the current f and its
+old h.
 
-There is no global model, only a global base. For scoring alone, the tops of all clients stand on it as their mean,
-weighted by samples (section 21 of baselines.md); no client ever sends its own.
-
-``head_from`` says where the personal part begins. BatchNorm statistics belong to the base, which is where the models
-have them.
+There is no global model, only a global base. For scoring alone it is completed by the mean of all clients' tops,
+weighted by samples (baselines.md section 21); no client ever sends its own. BatchNorm statistics belong to the base.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import MODEL, ClientContext, FederationContext, RoundContext, TrainedClient
 
 TOP = Key("top", Weights)
-"""A client's personal layers, in its memory."""
+"""A client's personal layers, in its state."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class FedPer(FedAvg):
     )
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial base.
+        """Return the initial base.
 
         Raises:
             ConfigError: nothing would be shared.
@@ -52,42 +49,38 @@ class FedPer(FedAvg):
         return {MODEL: shared}
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """The received base under the client's own top."""
         return self.whole(ctx.received[MODEL], ctx.client_state, ctx.setting)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained base with n_k; the top stays."""
         message, client_state = super().reply(ctx, trained)
         top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
         return {**message, MODEL: self.base(trained.weights)}, {**client_state, TOP: Weights(top)}
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The current base."""
         return {MODEL: server[MODEL]}
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """The current base under the client's own top."""
         return self.whole(received[MODEL], client_state, setting)
 
     def personal(self, weights: Weights) -> tuple[str, ...]:
-        """Names of the personal parameters of a whole model."""
+        """Return the names of the personal parameters of a whole model."""
         prefixes = ["head."]
         if self.head_from == "fully_connected":
             prefixes += [layer_of(name) for name, tensor in weights.params.items() if tensor.ndim == 2]
         return tuple(name for name in weights.params if name.startswith(tuple(prefixes)))
 
     def base(self, weights: Weights) -> Weights:
-        """The shared part of a whole model."""
+        """Return the shared part of a whole model."""
         personal = self.personal(weights)
         shared = {name: tensor for name, tensor in weights.params.items() if name not in personal}
         return Weights(shared, weights.buffers)
 
     def whole(self, base: Weights, client_state: Record, setting: FederationContext) -> Weights:
-        """A base under the top that a client remembers, the initial one before its first turn."""
+        """Return a base under the top that a client keeps, the initial one before its first turn."""
         top = client_state[TOP].params if TOP in client_state else {}
         return Weights({**setting.initial.params, **base.params, **top}, base.buffers)
 
 
 def layer_of(parameter: str) -> str:
-    """The prefix that a layer's parameters share: ``encoder.2.`` of ``encoder.2.weight``."""
+    """Return the prefix that a layer's parameters share: ``encoder.2.`` of ``encoder.2.weight``."""
     return parameter.rpartition(".")[0] + "."

@@ -5,13 +5,13 @@ Client in round t = 0..T − 1, with z the feature (the projection's output wher
     α_t·ℓ_gpc + (1 − α_t)·CE,  α_t = α_0·(1 − t/T),
     ℓ_gpc = −log( exp(z·c_y/τ) / Σ_j exp(z·c_j/τ) ), over the classes that have a prototype c_j.
 
-In round 0 there are none and CE stands alone (with α_0 = 1 the head would get no gradient). Afterwards a client sends
-the mean z of each of its classes. Server: FedAvg, and per class the mean over the clients of the round that hold it; a
-class that nobody holds keeps its prototype.
+Round 0 has no prototypes and CE alone (with α_0 = 1 the head would get no gradient). Afterwards a client sends the mean
+z of each of its classes. Server: FedAvg, and per class the mean over the clients of the round that hold it; other
+classes keep their prototypes.
 
 The authors' code is not public; loss and schedule follow a third party's (baselines.md section 11). Decided here: z and
 prototypes are normalised and τ = 1 (``similarity: inner`` leaves them as they are); the mean over clients is unweighted
-unless ``weighted``; a sample whose class has no prototype is left out of ℓ_gpc.
+unless ``weighted``; ℓ_gpc leaves out samples whose class has no prototype.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from flcore.methods.kit.class_prototypes import (
     received_prototypes,
 )
 from flcore.methods.types import (
+    MODEL,
     PROTOTYPES,
     Batch,
     ClientContext,
@@ -70,43 +71,28 @@ class FedProc(ReleasesPrototypes, FedAvg):
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model and no prototypes yet."""
         server = super().start_server(setting)
-        if self.alpha == 0:
-            return server
-        return {**server, **no_prototypes(setting)}
+        return {**server, **no_prototypes(setting)} if self.alpha > 0 else server
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and the prototypes of the classes that have one."""
-        message = super().broadcast(server, client, ctx)
-        return message if self.alpha == 0 else {**message, PROTOTYPES: server[PROTOTYPES]}
+        return server.only(MODEL, PROTOTYPES)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """α_t and the prototypes, from the second round on."""
         if self.alpha == 0 or ctx.rounds_done == 0:
             return {}
-        share = LinearSchedule(self.alpha, ctx.setting.rounds)
-        return {"share": share(ctx.rounds_done), **received_prototypes(ctx)}
+        share = LinearSchedule(self.alpha, ctx.setting.rounds)(ctx.rounds_done)
+        return {"share": share, **received_prototypes(ctx)}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """(1 − α_t)·CE and α_t·ℓ_gpc."""
         features = model.features(batch.images)
         supervised = cross_entropy(model.classify(features), batch.labels, batch.weight)
         if "share" not in inputs:
             return {"cross_entropy": supervised}
-        contrast = prototype_contrast(
-            features,
-            batch.labels,
-            inputs["means"],
-            inputs["present"],
-            self.tau,
-            similarity=self.similarity,
-            weight=batch.weight,
-        )
+        known, form = (inputs["means"], inputs["present"]), self.similarity
+        contrast = prototype_contrast(features, batch.labels, *known, self.tau, similarity=form, weight=batch.weight)
         return {"cross_entropy": (1 - inputs["share"]) * supervised, "contrast": inputs["share"] * contrast}
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k and the class means, with ``weighted`` also their numbers of samples."""
         message, client_state = super().reply(ctx, trained)
         if self.alpha == 0:
             return message, client_state
@@ -117,7 +103,6 @@ class FedProc(ReleasesPrototypes, FedAvg):
         return message, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, then the prototypes' mean over clients."""
         stages = dict(super().server_steps())
         return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
 
@@ -129,5 +114,4 @@ class FedProc(ReleasesPrototypes, FedAvg):
 
     @property
     def sends_prototypes(self) -> bool:
-        """Unless the contrast is off."""
         return self.alpha > 0

@@ -6,9 +6,8 @@ Server: p̄_c = unweighted mean over the clients that upload c (Eq. 6 has weight
 clients).
 
 Deviations: prototypes are computed in evaluation mode after training; ``proto_mode: running`` is the authors' code,
-which averages the features of the last local epoch while the weights move. A class nobody uploads keeps its last
-prototype (needed under partial participation). In round 1 there are no prototypes: the round equals local training to
-the bit.
+which averages the features of the last local epoch while the weights move. A class that no client uploads keeps its
+last prototype (needed under partial participation). Round 1 has no prototypes and equals local training to the bit.
 """
 
 from __future__ import annotations
@@ -63,22 +62,19 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
 
     weight: float = param(1.0, "weight λ of the prototype alignment", low=0, search=Search(0.01, 10.0, log=True))
     inference: Literal["classifier", "prototypes"] = param(
-        "classifier", "answer with the own head, or with the nearest prototype among the client's own classes"
+        "classifier", "answer with the client's head, or with the nearest prototype among the classes that it holds"
     )
 
     def start_server(self, setting: FederationContext) -> Payloads:
         return no_prototypes(setting)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The prototypes of the classes that have one."""
         return {PROTOTYPES: server[PROTOTYPES]}
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The global prototypes, fixed during the round."""
         return received_prototypes(ctx)
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and the distance to the prototype of the label."""
         features = model.features(batch.images)
         model.note(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
@@ -88,24 +84,20 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The client's class means; its model stays with it."""
         return {PROTOTYPES: self.own_prototypes(ctx, trained)}, {MODEL: trained.weights}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """One stage: the prototypes' mean over clients."""
         return {"aggregate-prototypes": aggregate_prototypes}
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The current prototypes, where they answer."""
         return {} if self.inference == "classifier" else {PROTOTYPES: server[PROTOTYPES]}
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Logits of the own head, or minus distances."""
         return "logits" if self.inference == "classifier" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Logits of the own head, also where no prototype is usable; or minus the mean squared distance to each."""
+        """Return logits of the head, also without any usable prototype; or minus the mean squared distances."""
         features = model.features(images)
         logits = model.classify(features)
         if self.inference == "classifier":

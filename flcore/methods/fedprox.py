@@ -30,11 +30,9 @@ class FedProx(FedAvg):
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The anchor w_g."""
         return {"anchor": ctx.received[MODEL].params}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and, unless switched off, the proximal term."""
         terms = super().loss(model, batch, inputs)
         if self.mu > 0:
             terms["proximal"] = proximal(model.params, inputs["anchor"], self.mu)

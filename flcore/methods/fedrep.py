@@ -1,13 +1,12 @@
 """FedRep (Collins, Hassani, Mokhtari, Shakkottai, ICML 2021): a shared representation, personal heads, in alternation.
 
 Client (Algorithm 1): from the received f and its own last h, train h with f frozen, then f with h frozen, each on CE
-with a fresh optimiser and the same learning rate; upload f. Server: FedAvg of f. Memory, traffic, answers and
-``head_from`` as in FedPer.
+with a fresh optimiser and the same learning rate; upload f. Server: FedAvg of f. The rest is FedPer's.
 
-Frozen means in evaluation mode too: while h is trained, f's BatchNorm statistics stand still and it has no dropout.
+Frozen parts are in evaluation mode: while h is trained, f has no dropout and its BatchNorm statistics do not move.
 
-E_h is ``head_epochs``, by default what ``local`` says; E_f is ``body_epochs``. For as many passes in all as other
-methods have (E_h = E − 1, E_f = 1), set ``local.epochs`` one lower.
+E_h is ``head_epochs``, E_f is ``body_epochs``. For as many passes in all as other methods (E_h = E − 1, E_f = 1), set
+``local.epochs`` one lower.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class FedRep(FedPer):
     body_epochs: int = param(1, "E_f, passes that then train the shared part", low=1, search=Search(1, 5))
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """One exchange of two phases: the personal part, then the shared one."""
         personal = tuple(map(layer_of, self.personal(setting.initial)))
         # Layers, not parameters: statistics move where a whole layer does.
         shared = tuple(map(layer_of, self.base(setting.initial).params))
@@ -46,6 +44,6 @@ class FedRep(FedPer):
 
 
 def loss_on_frozen_base(model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-    """Cross-entropy over features without dropout; the head keeps its own."""
+    """Return the cross-entropy over features without dropout; the head keeps its own."""
     logits = model.classify(model.beside().features(batch.images))
     return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}

@@ -3,24 +3,22 @@
 Stochastic expectation maximisation of Σ_k ‖w_k − v_{r_k}‖², once per round. Client k minimises CE from its centre
 v_{r_k}; then, over the clients S of the round,
 
-* server stage *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; who was not sampled keeps r_k;
+* server stage *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; other clients keep r_k;
 * server stage *aggregate* (M): v_j ← mean of the w_k with r_k = j; without such a client in S it stays.
 
-Distances are over all parameters, in float64 where they are summed up; buffers are averaged with their cluster and play
-no other part. A centre without any member, sampled or not, is given the client of S that is farthest from its own
-centre, unless that would empty another cluster.
+Distances are over all parameters, summed in float64; buffers are averaged with their cluster only. A centre without any
+member, sampled or not, takes the client of S that is farthest from its own centre, unless that empties another cluster.
 
-The beginning (baselines.md section 18; centres drawn independently would keep whoever starts from them): in round 1
-*all* clients train from the one initial model, whatever ``federation.participation`` says, since who does not would
-have no centre; then k-means with a k-means++ start on their models makes the first assignment. Later rounds sample as
-all methods do. With J = 1 there is nothing to find out: round 1 samples too, and the run is FedAvg with uniform
-weights, or with ``weighted`` FedAvg itself. A client whose first training failed starts from centre 0, and belongs to
-none until it answers.
+First assignment (baselines.md section 18; clients that start from independent centres would never leave them): in round
+1 *all* clients train from the one initial model, whichever ``federation.participation``, so that each gets a centre by
+k-means with a k-means++ start on their models. With J = 1 round 1 samples too, and the run is FedAvg with uniform
+weights, or with ``weighted`` FedAvg itself. A client that failed in round 1 starts from centre 0, and belongs to no
+centre until it answers.
 
 A client answers with its centre. The global score is that of the mean over centres, weighted by members (section 21).
 
 Facts: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
-(clients of S that changed centres; in round 1 nobody had one).
+(clients of S that changed centres).
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ from flcore.methods.types import MODEL, Exchange, FederationContext, Kind, Metri
 Models = Mapping[int, Weights]
 
 CLUSTER_ASSIGNMENT = Key("assignment", TensorDict)
-"""``centre`` int64 [K]: the centre of each client; −1 for who never answered."""
+"""``centre`` int64 [K]: the centre of each client; −1 before its first answer."""
 
 MOST_ITERATIONS = 50
-"""Of the first k-means; models of clients settle in a few."""
+"""Limit of the first k-means, which settles in a few."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +60,24 @@ class FeSEM(FedAvg):
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """J times the initial model; of nobody the centre is known."""
         unknown = TensorDict({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
         return {CLUSTER_ASSIGNMENT: unknown, **{centre_slot(j): setting.initial for j in range(self.centres)}}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """One exchange; in round 1 everybody takes part, unless there is only one centre to belong to."""
         return (Exchange(participants="all" if round_number == 1 and self.centres > 1 else "cohort"),)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The client's centre."""
         return {MODEL: own_centre(server, client)}
 
     @property
     def poisonable_payloads(self) -> frozenset[Kind]:
-        """Weights, which no stage here folds as ``aggregation`` says."""
         return frozenset({"weights"})
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """E-step, M-step."""
         return {"assign-clients": self.assign_clients, "aggregate": self.aggregate}
 
     def assign_clients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage, E: the centre of each client that answered."""
+        """E: the centre of each client that answered."""
         models, before = replies.of(MODEL), assignment_of(server)
         if all(centre < 0 for centre in before):
             found = cluster_models(models, self.centres, ctx.numpy_stream("fesem centres"))
@@ -97,7 +90,7 @@ class FeSEM(FedAvg):
         return server | {CLUSTER_ASSIGNMENT: assignment}, {"moved": float(moved)}
 
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage, M: each centre is the mean of the models of its members in this round."""
+        """M: each centre is the mean of the models of its members in this round."""
         models, assignment = replies.of(MODEL), assignment_of(server)
         sizes = sample_counts(replies) if self.weighted else dict.fromkeys(models, 1)
         own = {client: assignment[client] for client in models}
@@ -108,49 +101,47 @@ class FeSEM(FedAvg):
         return server | {centre_slot(j): centre for j, centre in centres.items()}, facts
 
     def centres_of(self, server: Record) -> dict[int, Weights]:
-        """v_j by number."""
+        """Return v_j by number."""
         return {j: server[centre_slot(j)] for j in range(self.centres)}
 
     def global_model(self, server: Record) -> Weights | None:
-        """The mean over centres, weighted by their members."""
+        """Return the mean over centres, weighted by their members."""
         members = Counter(centre for centre in assignment_of(server) if centre >= 0)
         if not members:
             return server[centre_slot(0)]  # nobody has answered: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The client's centre, as in training."""
         return self.broadcast(server, client, ctx)
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """The client's centre."""
         return received[MODEL]
 
 
 def centre_slot(number: int) -> Key[Weights]:
-    """Where a centre stands at the server."""
+    """Return the key of a centre at the server."""
     return Key(f"centre_{number:04d}", Weights)
 
 
 def assignment_of(server: Record) -> list[int]:
-    """The centre of each client, −1 where it is not known."""
+    """Return the centre of each client, −1 where it is not known."""
     assignment: list[int] = server[CLUSTER_ASSIGNMENT]["centre"].tolist()
     return assignment
 
 
 def own_centre(server: Record, client: int) -> Weights:
-    """v_{r_k}; the first centre for a client that has none yet."""
+    """Return v_{r_k}; the first centre for a client that has none yet."""
     return server[centre_slot(max(assignment_of(server)[client], 0))]
 
 
 def squared_distance(first: Weights, second: Weights) -> float:
-    """‖w − v‖² over all parameters."""
+    """Return ‖w − v‖² over all parameters."""
     parts = ((first.params[name] - tensor).square().sum(dtype=torch.float64) for name, tensor in second.params.items())
     return float(sum(parts))
 
 
 def assign(models: Models, centres: Models, absent: Mapping[int, int] | None = None) -> dict[int, int]:
-    """The nearest centre of each model, and a model for every centre that has no member.
+    """Return the nearest centre of each model, with a model moved to every centre without a member.
 
     Args:
         models: client id to w_k.
@@ -174,7 +165,7 @@ def assign(models: Models, centres: Models, absent: Mapping[int, int] | None = N
 
 
 def cluster_means(models: Models, assignment: Mapping[int, int], sizes: Mapping[int, int]) -> dict[int, Weights]:
-    """Per centre the mean of its models; of centres without one, or without a sample, nothing."""
+    """Return per centre the mean of its models; none for centres without a model or a sample."""
     means = {}
     for j in sorted(set(assignment.values())):
         own = {client: model for client, model in models.items() if assignment[client] == j}
@@ -184,10 +175,9 @@ def cluster_means(models: Models, assignment: Mapping[int, int], sizes: Mapping[
 
 
 def cluster_models(models: Models, count: int, generator: np.random.Generator) -> dict[int, int]:
-    """Clusters of models by their parameters: k-means++ start, then E and M until nothing changes.
+    """Return clusters of models by their parameters: k-means++ start, then E and M until nothing changes.
 
-    Nothing but whole models and distances between them is held: vectors of all clients side by side, in float64, would
-    be several times as large.
+    Holds whole models and distances alone: a float64 matrix of all clients would be several times as large.
 
     Args:
         models: client id to w_k, one at least.
@@ -207,9 +197,9 @@ def cluster_models(models: Models, count: int, generator: np.random.Generator) -
 
 
 def spread_models(models: Models, count: int, generator: np.random.Generator) -> list[Weights]:
-    """k-means++ (Arthur, Vassilvitskii, SODA 2007): each next model with a probability ∝ its squared distance.
+    """Start k-means++ (Arthur, Vassilvitskii, SODA 2007): draw each next model with probability ∝ its squared distance.
 
-    The distance is that to the nearest one chosen before; fewer than ``count`` where fewer models differ.
+    The distance is to the nearest chosen one; fewer than ``count`` are chosen where fewer models differ.
     """
     clients = list(models)
     chosen = [models[clients[int(generator.integers(len(clients)))]]]

@@ -1,12 +1,12 @@
 """A discriminant head for any finished model: ProtoLDA's statistics on the features of another method.
 
-When the base's last round is over, one more exchange of that round follows: *all* clients receive the final model w_g
-and send class counts, class sums and one second moment of their features (evaluation mode, no augmentation); the server
-(stage ``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`). Where
-CCVR sends a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
+After the base's last round one more exchange of that round follows: *all* clients receive the final model w_g and send
+class counts, class sums and one second moment of their features (evaluation mode, no augmentation); the server (stage
+``solve-head``) adds them and solves w_c = (S_w + λI)⁻¹ μ_c (`flcore/math/prototypes/discriminant.py`). Where CCVR sends
+a covariance per class and trains a head on draws, this sends one matrix for all classes and solves once.
 
-Answers with the head of before are scored as ``before_discriminant``. Bodies are not touched. Second moments cost
-D(D + 1)/2 values per client in the precision of ``wire``.
+Answers with the old head are scored as ``before_discriminant``. Bodies are not touched. Second moments cost D(D + 1)/2
+values per client in the precision of ``wire``.
 
 Privacy: the class sum of a class with one sample is that sample's feature.
 """
@@ -50,7 +50,7 @@ class LdaHead(NewHead):
 
     shrinkage: float | None = param(
         0.01,
-        "λ, added to the standardised covariance's diagonal; null: by generalised cross-validation",
+        "λ, added to the standardised covariance's diagonal; null: by GCV",
         above=0,
         search=Search(1e-5, 1.0, log=True),
     )
@@ -63,14 +63,13 @@ class LdaHead(NewHead):
         return "solve-head"
 
     def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
-        """Class counts, class sums and the second moment of all features."""
         features, labels = trained.features()
         sums = discriminant_sums(features.cpu(), labels.cpu(), ctx.setting.num_classes)
         return {SUMS: TensorDict(pack_sums(sums, self.wire))}
 
     def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights, Metrics]:
-        """The head for the summed statistics. Facts: λ, and how many clients are in the sums."""
-        # A base may have outputs beside the classes: nobody has samples of those, and they never answer.
+        """Solve the head of the summed statistics. Facts: λ, and the number of clients in the sums."""
+        # A base may have more outputs than classes: they have no samples and never answer.
         classes, dim = len(model.params["head.bias"]), setting.feature_dim
         sent = replies.of(SUMS)
         totals = add_sums((unpack_sums(own.named, classes) for own in sent.values()), ClassSums.nothing(classes, dim))

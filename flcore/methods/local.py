@@ -12,7 +12,7 @@ from flcore.methods.types import MODEL, ClientContext, TrainedClient
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Every client trains alone, each one in every round, from the same initial weights; nothing is sent."""
+    """All clients train alone in every round, from the same initial weights; nothing is sent."""
 
     name: ClassVar[str] = "local"
     summary: ClassVar[str] = "every client trains alone; lower reference for personalised methods"
@@ -21,5 +21,4 @@ class Local(Method):
     has_global_model: ClassVar[bool] = False
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Nothing goes up; the model is kept."""
         return {}, {MODEL: trained.weights}

@@ -1,16 +1,15 @@
 """MOON (Li, He, Song, CVPR 2021): FedAvg whose clients contrast their features with those of two frozen models.
 
 Client: CE + μ·ℓ_con, batch means, with z the feature (the head's input: the projection's output where the model has
-one, as the paper's has), z_g that of the received model and z_prev that of the model this client ended its previous
-turn with (Eq. 3):
+one, as the paper's has), z_g the received model's and z_prev that of the client's model after its last turn (Eq. 3):
 
     ℓ_con = −log( exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_prev)/τ)) ).
 
-Both are asked in evaluation mode and get no gradient. Server: FedAvg of everything, the projection included.
+Both are in evaluation mode and without gradient. Server: FedAvg of everything, the projection included.
 
-Deviations from the authors' code: a client without a previous turn has no z_prev and its term is exactly 0 (the code
-has an empty pool in the first round and other clients' initial models later); sampled clients alone are averaged, with
-shares of their own sum (the code divides by all clients' samples).
+Deviations from the authors' code: without a previous turn there is no z_prev and the term is exactly 0 (the code has an
+empty pool in the first round and other clients' initial models later); only sampled clients are averaged, with shares
+of their own sum (the code divides by all clients' samples).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, TrainedClient
 
 PREVIOUS = Key("previous", Weights)
-"""The model with which a client ended its last turn, in its memory."""
+"""A client's model after its last turn, in its state."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Moon(FedAvg):
 
     mu: float = param(
         5.0,
-        "weight μ of the contrast; 5 for CIFAR-10, 1 for CIFAR-100 and Tiny-ImageNet",
+        "weight μ of the contrast; CIFAR-10: 5, CIFAR-100 and Tiny-ImageNet: 1",
         low=0,
         search=Search(0.1, 10.0, log=True),
     )
@@ -55,16 +54,15 @@ class Moon(FedAvg):
     )
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """Both frozen models, and whether there is a previous one."""
         models = {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
         if not models:
             return {}
         return {"present": torch.tensor([PREVIOUS in ctx.client_state], device=ctx.setting.device), **models}
 
     def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
-        """What says z_g and z_prev, from the second round on; before it nobody has a previous model.
+        """Return both models from the second round on, when clients may have a previous one.
 
-        Where this client has none, the received one stands in and does not count.
+        Where this client has none, the received one replaces it and does not count.
         """
         if self.mu == 0 or ctx.round == 1:
             return {}
@@ -73,23 +71,19 @@ class Moon(FedAvg):
         return {"global": ("features", received), "previous": ("features", previous)}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and, unless switched off, μ·ℓ_con."""
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "present" in inputs:
             shared, own = (teacher_output(model, batch, inputs, name, "features") for name in ("global", "previous"))
-            contrast = model_contrast(
-                features, shared, own.unsqueeze(0), inputs["present"], self.tau, weight=batch.weight
-            )
-            terms["contrast"] = self.mu * contrast
+            pair = shared, own.unsqueeze(0), inputs["present"]
+            terms["contrast"] = self.mu * model_contrast(features, *pair, self.tau, weight=batch.weight)
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k; the client remembers them."""
         message, client_state = super().reply(ctx, trained)
         if self.mu == 0:
             return message, client_state
-        # Statistics that do not travel are in the client's memory already.
+        # Statistics that do not travel are in the client's state already.
         travel = bool(ctx.received[MODEL].buffers)
         previous = trained.weights if travel else trained.weights.without_buffers()
         return message, {**client_state, PREVIOUS: previous}

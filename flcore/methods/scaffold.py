@@ -69,7 +69,6 @@ class Scaffold(FedAvg):
     server_lr: float = param(1.0, "step η_g of the server towards the clients' mean", above=0, search=Search(0.1, 1.5))
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """Hold the initial model and c = 0."""
         server = super().start_server(setting)
         return {**server, CONTROL: setting.initial.zeros()} if self.use_control else server
 
@@ -77,28 +76,24 @@ class Scaffold(FedAvg):
         return server.only(MODEL, CONTROL)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """Correct every step of this turn by c − c_i."""
         return {"correction": (ctx.received[CONTROL] - own_control(ctx)).params} if self.use_control else {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Add ⟨c − c_i, y⟩ to the cross-entropy."""
         terms = super().loss(model, batch, inputs)
         if self.use_control:
             terms["control"] = inner_product(model.params, inputs["correction"])
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Send y_i with n_i and c_i⁺ − c_i; keep c_i⁺ (line 12)."""
         message, client_state = super().reply(ctx, trained)
         if not self.use_control:
             return message, client_state
         old = new = own_control(ctx)
-        if moved := trained.steps * ctx.learning_rate:
+        if moved := trained.steps * ctx.learning_rate:  # line 12
             new = old - ctx.received[CONTROL] + (ctx.received[MODEL] - trained.weights) * (1 / moved)
         return {**message, CHANGE: new - old}, {CONTROL: new}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Return lines 16 and 17."""
         return {"aggregate": self.aggregate, **({"update-control": update_control} if self.use_control else {})}
 
     @folds("weights")

@@ -1,8 +1,8 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
 Virtual set: per class a random mean map, images around it (Gaussian; `flcore/math/generators/virtual.py`), sent once to
-every client, at its first participation, as uint8 in order of classes (labels follow from the order). It follows from
-the seed, so that here nobody stores it, and the server only notes who has received it: whoever needs it draws it again.
+every client, at its first participation, as uint8 in order of classes (labels follow from the order). It is drawn from
+the seed and not stored; the server only records which clients have received it.
 
 Client, on B real and B_v virtual images: CE(x, y) + λ_v · CE(x', ỹ) + λ_a · [SC(f(x) ∪ sg f(x')) + a · SC(f(x'))], the
 contrastive part (temperature 0.07) in the first ``align_epochs`` local passes only. Label ỹ of class c: its own output
@@ -11,8 +11,8 @@ C + c (``extra``), which can never win in a test, or c itself (``patch``); SC al
 Choices of baselines.md section 8: the released script's form of the contrastive part (``feat_detach``, ``noise_supcon``
 = 0.1; the configuration file says neither), λ_v = 1 (code 0.5), 200 images per class (code 5,000), one-channel noise
 for one-channel data (the code repeats images to three channels). One pass for real and virtual images as in the code
-(``passes: joint``): BatchNorm's statistics then mix both. With λ_v = 0 nothing tells virtual classes apart, and no
-outputs are added. With both weights 0 the method is FedAvg, and nothing else is sent.
+(``passes: joint``): BatchNorm's statistics then mix both. With λ_v = 0 no term distinguishes virtual classes, and no
+outputs are added. With both weights 0 the method is FedAvg, and sends no more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from flcore.methods.types import (
 )
 
 HOLDERS = Key("holders", TensorDict)
-"""``clients`` bool [K]: who has received the virtual set."""
+"""``clients`` bool [K]: whether a client has received the virtual set."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class VHL(AuthorsPreset, FedAvg):
     )
     lambda_a: float = param(
         1.0,
-        "λ_a, weight of the contrastive part; 0: off",
+        "λ_a, weight of the contrast",
         low=0,
         search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0),
     )
@@ -102,19 +102,17 @@ class VHL(AuthorsPreset, FedAvg):
 
     @property
     def aligns(self) -> bool:
-        """Whether clients align real features with virtual ones."""
         return self.lambda_a > 0 and self.align_epochs > 0
 
     @property
     def shows(self) -> bool:
-        """Whether clients look at virtual images at all."""
         return self.lambda_v > 0 or self.aligns
 
     @property
     def client_loss(self) -> VirtualLoss:
         return VirtualLoss(
             cross_entropy=self.lambda_v,
-            contrast=self.lambda_a if self.lambda_a > 0 and self.align_epochs > 0 else 0.0,
+            contrast=self.lambda_a if self.aligns else 0.0,
             alone=self.noise_supcon,
             temperature=self.temperature,
             base_temperature=self.base_temperature,
@@ -124,34 +122,27 @@ class VHL(AuthorsPreset, FedAvg):
 
     @property
     def has_extra_outputs(self) -> bool:
-        """Whether the head has outputs of virtual classes."""
         return self.label_style == "extra" and self.lambda_v > 0
 
     def num_outputs(self, num_classes: int) -> int:
-        """C, or 2C with outputs of virtual classes."""
         return 2 * num_classes if self.has_extra_outputs else num_classes
 
     def virtual_set(self, setting: FederationContext) -> Tensor:
-        """uint8 [C·M, ...] on the setting's device, class by class: a function of the seed."""
+        """Return uint8 [C·M, ...] on the setting's device, class by class: a function of the seed."""
         shape, device = setting.image_shape, setting.device
         return _virtual_set(setting.seed, setting.num_classes, self.per_class, shape, self.map_size, self.std, device)
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, and who has the virtual set: nobody."""
-        server = super().start_server(setting)
-        if not self.client_loss.is_on:
-            return server
-        return {**server, HOLDERS: TensorDict({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})}
+        holders = TensorDict({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})
+        return {**super().start_server(setting), **({HOLDERS: holders} if self.client_loss.is_on else {})}
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model, and the virtual set for a client that does not have it."""
         message = super().broadcast(server, client, ctx)
         if not self.client_loss.is_on or bool(server[HOLDERS]["clients"][client]):
             return message
         return {**message, VIRTUAL: TensorDict({"images": self.virtual_set(ctx.setting)})}
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The virtual set, which every client has by now."""
         if not self.client_loss.is_on:
             return {}
         images = self.virtual_set(ctx.setting)
@@ -160,7 +151,6 @@ class VHL(AuthorsPreset, FedAvg):
         return {"virtual": virtual_context(ctx.setting, images, labels, outputs)}
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Which virtual images go with each step, and whether (1 or 0) it has the contrastive part."""
         loss = self.client_loss
         if not loss.is_on:
             return {}
@@ -171,7 +161,6 @@ class VHL(AuthorsPreset, FedAvg):
         return drawn
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy of real and of virtual images, and the contrastive part while it lasts."""
         if "virtual" not in inputs:
             return super().loss(model, batch, inputs)
         terms = self.client_loss.terms(model, batch, inputs["virtual"])
@@ -180,15 +169,10 @@ class VHL(AuthorsPreset, FedAvg):
         return terms
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Aggregate, then note who has the virtual set."""
-        return (
-            {**super().server_steps(), "note-holders": note_holders}
-            if self.client_loss.is_on
-            else super().server_steps()
-        )
+        own: dict[str, ServerStep] = {"note-holders": note_holders} if self.client_loss.is_on else {}
+        return {**super().server_steps(), **own}
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """The head's logits [B, C], without those of virtual classes."""
         logits = super().predict(model, images, known, classes)
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
@@ -198,7 +182,7 @@ class VHL(AuthorsPreset, FedAvg):
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Features of the first ``count`` virtual images of every class, by the global model."""
+        """Return features of the first ``count`` virtual images of every class, by the global model."""
         if not self.client_loss.is_on:
             return None
         images = self.virtual_set(setting)
@@ -208,7 +192,7 @@ class VHL(AuthorsPreset, FedAvg):
 
 
 def note_holders(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """Who answered has received the virtual set."""
+    """Record that the clients that answered have the virtual set."""
     holders = server[HOLDERS]["clients"].clone()
     holders[list(replies)] = True
     return server | {HOLDERS: TensorDict({"clients": holders})}, {}
@@ -218,6 +202,6 @@ def note_holders(server: Record, replies: Replies, ctx: RoundContext) -> tuple[R
 def _virtual_set(
     seed: int, num_classes: int, per_class: int, shape: tuple[int, int, int], map_size: int, std: float, device: str
 ) -> Tensor:
-    """Drawn once in a process, and the same tensor for all its clients: what is shared is not stacked."""
+    """Draw the set once in a process: one tensor for all clients, so that the engine shares it."""
     stream = torch_stream(seed, "vhl images")
     return gaussian_virtual_images(num_classes, per_class, shape, stream, map_size=map_size, std=std).to(device)
