@@ -273,8 +273,9 @@ def _curves(history: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = ("round", "top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
-    writer.writerow([*columns, "bytes_up", "bytes_down"])
+    traffic = ("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down")
+    writer.writerow([*columns, *traffic])
     for record in history:
         values = ["" if record[column] is None else record[column] for column in columns]
-        writer.writerow([*values, sum(record["bytes_up"].values()), sum(record["bytes_down"].values())])
+        writer.writerow([*values, *(sum(record[direction].values()) for direction in traffic)])
     return out.getvalue()

@@ -197,14 +197,13 @@ class Checkpoint:
 
     def _state(self, content: Mapping[str, Any]) -> RunState:
         try:
-            fields = {name: content[name] for name in _AS_THEY_ARE}
+            fields: dict[str, Any] = {name: content[name] for name in _AS_THEY_ARE}
+            fields |= {name: {kind: Size(**size) for kind, size in content[name].items()} for name in _TRAFFIC}
             name = RunName(content["run"], content["code"])
             self._run = name.digest
             return RunState(
                 server=self._read_server(content["server"]),
                 client_states={int(client): exchange for client, exchange in content["memories"].items()},
-                up={kind: Size(**size) for kind, size in content["up"].items()},
-                down={kind: Size(**size) for kind, size in content["down"].items()},
                 told=[
                     {**exchange, "server": {fact: float(value) for fact, value in exchange["server"].items()}}
                     for exchange in content["told"]
@@ -252,8 +251,7 @@ class Checkpoint:
             "code": dict(state.run.code),
             "server": exchanges,
             "memories": {str(client): exchange for client, exchange in state.client_states.items()},
-            "up": {kind: vars(size) for kind, size in state.up.items()},
-            "down": {kind: vars(size) for kind, size in state.down.items()},
+            **{name: {kind: vars(size) for kind, size in getattr(state, name).items()} for name in _TRAFFIC},
             "failures": list(state.failures),
             # Text where JSON has no number for a fact: a resumed round then has the record of an uninterrupted one.
             "told": [
@@ -340,4 +338,5 @@ def _jsonable(value: float) -> float | str:
 
 
 _AS_THEY_ARE = ("round", "steps", "exchange", "exchanges", "evaluated", "simulated_seconds")
-_STATE = {*_AS_THEY_ARE, "told", "run", "code", "server", "memories", "up", "down", "failures", "history"}
+_TRAFFIC = ("up", "down", "eval_up", "eval_down")
+_STATE = {*_AS_THEY_ARE, *_TRAFFIC, "told", "run", "code", "server", "memories", "failures", "history"}

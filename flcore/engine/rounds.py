@@ -156,6 +156,8 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
             after = replace(after, round=number, exchange=0, simulated_seconds=seconds, told=[])
         if last and _is_evaluated(run.experiment, number):
             scores = run.orchestrator.call("evaluate", _scores, run, after)
+            up, down = added(after.eval_up, scores.up), added(after.eval_down, scores.down)
+            after = replace(after, eval_up=up, eval_down=down)
             record = finite({"round": number, **scores.to_mapping(), **_round_facts(after, cohort, told)})
             after = replace(after, evaluated=after.evaluated + 1, failures=())
             watch.lap("evaluate")
@@ -280,6 +282,8 @@ def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, An
         **round_facts(told),
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},
         "bytes_down": {kind: size.bytes for kind, size in after.down.items()},
+        "bytes_eval_up": {kind: size.bytes for kind, size in after.eval_up.items()},
+        "bytes_eval_down": {kind: size.bytes for kind, size in after.eval_down.items()},
         "scalars_up": sum(size.scalars for size in after.up.values()),
         "steps": after.steps,
     }

@@ -104,6 +104,7 @@ class RunState:
         server: what the server holds.
         client_states: client id to the exchange (counted over the run, from 1) that left its current memory.
         up: cumulative cost of all replies by kind. down: of all broadcasts.
+        eval_up: cumulative cost by kind of what clients sent for scoring alone. eval_down: of what they were sent.
         steps: mini-batches trained on, by all clients together.
         leg: complete exchanges of the round after ``round``.
         legs: complete exchanges of the run.
@@ -119,6 +120,8 @@ class RunState:
     client_states: Mapping[int, int] = field(default_factory=dict)
     up: Traffic = field(default_factory=dict)
     down: Traffic = field(default_factory=dict)
+    eval_up: Traffic = field(default_factory=dict)
+    eval_down: Traffic = field(default_factory=dict)
     steps: int = 0
     exchange: int = 0
     exchanges: int = 0

@@ -69,6 +69,8 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
             "bytes_down_by_kind": last["bytes_down"],
             "bytes_up_per_round": up / rounds,
             "bytes_down_per_round": down / rounds,
+            "bytes_eval_up": sum(last["bytes_eval_up"].values()),
+            "bytes_eval_down": sum(last["bytes_eval_down"].values()),
             "scalars_up_per_round": last["scalars_up"] / rounds,
             "steps": last["steps"],
         }
@@ -77,7 +79,7 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
 
 _FIGURES = ("top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
 _COUNTS = ("round", "scalars_up", "steps")
-_TRAFFIC = ("bytes_up", "bytes_down")
+_TRAFFIC = ("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down")
 _OF_TASKS = (*ACCURACIES, "by_task", "by_task_global")
 
 

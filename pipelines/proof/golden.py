@@ -170,6 +170,9 @@ def check(names: Sequence[str] | None = None, folder: Path = FOLDER) -> Outcome:
             f"{other}, and {agree} of {len(chosen)} methods agree",
             "protofl reproduce --golden --record keeps what comes out here, from then on to the byte",
         ]
+    unrecorded = {file for entry in against.values() for file, digest in entry["files"].items() if digest is None}
+    if is_known and unrecorded:
+        lines.append(f"no bytes are recorded for this class of {', '.join(sorted(unrecorded))}; {_CURE}")
     lines += [f"{name}: figures are set against those of {stem}" for name, (stem, _) in sorted(elsewhere.items())]
     lines += [f"{name}: {problem}" for name, problem in different.items()]
     installed = package_versions(_PACKAGES)
@@ -218,5 +221,6 @@ def _problems(expected: Mapping[str, Any] | None, found: Mapping[str, Any], *, b
     if not by_bytes:
         return figures
     one, other = expected["files"], found["files"]
-    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    unrecorded = {name for name, digest in one.items() if digest is None}
+    names = sorted(name for name in (one.keys() | other.keys()) - unrecorded if one.get(name) != other.get(name))
     return [f"other bytes in {', '.join(names)}", *figures] if names else []

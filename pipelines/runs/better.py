@@ -27,6 +27,7 @@ _LOST_SHARES = {
 _COSTS = {
     *("loss_global", "epsilon", "rounds_to_convergence", "rounds_to_target", "bytes_to_target"),
     *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "bytes_up_by_kind", "bytes_down_by_kind"),
+    *("bytes_eval_up", "bytes_eval_down"),
     *("scalars_up", "scalars_up_per_round", "num_parameters", "steps", "seconds", "simulated_seconds", "joules"),
 }
 _RATES = {"steps_per_second"}

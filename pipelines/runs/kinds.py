@@ -22,7 +22,7 @@ _WAYS = {"*": NUMBERS}
 HISTORY: Mapping[str, Any] = {
     **dict.fromkeys(("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local"), NUMBER),
     **dict.fromkeys(("client_std", "loss_global", "scalars_up", "simulated_seconds"), NUMBER),
-    **dict.fromkeys(("bytes_up", "bytes_down", "train_loss", "server"), NUMBERS),
+    **dict.fromkeys(("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down", "train_loss", "server"), NUMBERS),
     "alternatives": _WAYS,
     "round": COUNT,
     "tasks": {"by_task": [NUMBER], "by_task_global": [NUMBER]},
@@ -51,6 +51,7 @@ METRICS: Mapping[str, Any] = {
     **dict.fromkeys(("client_std", "loss_global", "last10_top1_global", "best_top1_global", "best_round"), NUMBER),
     **dict.fromkeys(("top5_pooled_local", "top5_mean_local", "num_parameters", "scalars_up_per_round"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round"), NUMBER),
+    **dict.fromkeys(("bytes_eval_up", "bytes_eval_down"), NUMBER),
     **dict.fromkeys(("bytes_up_by_kind", "bytes_down_by_kind"), NUMBERS),
     "alternatives": _WAYS,
     "class_acc": [NUMBER],

@@ -36,6 +36,8 @@ ROUND_METRICS: Mapping[str, str] = {
     "comm/bytes_down": "bytes from server to clients since the start",
     "comm/bytes_up_<kind>": "of these, those of a kind of message",
     "comm/bytes_down_<kind>": "of these, those of a kind of message",
+    "comm/bytes_eval_up": "bytes from clients to server for scoring alone, since the start",
+    "comm/bytes_eval_down": "bytes from server to clients for scoring alone, since the start",
     "comm/scalars_up": "numbers from clients to server since the start",
     "clock/simulated_seconds": "simulated seconds since the start, where clients' speeds are simulated",
     "time/<phase>": "seconds of this round that a phase took",
@@ -67,6 +69,8 @@ SUMMARY_METRICS: Mapping[str, str] = {
     "poisoned/honest_mean_local": "with simulated poisoned clients, final/mean_local over the others",
     "comm/total_bytes_up": "comm/bytes_up after the last round",
     "comm/total_bytes_down": "comm/bytes_down after the last round",
+    "comm/total_bytes_eval_up": "comm/bytes_eval_up after the last round",
+    "comm/total_bytes_eval_down": "comm/bytes_eval_down after the last round",
     "comm/bytes_up_per_round": "comm/total_bytes_up over the rounds",
     "comm/bytes_down_per_round": "comm/total_bytes_down over the rounds",
     "comm/scalars_up_per_round": "comm/scalars_up over the rounds",
@@ -123,6 +127,8 @@ SUMMARY_FIGURES: Mapping[str, str] = {
     "top5_mean_local": "best/top5_mean_local",
     "bytes_up": "comm/total_bytes_up",
     "bytes_down": "comm/total_bytes_down",
+    "bytes_eval_up": "comm/total_bytes_eval_up",
+    "bytes_eval_down": "comm/total_bytes_eval_down",
     "bytes_up_per_round": "comm/bytes_up_per_round",
     "bytes_down_per_round": "comm/bytes_down_per_round",
     "scalars_up_per_round": "comm/scalars_up_per_round",
@@ -206,6 +212,9 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
         by_kind = record.get(direction) or {}
         found[f"comm/{direction}"] = sum(by_kind.values())
         found |= {f"comm/{direction}_{kind}": count for kind, count in by_kind.items()}
+    for direction in ("bytes_eval_up", "bytes_eval_down"):
+        if direction in record:  # of a run by an earlier version it is unknown
+            found[f"comm/{direction}"] = sum(record[direction].values())
     return _numbers(found)
 
 

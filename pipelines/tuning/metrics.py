@@ -19,7 +19,7 @@ FIGURES = (
     *PER_ROUND,
     *("top1_vote", "last10_top1_global", "best_top1_global", "top5_pooled_local", "top5_mean_local"),
     *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "scalars_up_per_round"),
-    *("num_parameters", "steps"),
+    *("bytes_eval_up", "bytes_eval_down", "num_parameters", "steps"),
 )
 """The other numbers of ``metrics.json`` that say what a run is worth."""
 

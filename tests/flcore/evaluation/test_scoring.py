@@ -21,7 +21,7 @@ from flcore.evaluation.scores import Scores
 from flcore.evaluation.scoring import Scorer
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Prototypes, Weights
-from flcore.io.records import Record
+from flcore.io.records import Record, serialise
 from flcore.methods.types import BATCHNORM
 
 CLASSES = [[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]
@@ -321,6 +321,41 @@ def test_a_client_is_asked_once_for_what_the_global_model_lacks(lab: Any) -> Non
 
     Scorer(experiment).score(Record({"model": experiment.setting.initial}), client_states)
     assert asked == [0, 1, 2, 3]
+
+
+def test_a_scoring_message_costs_what_it_is_serialised_to(lab: Any, tmp_path: Any) -> None:
+    """FedProto that answers by prototypes, all of 4 clients in each of rounds 1 and 2: 4 times what the server holds.
+
+    A client without test data is sent them too. Training's bytes are those of FedProto that answers by its head.
+    """
+    runs = [
+        lab.run(
+            lab.experiment(method__name="fedproto", method__inference=way, federation__rounds=rounds),
+            tmp_path / f"{way}-{rounds}",
+        )
+        for way, rounds in (("prototypes", 1), ("prototypes", 2), ("classifier", 2))
+    ]
+    sizes = [len(serialise({"prototypes": run.state.server["prototypes"]})) for run in runs[:2]]
+    down = [record["bytes_eval_down"] for record in runs[1].history]
+    assert down == [{"prototypes": 4 * sizes[0]}, {"prototypes": 4 * (sizes[0] + sizes[1])}]
+    assert [record["bytes_eval_up"] for record in runs[1].history] == [{}, {}]
+    assert [record["bytes_down"] for record in runs[1].history] == [record["bytes_down"] for record in runs[2].history]
+    assert runs[2].history[-1]["bytes_eval_down"] == {}
+
+
+def test_what_clients_send_to_be_scored_is_counted_in_evaluated_rounds(lab: Any, tmp_path: Any) -> None:
+    """FedPer, rounds 2 and 3 of 3 are evaluated: each time 4 clients get the body and send head and sample count.
+
+    The head has 8 × 6 weights and 6 biases: 4 × (48 + 6) = 216 bytes; a count has 8. The body: all other parameters.
+    """
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "frozen"}
+    experiment = lab.experiment(model=model, method__name="fedper", federation__rounds=3, evaluation__every=2)
+    run = lab.run(experiment, tmp_path / "run")
+    body = 4 * experiment.setting.initial.num_parameters - 216
+    assert [(record["round"], record["bytes_eval_up"], record["bytes_eval_down"]) for record in run.history] == [
+        (2, {"model": 4 * 216, "num_samples": 4 * 8}, {"model": 4 * body}),
+        (3, {"model": 8 * 216, "num_samples": 8 * 8}, {"model": 8 * body}),
+    ]
 
 
 def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_path: Any) -> None:

@@ -29,6 +29,8 @@ def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
                 "mean_local": None if accuracy is None else accuracy / 4,
                 "bytes_up": {"model": 8 * done, "num_samples": 2 * done},
                 "bytes_down": {"model": 4 * done},
+                "bytes_eval_up": {"num_samples": number},
+                "bytes_eval_down": {"model": 6 * number, "prototypes": number},
                 "scalars_up": 3 * done,
                 "steps": 5 * done,
             }
@@ -79,6 +81,7 @@ def test_traffic_totals_and_per_round(lab: Any) -> None:
     found = summarise_run(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
     assert (found["bytes_up"], found["bytes_down"], found["steps"]) == (60, 24, 30)
     assert (found["bytes_up_per_round"], found["bytes_down_per_round"], found["scalars_up_per_round"]) == (10, 4, 3)
+    assert (found["bytes_eval_up"], found["bytes_eval_down"]) == (3, 21), "three evaluated rounds"
     assert found["mean_local_own_classes"] == 0.9
     assert found["bytes_up_by_kind"] == {"model": 48, "num_samples": 12}
 
