@@ -94,7 +94,13 @@ class ClientRunner:
         began = self._clock()
         with client_step(place, exchange.name, clients, "local training"):
             before = sum(len(earlier.phases) for earlier in exchanges[: place.exchange])
-            outcomes = self.local_training(contexts, data, starts, exchange, before)
+            if exchange.phases:
+                tables = self.tables(contexts, data, exchange)
+                job = TrainJob(contexts, data, starts, exchange.phases, before, tables)
+                outcomes = self._trainer.train(job)
+            else:
+                nothing = torch.zeros(experiment.setting.num_classes, dtype=torch.int64)
+                outcomes = [TrainResult(start, {}, 0, nothing) for start in starts]
         trained_seconds = _shares(self._clock() - began, [outcome.steps for outcome in outcomes])
         passes = _Passes(self._forward, experiment, data, [outcome.weights for outcome in outcomes])
         results: dict[int, ClientOutcome] = {}
@@ -143,21 +149,6 @@ class ClientRunner:
             learning_rate=learning_rate(config.local, round_number, config.federation.rounds),
             momentum=config.local.momentum,
         )
-
-    def local_training(
-        self,
-        contexts: Sequence[ClientContext],
-        data: Sequence[ClientData],
-        starts: Sequence[Weights],
-        exchange: Exchange,
-        first_phase: int,
-    ) -> list[TrainResult]:
-        """What local training leaves of each client; where there is none, what it began with."""
-        if not exchange.phases:
-            nothing = torch.zeros(self.experiment.setting.num_classes, dtype=torch.int64)
-            return [TrainResult(start, {}, 0, nothing) for start in starts]
-        tables = self.tables(contexts, data, exchange)
-        return self._trainer.train(TrainJob(contexts, data, starts, exchange.phases, first_phase, tables))
 
     def tables(
         self, contexts: Sequence[ClientContext], data: Sequence[ClientData], exchange: Exchange

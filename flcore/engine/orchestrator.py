@@ -48,7 +48,7 @@ class InlineOrchestrator:
         closes the workers.
         """
         if self._workers <= 1:
-            return [function(item) for item in items]
+            return list(map(function, items))
         threads = ThreadPoolExecutor(self._workers)
         try:
             begun = [threads.submit(function, item) for item in items]

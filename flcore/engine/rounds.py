@@ -25,7 +25,7 @@ from flcore.engine.pool.groups import ReplyStore
 from flcore.engine.pool.workers import worker_count
 from flcore.engine.round_scores import RoundScorer
 from flcore.engine.run_state import RunName, RunState, leg_facts, round_facts
-from flcore.engine.turns import Failure, LegWork, Reply, round_context
+from flcore.engine.turns import Failure, Reply, round_context
 from flcore.evaluation.scores import Scores
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_modules
@@ -201,8 +201,12 @@ def _run_leg(
     work, without_message = broadcast(experiment, state, [*asked, *stragglers])
     whole = stacks(experiment, place.round, exchange, [client for client in asked if client in work.received])
     missing = {client for stack in ReplyStore(experiment, run.checkpoint).missing(work, whole) for client in stack}
-    failed_early = {client: failure for client, failure in without_message.items() if client in asked}
-    results = dict(sorted((failed_early | _train(run, work, exchange, whole)).items()))
+    results: dict[int, Reply | Failure] = {client: why for client, why in without_message.items() if client in asked}
+    engine = experiment.config.engine
+    handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
+    for of_group in run.orchestrator.map(exchange.name, partial(run.executor.train, work), handed_out):
+        results |= of_group
+    results = dict(sorted(results.items()))
     replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
     failures = {client: result for client, result in results.items() if isinstance(result, Failure)}
     if failures and not replies:
@@ -246,16 +250,6 @@ def _remembered(client_states: Mapping[int, int], replies: Mapping[int, Reply], 
     """
     kept = {client: own for client, own in client_states.items() if client not in replies}
     return kept | {client: exchange for client, reply in replies.items() if reply.has_state}
-
-
-def _train(run: _Run, work: LegWork, exchange: Exchange, whole: list[list[int]]) -> dict[int, Reply | Failure]:
-    """Results of an exchange by client, from its stacks."""
-    engine = run.experiment.config.engine
-    handed_out = groups(whole, worker_count(engine), engine.clients_per_task)
-    results: dict[int, Reply | Failure] = {}
-    for found in run.orchestrator.map(exchange.name, partial(run.executor.train, work), handed_out):
-        results |= found
-    return results
 
 
 def _all_failed(number: int, exchange: Exchange, failures: Mapping[int, Failure]) -> RunError:

@@ -120,85 +120,87 @@ class SerialTrainer:
         refuse_single_batches(experiment, self.module)
 
     def train(self, training: TrainJob) -> list[TrainResult]:
-        return [self._train_client(training.of([place])) for place in range(len(training.contexts))]
-
-    def _train_client(self, training: TrainJob) -> TrainResult:
-        (ctx,), (start,), phases = training.contexts, training.starts, training.phases
-        load_weights(self.module, start)
-        num_classes = ctx.setting.num_classes
-        inputs = self.experiment.method.loss_inputs(ctx) if phases else {}
-        totals, drawn, steps = _Totals(), torch.zeros(num_classes, dtype=torch.int64), 0
-        for number, phase in enumerate(phases, start=training.first_phase):
-            set_mode(self.module, phase, self.experiment.batchnorm)
-            samples, (size,) = phase_samples(phase, training.data, [inputs], training.tables)
-            skip = uses_batch_statistics(self.module)
-            tape = plan_batches(self.experiment, self.module, ctx, phase, number, size, skip_single=skip)
-            tape = tape.on(self.experiment.config.engine.device)
-            self._run_phase(ctx, phase, tape, samples, loss_context(inputs, phases), totals)
-            steps += len(tape)
-            labels, sizes = samples.labels[tape.positions], torch.tensor(tape.sizes, dtype=torch.int64)
-            drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
-        self.model.drops = None
-        losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
-        return TrainResult(snapshot(self.module), losses, steps, drawn, totals.noted)
+        num_classes, phases = self.experiment.setting.num_classes, training.phases
+        results = []
+        for place, (ctx, start) in enumerate(zip(training.contexts, training.starts, strict=True)):
+            one = training.of([place])
+            load_weights(self.module, start)
+            inputs = self.experiment.method.loss_inputs(ctx) if phases else {}
+            totals, drawn, steps = _Totals(), torch.zeros(num_classes, dtype=torch.int64), 0
+            for number, phase in enumerate(phases, start=training.first_phase):
+                set_mode(self.module, phase, self.experiment.batchnorm)
+                samples, (size,) = phase_samples(phase, one.data, [inputs], one.tables)
+                skip = uses_batch_statistics(self.module)
+                plan = plan_batches(self.experiment, self.module, ctx, phase, number, size, skip_single=skip)
+                plan = plan.on(self.experiment.config.engine.device)
+                self._run_phase(ctx, phase, plan, samples, loss_context(inputs, phases), totals)
+                steps += len(plan)
+                labels, sizes = samples.labels[plan.positions], torch.tensor(plan.sizes, dtype=torch.int64)
+                drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
+            self.model.drops = None
+            losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
+            results.append(TrainResult(snapshot(self.module), losses, steps, drawn, totals.noted))
+        return results
 
     def _run_phase(
-        self, ctx: ClientContext, phase: Phase, tape: BatchPlan, samples: Samples, inputs: LossInputs, totals: _Totals
+        self, ctx: ClientContext, phase: Phase, plan: BatchPlan, samples: Samples, inputs: LossInputs, totals: _Totals
     ) -> None:
-        model, method = self.model, self.experiment.method
-        moves = build_steps(self.experiment, self.module, phase, ctx.round)
-        moving = [[model.params[name] for name in move.names] for move in moves]
-        for step, size in enumerate(tape.sizes):
-            rows = tape.positions[step, :size]
-            labels = samples.labels.index_select(0, rows)
-            draws = {k: draw[step, :size] for k, draw in tape.augmentation.items()}
-            images = augmented(self.experiment, samples.inputs(rows), draws)
-            model.drops = {site: drops[step, :size] for site, drops in tape.drops.items()} or None
-            frozen = {name: table.index_select(0, rows) for name, table in samples.tables.items()}
-            batch = Batch(images, labels, None, {name: draw[step] for name, draw in tape.draws.items()}, frozen)
+        model, method, limit = self.model, self.experiment.method, self.experiment.config.local.clip
+        steps = build_steps(self.experiment, self.module, phase, ctx.round)
+        trainable = [[model.params[name] for name in step.names] for step in steps]
+        for index in range(len(plan.sizes)):
+            batch = self._batch(plan, index, samples)
             terms: dict[str, Tensor] = {}
-            for number, (move, params) in enumerate(zip(moves, moving, strict=True)):
-                terms = together(terms, self._make(move, params, batch, inputs))
-                if number == 0 and step >= tape.noted_from:
-                    found = class_sums(model.take_noted(method.name), labels, ctx.setting.num_classes)
+            for number, (step, params) in enumerate(zip(steps, trainable, strict=True)):
+                weights = self._perturb(step, params, batch, inputs) if step.probe is not None else None
+                with precision(self.experiment):
+                    found = step.loss(model, batch, inputs)
+                grads = _gradients(found, params)
+                if weights is not None:
+                    _set(params, weights)
+                if limit is not None:
+                    clip_gradients(grads, limit, stacked=False)
+                step.optimizer.step(params, grads)
+                terms = together(terms, found)
+                if number == 0 and index >= plan.noted_from:
+                    noted = class_sums(model.take_noted(method.name), batch.labels, ctx.setting.num_classes)
                     if phase.note == "passes":
-                        this = torch.tensor(tape.pass_numbers[step], device=labels.device)
-                        found = in_its_pass(found, this, tape.pass_numbers[-1] + 1)
-                    totals.noted = add_noted(totals.noted, found)
+                        this = torch.tensor(plan.pass_numbers[index], device=batch.labels.device)
+                        noted = in_its_pass(noted, this, plan.pass_numbers[-1] + 1)
+                    totals.noted = add_noted(totals.noted, noted)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
 
-    def _make(self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Move the module's parameters ``params`` once, and say what the loss was."""
-        if move.probe is None:
-            terms, grads = self._gradients(move, params, batch, inputs)
-        else:
-            kept = [parameter.detach().clone() for parameter in params]
-            self._go_to_probe(move, params, batch, inputs)
-            terms, grads = self._gradients(move, params, batch, inputs)
-            _set(params, kept)
-        limit = self.experiment.config.local.clip
-        if limit is not None:
-            clip_gradients(grads, limit, stacked=False)
-        move.optimizer.step(params, grads)
-        return terms
+    def _batch(self, plan: BatchPlan, index: int, samples: Samples) -> Batch:
+        """Return a planned mini-batch, and set its dropout masks in the model."""
+        size = plan.sizes[index]
+        rows = plan.positions[index, :size]
+        draws = {name: draw[index, :size] for name, draw in plan.augmentation.items()}
+        self.model.drops = {site: drops[index, :size] for site, drops in plan.drops.items()} or None
+        return Batch(
+            augmented(self.experiment, samples.inputs(rows), draws),
+            samples.labels.index_select(0, rows),
+            None,
+            {name: draw[index] for name, draw in plan.draws.items()},
+            {name: table.index_select(0, rows) for name, table in samples.tables.items()},
+        )
 
-    def _gradients(
-        self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        with precision(self.experiment):
-            terms = move.loss(self.model, batch, inputs)
-        return terms, list(torch.autograd.grad(total_of(terms), params, allow_unused=True, materialize_grads=True))
-
-    def _go_to_probe(self, move: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> None:
-        """Put the parameters where the move's gradient is taken; running statistics stay as they are."""
+    def _perturb(self, step: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> list[Tensor]:
+        """Move the parameters to the point of the gradient and return their values before; buffers stay."""
+        weights = [parameter.detach().clone() for parameter in params]
         buffers = list(self.module.buffers())
         statistics = [buffer.clone() for buffer in buffers]
-        _, grads = self._gradients(move, params, batch, inputs)
+        with precision(self.experiment):
+            terms = step.loss(self.model, batch, inputs)
+        grads = _gradients(terms, params)
         _set(buffers, statistics)
-        point = probed(move, self.model.params, grads, stacked=False)
-        _set(params, list(point.values()))
+        _set(params, list(probed(step, self.model.params, grads, stacked=False).values()))
+        return weights
+
+
+def _gradients(terms: Mapping[str, Tensor], params: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(total_of(terms), params, allow_unused=True, materialize_grads=True))
 
 
 @torch.no_grad()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner, ClientStates
 from flcore.engine.failures import ClientError, LocatedError, client_step, failed, failure_of, is_the_machines
 from flcore.engine.replies import ClientResult
-from flcore.engine.turns import Failure, LegWork, Reply, leg_of
+from flcore.engine.turns import Failure, LegWork, leg_of
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 
@@ -57,7 +58,9 @@ def train_group(
     stopped: Callable[[], bool],
     keep: Keep,
 ) -> None:
-    """Train a group; every stack's results are handed over as soon as they are there.
+    """Train a group and hand over every stack's results as soon as they exist.
+
+    Clients of a stack that fails are trained one by one where ``federation.on_client_error`` is ``drop``.
 
     Args:
         runner: carries out turns.
@@ -71,38 +74,29 @@ def train_group(
         RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the machine lacks disk or memory.
         StoppedError: nobody waits.
     """
-    drop = drops_failures(runner.experiment)
-    for stack in group:
+    drop, leg_name = drops_failures(runner.experiment), leg_of(runner.experiment, work.place).name
+    stacks = deque(list(stack) for stack in group)
+    while stacks:
+        stack = stacks.popleft()
         if stopped():
             raise StoppedError
-        contexts = _turns(runner, work, stack, client_states)
+        try:
+            with client_step(work.place, leg_name, stack, ""):
+                outcomes = runner.train(work, stack, client_states)
+        except ClientError as error:
+            if not drop or is_the_machines(error):
+                raise
+            if len(stack) > 1:  # an error of a stack is of no known client, and each gives the same bytes alone
+                stacks.extendleft([client] for client in reversed(stack))
+                continue
+            outcomes = {stack[0]: failure_of(error)}
         if stopped():  # another run may have begun in this folder
             raise StoppedError
-        for client, ctx in contexts.items():
-            result, client_state = (ctx, Record()) if isinstance(ctx, Failure) else ctx
+        for client, outcome in outcomes.items():
+            result, client_state = (outcome, Record()) if isinstance(outcome, Failure) else outcome
             if isinstance(result, Failure) and not drop:
-                raise failed(work.place, leg_of(runner.experiment, work.place).name, client, result)
+                raise failed(work.place, leg_name, client, result)
             keep(client, result, client_state)
-
-
-def _turns(
-    runner: ClientRunner, work: LegWork, stack: Sequence[int], client_states: ClientStates
-) -> dict[int, tuple[Reply, Record] | Failure]:
-    """Train a stack.
-
-    An error in a stack has no known client: with ``drop`` its clients are trained one by one, and only those that fail
-    alone are left out. The others give the same results as alone, in every kind of executor.
-    """
-    experiment = runner.experiment
-    try:
-        with client_step(work.place, leg_of(experiment, work.place).name, stack, ""):
-            return runner.train(work, stack, client_states)
-    except ClientError as error:
-        if not drops_failures(experiment) or is_the_machines(error):
-            raise
-        if len(stack) == 1:
-            return {stack[0]: failure_of(error)}
-    return {client: _turns(runner, work, [client], client_states)[client] for client in stack}
 
 
 def drops_failures(experiment: Experiment) -> bool:

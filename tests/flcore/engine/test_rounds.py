@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import flcore
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
@@ -23,6 +25,8 @@ from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record, serialise
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import BATCHNORM, ClientContext, Exchange, Replies, RoundContext, TrainedClient
+
+FLCORE = str(Path(flcore.__file__).parent)
 
 # Everything that has a memory, a sample of clients and random numbers at once.
 RICH = {"federation": {"rounds": 3, "participation": 0.6}, "data__augmentation": "crop_flip"}
@@ -43,6 +47,20 @@ def test_global_generators_are_not_touched(lab: Any, tmp_path: Path) -> None:
     lab.run(lab.experiment(model={"name": "fedproto_cnn"}, **RICH), tmp_path / "run")
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+def test_few_frames_between_a_run_and_a_loss(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten from ``run_rounds`` on; ``flcore.run`` and ``train`` call that, so that 12 precede a method's loss."""
+    loss, stacks = FedAvg.loss, []
+
+    def noted(*arguments: Any) -> dict[str, torch.Tensor]:
+        stacks.append([frame for frame in traceback.extract_stack() if frame.filename.startswith(FLCORE)])
+        return loss(*arguments)
+
+    monkeypatch.setattr(FedAvg, "loss", noted)
+    lab.run(lab.experiment(federation={"rounds": 1}, local={"epochs": 1}), tmp_path / "run")
+    assert {frames[0].name for frames in stacks} == {"run_rounds"}
+    assert max(map(len, stacks)) <= 10
 
 
 class Scrambled(InlineOrchestrator):

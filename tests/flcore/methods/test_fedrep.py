@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import ClientRunner
+from flcore.engine.client import ClientRunner, make_trainer
 from flcore.engine.client_data import ClientData
+from flcore.engine.local.serial import TrainJob
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.types import Exchange, Phase
@@ -48,7 +49,8 @@ def after_phases(lab: Any, experiment: Any, *phases: Phase) -> Weights:
     server = Record(experiment.method.start_server(experiment.setting))
     ctx = lab.receive(runner, 1, exchange, 0, server, Record())
     data = ClientData.of(experiment, [0], 1)
-    (outcome,) = runner.local_training([ctx], data, [experiment.method.initial_weights(ctx)], exchange, 0)
+    job = TrainJob([ctx], data, [experiment.method.initial_weights(ctx)], exchange.phases, 0)
+    (outcome,) = make_trainer(experiment).train(job)
     return outcome.weights
 
 
