@@ -1,11 +1,11 @@
 """CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021): calibrate the classifier of a finished federated model.
 
-The base is any method whose clients train one global model that answers by itself; with the same seed its part of the
+The base is any method that trains one global model which answers by itself; with the same seed its part of the
 run is the base's own run to the bit. After its last round one more exchange of that round follows:
 
 1. *all* clients receive the final model w_g and send, per class, the number, mean and unbiased covariance of their
    features (evaluation mode, no augmentation);
-2. the server (stage ``calibrate``) merges them exactly into those of the pooled samples,
+2. the server (stage ``calibrate``) merges them exactly into the statistics of the pooled samples,
 
        μ_c = Σ_k (n_{k,c}/n_c) μ_{k,c},
        Σ_c = Σ_k [(n_{k,c}−1)/(n_c−1)] Σ_{k,c} + Σ_k [n_{k,c}/(n_c−1)] μ_{k,c}μ_{k,c}ᵀ − [n_c/(n_c−1)] μ_cμ_cᵀ,
@@ -25,7 +25,7 @@ describes; 1 is off.
 
 Over FedCSPC, which calibrates projection and head in every round, the head is trained once more at the end; its
 exemplars, which do not depend on the head, still answer with it, and ``before_calibration`` is before CCVR. Over CReFF
-the head to start from is its re-trained classifier. In a stream of tasks the statistics are those of the last task.
+the head to start from is its re-trained classifier. In a stream of tasks the statistics are of the last task.
 
 Choices: classes with fewer than ``min_count`` samples in all are left out (one sample has no covariance). Covariances
 travel as their upper triangle. FedPG's authors calibrate the *best* model of a run; that needs a choice on test data,
@@ -73,7 +73,7 @@ class CCVR(NewHead):
     """Another method, then a new classifier from class statistics."""
 
     name: ClassVar[str] = "ccvr"
-    summary: ClassVar[str] = "another method, after whose last round the head is retrained on virtual features"
+    summary: ClassVar[str] = "another method, then a head retrained on virtual features after the last round"
     citation: ClassVar[str] = "Luo et al., NeurIPS 2021"
     collect_leg: ClassVar[str] = "collect-statistics"
     head_slot: ClassVar[Key[Weights]] = Key("calibrated_head", Weights)

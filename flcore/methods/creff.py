@@ -1,4 +1,4 @@
-"""CReFF (Shang, Lu, Huang, Wang, IJCAI 2022): FedAvg whose classifier is re-trained on features made by the server.
+"""CReFF (Shang, Lu, Huang, Wang, IJCAI 2022): FedAvg with a classifier re-trained on features that the server makes.
 
 Client, which receives w_g = (body f, head h) and the re-trained classifier h̃:
 
@@ -15,7 +15,7 @@ scores f with h as ``fedavg_head``. Clients that answer for themselves do so wit
 
 Choices: the first h̃ is the initial head (all classifiers begin with random weights). Classes without a sampled holder
 keep their features; those without any holder keep noise, on which h̃ is trained too (the authors' code). The authors'
-code augments the images whose gradients are taken (DSA), ours does not. Gradients of the linear layer are computed in
+code augments the images for these gradients (DSA), ours does not. Gradients of the linear layer are computed in
 closed form.
 
 Privacy: a class with one sample has its feature in its gradient.
@@ -73,17 +73,14 @@ class CReFF(FedAvg):
     """FedAvg, and a balanced classifier for its body."""
 
     name: ClassVar[str] = "creff"
-    summary: ClassVar[str] = "FedAvg whose classifier is retrained on features that match the clients' class gradients"
+    summary: ClassVar[str] = "FedAvg with a classifier retrained on features that match the clients' class gradients"
     citation: ClassVar[str] = "Shang et al., IJCAI 2022"
     needs_linear_head: ClassVar[bool] = True
 
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)
     per_class: int = param(
-        100,
-        "federated features per class",
-        low=1,
-        search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0),
+        100, "features made per class", low=1, search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     match_steps: int = param(
         100, "features' steps in a round", low=0, search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0)
@@ -98,10 +95,7 @@ class CReFF(FedAvg):
         300, "passes over the features in the classifier's training", low=0, search=Search(30, 500, log=True)
     )
     retrain_lr: float = param(
-        0.01,
-        "the classifier's learning rate",
-        above=0,
-        search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0),
+        0.01, "rate of the classifier", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 

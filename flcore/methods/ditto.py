@@ -8,7 +8,7 @@ is sampled it also takes the steps of its local training on v_k (Algorithm 1):
 Messages are FedAvg's. A client answers with its v_k; the global model is scored as global.
 
 Choices. The two trainings are two exchanges of a round, each with the configured local training: v_k has mini-batches
-of its own, where the authors' code takes those of w. Their server averages clients that are sampled by size; ours
+of its own, where the authors' code takes w's. Their server averages clients that are sampled by size; ours
 averages by samples. λ = 1 is the value of their scripts.
 """
 
@@ -43,7 +43,7 @@ PERSONAL = Key("personal", Weights)
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """FedAvg whose clients also train a model of their own near the one they receive."""
+    """FedAvg with a personal model of each client near the one it receives."""
 
     name: ClassVar[str] = "ditto"
     summary: ClassVar[str] = "FedAvg, and a personal model of each client near the global one"

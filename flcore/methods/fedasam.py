@@ -1,4 +1,4 @@
-"""FedASAM (Caldarola, Caputo, Ciccone, ECCV 2022): FedAvg whose clients look for flat minima, and a mean over rounds.
+"""FedASAM (Caldarola, Caputo, Ciccone, ECCV 2022): FedAvg with steps towards flat minima, and a mean over rounds.
 
 Client, per mini-batch: with g the gradient at w, and T_w = |w| + η element by element for tensors with "weight" in
 their name, 1 for the others,
@@ -8,7 +8,7 @@ their name, 1 for the others,
 ``adaptive`` off is FedSAM, T_w = 1 everywhere. Server: FedAvg; with ``swa``, from round 0.75·R on, every ``swa_every``
 rounds, a running mean of the global models, which answers while the model itself is sent.
 
-The first gradient leaves no trace: BatchNorm's running statistics are those of the second pass alone (the authors' code
+The first gradient leaves no trace: BatchNorm's running statistics are of the second pass alone (the authors' code
 moves them twice), weight decay and clipping act on the second gradient, and w is kept rather than restored by
 subtracting ε. The mean over rounds includes BatchNorm's statistics, and begins with its first round's model.
 """
@@ -52,10 +52,7 @@ class FedASAM(FedAvg):
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
     rho: float = param(
-        0.1,
-        "ρ, distance to the gradient's point; 0 is FedAvg",
-        low=0,
-        search=Search(choices=(0.05, 0.1, 0.2, 0.5, 0.7)),
+        0.1, "ρ, distance of the gradient's point; 0: FedAvg", low=0, search=Search(choices=(0.05, 0.1, 0.2, 0.5, 0.7))
     )
     eta: float = param(
         0.2,

@@ -105,17 +105,15 @@ class FedAvgQ(FedAvg):
         return Weights(_moved(own.params, ctx.received[CHANGES], self.down_bits), buffers)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        start, error = self.initial_weights(ctx), ctx.client_state.get(ERROR, _zeros(ctx.setting.initial))
-        wanted = {
-            name: value - start.params[name] + error.params[name] for name, value in trained.weights.params.items()
-        }
+        start, before = self.initial_weights(ctx), ctx.client_state.get(ERROR, _zeros(ctx.setting.initial)).params
+        wanted = {name: value - start.params[name] + before[name] for name, value in trained.weights.params.items()}
         sent = quantised_all(wanted, self.bits, ctx.stream("quantisation"))
         arrived = restored_all(sent, wanted, self.bits)
-        left = Weights({name: value - arrived[name] for name, value in wanted.items()})
+        error = Weights({name: value - arrived[name] for name, value in wanted.items()})
         message: dict[str, Payload] = {QUANTIZED_CHANGE: TensorDict(sent), NUM_SAMPLES: Count(trained.num_samples)}
         if trained.weights.buffers:
             message[MODEL_STATISTICS] = Weights({}, trained.weights.buffers)
-        return message, {MODEL: start.without_buffers(), ERROR: left}
+        return message, {MODEL: start.without_buffers(), ERROR: error}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": self.aggregate}
@@ -131,7 +129,7 @@ class FedAvgQ(FedAvg):
         wanted = {name: value + server[ERROR].params[name] for name, value in mean.params.items()}
         sent = quantised_all(wanted, self.down_bits, ctx.stream("quantisation"))
         moved = restored_all(sent, wanted, self.down_bits)
-        left = {name: value - moved[name] for name, value in wanted.items()}
+        error = {name: value - moved[name] for name, value in wanted.items()}
         buffers = replies.of(MODEL_STATISTICS)
         statistics = average_weights(buffers, sizes).buffers if buffers else before.buffers
         # Clients of this round have v as it was before the round.
@@ -144,9 +142,9 @@ class FedAvgQ(FedAvg):
             MODEL: Weights(params, statistics),
             CHANGES: TensorDict(changes),
             LAST_SEEN: TensorDict({"rounds": rounds}),
-            ERROR: Weights(left),
+            ERROR: Weights(error),
         }
-        norm = float(torch.stack([value.square().sum() for value in left.values()]).sum().sqrt())
+        norm = float(torch.stack([value.square().sum() for value in error.values()]).sum().sqrt())
         return server | after, {"quantisation_error": norm}
 
 

@@ -1,13 +1,13 @@
 """FedCSPC (Qi, Meng, Chen, Hu, Lin, Meng, ACM MM 2023): the server calibrates the averaged head on clients' prototypes.
 
-E is the encoder, f = E(x) [e], H the projection, z = H(f) [d], F the head. A base method trains, averages and travels
-as it always does; to it come, each behind its switch:
+E is the encoder, f = E(x) [e], H the projection, z = H(f) [d], F the head. To a base method, which trains, averages and
+travels as it always does, come, each with its switch:
 
 * CPM. After training a client groups the f of each of its classes by k-means and sends, per cluster, ``n_repeat`` means
   of random subsets (share ``ratio``, without replacement; Eq. 6 and 7). Off (TPG): one mean per class.
 * Server, *gather-prototypes*: u_g^c = plain mean of all prototypes of class c; a class without any keeps its last.
 * LRL, from the second round on (Eq. 2 to 5): base loss + κ·(w_N L_N + w_A L_A + w_E L_E), L_N the cross-entropy of
-  cos(f, u_g)/τ_l, L_A and L_E smooth-L1 between the angles and the distances of f and those of the u_g of their labels.
+  cos(f, u_g)/τ_l, L_A and L_E smooth-L1 between the angles and distances of f and those among the u_g of their labels.
 * CA. Server, *calibrate* (Eq. 9, 10, 16): SGD on H and F alone, from the averaged ones, over the prototypes u:
 
       CE(F(H(u)), y) + η·(L_WCL + L_ACL),
@@ -23,27 +23,26 @@ as it always does; to it come, each behind its switch:
 
 Deviations, fedcspc.md section 7: L_ACL has un-squared norms and a hinge as in the authors' code (Eq. 9 is unbounded); a
 σ in the numerator of Eq. 10 is a constant, taken literally; L_N has cosines, L_E distances divided by their mean, both
-as in the code; L_A is a mean over triples of three different labels, among the first 32 rows of a mini-batch (its order
-is random already); prototypes come from all training samples in evaluation mode and without augmentation (the code: its
-shuffled, augmented loader without the last batch, no clusters); absent clients' prototypes are dropped.
+as in the code; L_A is a mean over triples of three different labels, among the first 32 rows of a mini-batch;
+prototypes come from all training samples in evaluation mode and without augmentation (the code: its shuffled, augmented
+loader without the last batch, no clusters); absent clients' prototypes are dropped.
 
-The model stays as the base averaged it; the calibrated H and F stand beside it, answer in its place, and go down in its
-place to the clients of the next round unless ``feedback`` is off: what these send back, the base then holds against the
-model that they were sent. The exemplars stay at the server, where the global model is scored; a client's own model
-answers without them. A model without a projection is refused for CA: both contrasts would have no gradient, the
-calibration would be cross-entropy on the head alone. The alignment and the exemplars take f for z there.
+The server keeps the base's average and the calibrated H and F. These answer in its place, and go down in its place to
+the clients of the next round unless ``feedback`` is off; the base compares the replies with the model that was sent.
+The exemplars stay at the server, where the global model is scored; a client's own model answers without them. CA
+refuses a model without a projection: both contrasts would have no gradient. Alignment and exemplars take f for z there.
 
 ``aux_ce`` (authors' code, not in the paper): clients add the cross-entropy of one more linear classifier, on f. It is
 averaged with the model and answers nothing.
 
-``norm_match`` (ours, section 11; not in the paper): averaging shrinks features, so prototypes of local encoders are too
-long for the averaged one. Every client also sends the mean ‖E(x)‖ of its samples under the model it received, one
-scalar; calibration and exemplars then see the prototypes times (mean of these over samples)/(mean ‖u‖), fact
-``norm_factor``. The u_g of the alignment stay as they are. E lags a round behind: in round 1 it is the initial one.
+``norm_match`` (ours, section 11): averaging shrinks features, so prototypes of local encoders are too long for the
+averaged one. Every client also sends the mean ‖E(x)‖ of its samples under the model it received; calibration and
+exemplars then see the prototypes times (mean of these over samples)/(mean ‖u‖), fact ``norm_factor``. The u_g of the
+alignment are not scaled. E lags a round: in round 1 it is the initial one.
 
-Privacy: prototypes of small clusters are nearly single features. ``min_count`` bounds from below what they are means
-of; ``proto_clip`` and ``proto_noise`` hide all of a client's samples in them (k-means has no bound for a single one).
-Whatever else is sent, the number and classes of prototypes among it, is not protected.
+Privacy: prototypes of small clusters are nearly single features. ``min_count`` is the least number of samples in one;
+``proto_clip`` and ``proto_noise`` hide all of a client's samples in them (k-means has no bound for a single one). The
+number and classes of prototypes, and all else that is sent, are not protected.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -104,7 +103,7 @@ ENCODER_PROTOTYPES = Key("encoder_prototypes", Prototypes)
 """u_g [K, e]."""
 
 POOL = Key("prototype_pool", TensorDict)
-"""The latest prototypes of every client: ``vectors`` [n, e], ``labels`` and ``sources`` (client ids) int64 [n]."""
+"""Prototypes of all clients: ``vectors`` float32 [n, e], ``labels`` and ``sources`` (client ids) int64 [n]."""
 
 CALIBRATED = Key("calibrated", Weights)
 """H and F from the last calibration."""
@@ -113,26 +112,24 @@ EXEMPLARS = Key("exemplars", Prototypes)
 """e_c [K, d]."""
 
 PARTS = ("projection.", "head.")
-"""Names of H and F."""
+"""Prefixes of H and F."""
 
 AUXILIARY = "auxiliary"
-"""Name of the extra layer of ``aux_ce``."""
-
+"""Extra layer of ``aux_ce``."""
 
 ANGLE_ROWS = 32
-"""L_A looks at so many samples of a mini-batch: its triples grow with the cube."""
+"""Samples of a mini-batch in L_A; its triples grow with the cube."""
 
 
 @dataclass(frozen=True)
 class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
-    """A base method whose averaged head is calibrated on prototypes of all clients."""
+    """A base method, with its averaged head calibrated on prototypes of all clients."""
 
     name: ClassVar[str] = "fedcspc"
     summary: ClassVar[str] = (
         "clustered prototypes go up, the server calibrates the averaged head on them; plugs on a base"
     )
     citation: ClassVar[str] = "Qi et al., ACM MM 2023"
-    # No clusters, the similarities to prototypes alone, and a fusion in which exemplars have nine parts of ten.
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "clusters": 1,
         "ratio": 0.8,
@@ -154,45 +151,24 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     use_pa: bool = param(True, "mixed prototypes in the calibration (PA, L_ACL)", switch=True)
     use_kp: bool = param(True, "answer with the similarities to exemplars too (KP)", switch=True)
     feedback: bool = param(True, "send the calibrated model to the clients; off: the average", switch=True)
-    keep_stale: bool = param(
-        False, "also use the last prototypes of clients that did not take part in the round", switch=True
-    )
-    aux_ce: bool = param(
-        False, "train a linear classifier of f at the clients too (authors' code, not in the paper)", switch=True
-    )
-    norm_match: bool = param(
-        False, "rescale prototypes to the length of the global model's features (not in the paper)", switch=True
-    )
+    keep_stale: bool = param(False, "also use the last prototypes of clients absent from the round", switch=True)
+    aux_ce: bool = param(False, "train a linear classifier of f at the clients too (authors' code)", switch=True)
+    norm_match: bool = param(False, "rescale prototypes to the global model's features (not in the paper)", switch=True)
 
     clusters: int = param(
-        4,
-        "K_c, clusters per class of a client",
-        low=1,
-        search=Search(1, 8, when=lambda m: m.sends_prototypes and m.use_cpm),
+        4, "K_c, clusters per class of a client", low=1, search=Search(1, 8, when=lambda m: m.clusters_features)
     )
     n_repeat: int = param(
-        5,
-        "prototypes per cluster",
-        low=1,
-        search=Search(1, 16, log=True, when=lambda m: m.sends_prototypes and m.use_cpm),
+        5, "prototypes per cluster", low=1, search=Search(1, 16, log=True, when=lambda m: m.clusters_features)
     )
     ratio: float = param(
-        0.5,
-        "r, share of a cluster that a prototype is the mean of",
-        above=0,
-        high=1,
-        search=Search(0.2, 1.0, when=lambda m: m.sends_prototypes and m.use_cpm),
+        0.5, "r, share of a cluster", above=0, high=1, search=Search(0.2, 1.0, when=lambda m: m.clusters_features)
     )
     min_cluster: int = param(1, "smaller clusters join the nearest one", low=1)
-    min_count: int = param(
-        1, "samples that a prototype must be a mean of: else clusters join, or nothing is sent", low=0
-    )
+    min_count: int = param(1, "samples of a prototype, at least; else clusters join, or nothing is sent", low=0)
 
     kappa: float = param(
-        0.1,
-        "κ, weight of the alignment at the clients",
-        low=0,
-        search=Search(0.005, 1.0, log=True, when=lambda m: m.use_lrl),
+        0.1, "κ, weight of the alignment", low=0, search=Search(0.005, 1.0, log=True, when=lambda m: m.use_lrl)
     )
     w_node: float = param(
         1.0, "w_N, weight of the similarities to prototypes", low=0, search=Search(0, 1, when=lambda m: m.weighs)
@@ -200,24 +176,18 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1, when=lambda m: m.weighs))
     w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1, when=lambda m: m.weighs))
     tau_l: float = param(
-        0.5,
-        "τ_l, temperature of L_N",
-        above=0,
-        search=Search(0.05, 1.0, log=True, when=lambda m: m.weighs and m.w_node > 0),
+        0.5, "τ_l of L_N", above=0, search=Search(0.05, 1.0, log=True, when=lambda m: m.weighs and m.w_node > 0)
     )
     angle_mode: Literal["distinct", "all"] = param(
         "distinct",
-        "L_A is a mean over triples of three labels, or over all triples as in the authors' code",
+        "triples in L_A: of three labels, or all as in the authors' code",
         search=Search(choices=("distinct", "all"), when=lambda m: m.weighs and m.w_angle > 0),
     )
-    edge_same: bool = param(True, "L_E also compares samples of equal labels, whose distance should be 0")
+    edge_same: bool = param(True, "L_E also compares samples of equal labels (distance 0)")
     edge_relative: bool = param(True, "L_E compares distances divided by their mean; off: as they are (Eq. 5)")
 
     eta: float = param(
-        0.1,
-        "η, weight of both contrasts in the calibration",
-        low=0,
-        search=Search(0.005, 1.0, log=True, when=lambda m: m.calibrates),
+        0.1, "η, weight of both contrasts", low=0, search=Search(0.005, 1.0, log=True, when=lambda m: m.calibrates)
     )
     tau_g: float = param(
         0.5, "τ_g, temperature of L_WCL", above=0, search=Search(0.05, 1.0, log=True, when=lambda m: m.contrasts)
@@ -238,19 +208,13 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200, when=lambda m: m.use_ca)
     )
     cal_batch: int = param(
-        100,
-        "prototypes per step of the calibration",
-        low=1,
-        search=Search(32, 256, log=True, when=lambda m: m.calibrates),
+        100, "prototypes per step of it", low=1, search=Search(32, 256, log=True, when=lambda m: m.calibrates)
     )
     cal_lr: float = param(
-        0.1,
-        "learning rate of the calibration in the first rounds",
-        above=0,
-        search=Search(1e-3, 0.3, log=True, when=lambda m: m.calibrates),
+        0.1, "its learning rate at first", above=0, search=Search(1e-3, 0.3, log=True, when=lambda m: m.calibrates)
     )
     cal_lr_schedule: Literal["rounds", "constant"] = param(
-        "rounds", "rounds: a tenth of it after 6 rounds, a hundredth after 41; constant: always cal_lr"
+        "rounds", "rounds: cal_lr, a tenth of it after 6 rounds, a hundredth after 41; constant: always cal_lr"
     )
     cal_decay_every: int = param(30, "epochs of a calibration after which its rate falls to a tenth", low=1)
     cal_weight_decay: float = param(1e-5, "weight decay of the calibration", low=0)
@@ -261,15 +225,15 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     tau_e: float = param(0.5, "temperature of the similarities to exemplars", above=0)
     fusion: Literal["softmax", "minmax", "authors"] = param(
         "softmax",
-        "mix probabilities, values scaled to [0, 1], or (authors, λ_p 0.9) logits and exponentials of similarities",
+        "mix probabilities, values scaled to [0, 1], or (authors) logits and exponentials of similarities",
         search=Search(choices=("softmax", "minmax", "authors"), when=lambda m: m.use_kp and m.lambda_p > 0),
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no base is, two accounts of one message, and to send a model where differences travel.
+        """Refuse two accounts of one message, and a model where the base sends differences.
 
         Raises:
-            ValueError: any of these.
+            ValueError: any of these, or no valid base.
         """
         super().__post_init__()
         needs_model = {"feedback": self.feedback and self.use_ca, "norm_match": self.rescales}
@@ -278,62 +242,59 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
                 raise ValueError(f"{name} = true: {self.base} sends differences of its model; set method.{name}=false")
         if self.proto_noise > 0 and self.base_method.privacy(1) is not None:
             raise ValueError(
-                f"proto_noise = {self.proto_noise}: {self.base} has noisy prototypes of its own, and nobody keeps the "
-                "account of both; set one of them to 0"
+                f"proto_noise = {self.proto_noise}: {self.base} adds noise to prototypes too; there is no account of "
+                "both, set one of them to 0"
             )
 
     @property
     def aligns(self) -> bool:
-        """Whether clients use the global prototypes."""
         return self.weighs and (self.w_node > 0 or self.w_angle > 0 or self.w_edge > 0)
 
     @property
     def weighs(self) -> bool:
-        """Whether the weights of the alignment count."""
         return self.use_lrl and self.kappa > 0
 
     @property
     def sends_prototypes(self) -> bool:
-        """Whether anybody has a use for prototypes."""
         return self.aligns or self.use_ca or self.use_kp
 
     @property
+    def clusters_features(self) -> bool:
+        return self.sends_prototypes and self.use_cpm
+
+    @property
     def calibrates(self) -> bool:
-        """Whether the server trains projection and head."""
         return self.use_ca and self.cal_epochs > 0
 
     @property
     def contrasts(self) -> bool:
-        """Whether that training has contrasts."""
         return self.calibrates and self.eta > 0
 
     @property
     def rescales(self) -> bool:
-        """Whether the server rescales prototypes, for which clients send a norm."""
         return self.norm_match and (self.use_ca or self.use_kp)
 
     @property
     def mixes(self) -> bool:
-        """Whether the calibration has L_ACL."""
         return self.use_pa and self.eta > 0
 
     @property
     def smallest_cluster(self) -> int:
-        """Members that a cluster needs for its prototypes to be means of ``min_count`` samples."""
+        """Return the members that a cluster needs for prototypes of ``min_count`` samples."""
         if self.min_count <= 1 or not self.use_cpm:
             return max(1, self.min_count)
         return math.ceil((self.min_count - 1e-9) / self.ratio)
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """What the base holds, and no prototypes yet.
+        """Add empty prototypes to the base's record.
 
         Raises:
             ConfigError: there is no projection to calibrate.
         """
         if self.use_ca and not any(name.startswith("projection.") for name in setting.initial.params):
             raise ConfigError(
-                "method.use_ca = true: the model has no projection, which is what FedCSPC calibrates; take a model "
-                "that has one (model.name=fedcspc_cnn), or set method.use_ca=false"
+                "method.use_ca = true: the model has no projection to calibrate; choose one that has "
+                "(model.name=fedcspc_cnn), or set method.use_ca=false"
             )
         server = super().start_server(setting)
         if not self.sends_prototypes:
@@ -343,34 +304,27 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return self.beside(server, {ENCODER_PROTOTYPES: Prototypes.empty(setting.num_classes, width)})
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """The base's; the prototypes come with the last one, and the stages on them follow its own."""
         return self.legs_with(round_number, setting, *self.own_stages())
 
     def brings_prototypes(self, ctx: RoundContext) -> bool:
-        """Whether this is the exchange of the round in which clients send prototypes."""
+        """Return whether clients send prototypes in this exchange, the base's last one of the round."""
         last = self.base_method.round_exchanges(ctx.round, ctx.setting)[-1]
         return self.sends_prototypes and ctx.exchange == last.name
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """Its own account, or the base's."""
         return super().privacy(releases) or self.base_method.privacy(releases)
 
-    # ---- clients -------------------------------------------------------------------------------------------------
-
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """The base's, and with ``aux_ce`` a linear classifier of f."""
         layers = super().extra_layers(feature_dim, num_classes, encoded_dim)
         return self.beside(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The base's message, with calibrated H and F if they are fed back; the global prototypes if they are used."""
         message = super().broadcast(self.as_sent(server), client, ctx)
         if not self.aligns or not self.brings_prototypes(ctx):
             return message
         return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The base's constants and, from the second round on, the global prototypes."""
         own: dict[str, Any] = {}
         if ctx.rounds_done > 0 and ENCODER_PROTOTYPES in ctx.received:
             prototypes = ctx.received[ENCODER_PROTOTYPES]
@@ -378,7 +332,6 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return self.beside(super().loss_inputs(ctx), own)
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """The base's terms, the auxiliary classifier's, and the three of the alignment."""
         if not self.aux_ce and "encoder_means" not in inputs:
             return super().loss(model, batch, inputs)
         once = EncodedOnce(model, batch.images)
@@ -392,7 +345,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return self.beside(terms, own)
 
     def alignment(self, encoded: Tensor, batch: Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:
-        """κ·(w_N L_N + w_A L_A + w_E L_E), term by term."""
+        """Return κ·(w_N L_N + w_A L_A + w_E L_E), term by term."""
         labels, weight, few = batch.labels, batch.weight, slice(ANGLE_ROWS)
         terms: dict[str, Tensor] = {}
         if self.w_node > 0:
@@ -409,7 +362,6 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The base's message and memory, the client's prototypes with their labels, perhaps a norm."""
         message, client_state = super().reply(ctx, trained)
         if not self.brings_prototypes(ctx):
             return message, client_state
@@ -419,7 +371,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return self.beside(message, own), client_state
 
     def own_prototypes(self, ctx: ClientContext, encoded: Tensor, labels: Tensor) -> TensorDict:
-        """:data:`CLUSTERS` of encoded samples [n, e] with labels [n]."""
+        """Return :data:`CLUSTER_PROTOTYPES` of encoded samples [n, e] with labels [n]."""
         encoded, labels = encoded.cpu(), labels.cpu()
         enough = torch.bincount(labels, minlength=1)[labels] >= self.smallest_cluster
         vectors, labels = encoded[enough], labels[enough]
@@ -427,21 +379,12 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
             means = class_means(vectors, labels, ctx.setting.num_classes).arrays()
             vectors, labels = means["means"], means["classes"]
         elif len(labels):
-            vectors, labels = cluster_prototypes(
-                vectors,
-                labels,
-                lambda label: ctx.numpy_stream("fedcspc prototypes", label),
-                num_clusters=self.clusters,
-                ratio=self.ratio,
-                repeats=self.n_repeat,
-                min_size=max(self.min_cluster, self.smallest_cluster),
-            )
+            stream, smallest = partial(ctx.numpy_stream, "fedcspc prototypes"), self.smallest_cluster
+            how = {"num_clusters": self.clusters, "repeats": self.n_repeat, "min_size": max(self.min_cluster, smallest)}
+            vectors, labels = cluster_prototypes(vectors, labels, stream, ratio=self.ratio, **how)
         return TensorDict({"labels": labels, "vectors": self.release_vectors(ctx, vectors)})
 
-    # ---- server --------------------------------------------------------------------------------------------------
-
     def own_stages(self) -> dict[str, ServerStep]:
-        """What follows the base's stages: gather-prototypes, calibrate and build-exemplars, each if it is used."""
         used = {
             "gather-prototypes": (self.sends_prototypes, self.gather_prototypes),
             "calibrate": (self.use_ca, self.calibrate),
@@ -450,14 +393,14 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return {name: stage for name, (on, stage) in used.items() if on}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        theirs = {name: self.after_feedback(stage) for name, stage in super().server_steps().items()}
-        return self.beside(theirs, self.own_stages())
+        base = {name: self.after_feedback(stage) for name, stage in super().server_steps().items()}
+        return self.beside(base, self.own_stages())
 
     def after_feedback(self, stage: ServerStep) -> ServerStep:
-        """A stage of the base, for which the server's model is the one that clients were sent.
+        """Run a stage of the base with the model that clients were sent as the server's.
 
-        Updates are clipped, and FedDC's drift is measured, from there. The first stage of a round takes H and F over,
-        and the later ones find none beside the model any more.
+        Updates are clipped, and FedDC's drift is measured, from there. The first stage of a round takes over H and F;
+        later ones find the base's model alone.
         """
 
         @wraps(stage)
@@ -468,16 +411,16 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         return sent_first
 
     def as_sent(self, server: Record) -> Record:
-        """The server's record with the model that clients are sent: with calibrated H and F if they are fed back.
+        """Return the record with the model that clients are sent: with ``feedback``, of calibrated H and F.
 
-        H and F were calibrated for the model that answers. Where the base sends another one (FedASAM's mean over rounds
-        answers, and does not travel), they do not fit it, and it goes down as it is.
+        They were calibrated for the model that answers. A base that sends another one (FedASAM's mean over rounds
+        answers and does not travel) sends it as it is.
         """
         fits = self.base_model(server) is server[MODEL]
         return with_calibrated_encoder(server) if self.feedback and fits else server
 
     def gather_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: u_g; with ``keep_stale`` also every client's latest prototypes."""
+        """Compute u_g; with ``keep_stale`` keep every client's latest prototypes."""
         pool = pooled(server, replies)
         own = class_means(pool["vectors"], pool["labels"], ctx.setting.num_classes)
         previous = server[ENCODER_PROTOTYPES]
@@ -489,8 +432,8 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
 
     def fitting_pool(
         self, server: Record, replies: Replies, device: str = "cpu"
-    ) -> tuple[PrototypeSet, dict[str, float]]:
-        """The prototypes as calibration and exemplars see them, and facts about their number and length."""
+    ) -> tuple[TensorDict, dict[str, float]]:
+        """Return the prototypes for calibration and exemplars, and facts about their number and length."""
         pool = on_device({POOL: pooled(server, replies)}, device)[POOL]
         facts = {"prototypes": float(len(pool["labels"]))}
         vectors = pool["vectors"]
@@ -501,10 +444,10 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
                 total = sum(sizes[client] * float(norm["mean"]) for client, norm in norms.items())
                 facts["norm_factor"] = total / sum(sizes.values()) / length if length > 0 else 1.0
                 vectors = vectors * facts["norm_factor"]
-        return PrototypeSet(vectors, pool["labels"], pool["sources"]), facts
+        return TensorDict({**pool.named, "vectors": vectors}), facts
 
     def calibrate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: H and F of the base's model, trained on the prototypes; without any nothing changes.
+        """Train H and F of the base's model on the prototypes; without any, change nothing.
 
         Facts: the mean of each term in the last epoch, the number of prototypes and their mean length.
 
@@ -513,7 +456,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         """
         setting = ctx.setting
         pool, facts = self.fitting_pool(server, replies, setting.device)
-        if len(pool) == 0:
+        if len(pool["labels"]) == 0:
             return server, facts
         start = on_device({CALIBRATED: calibrated_part(self.base_model(server))}, setting.device)[CALIBRATED]
         rate = self.round_rate(ctx.rounds_done)
@@ -523,33 +466,30 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
 
     @property
     def round_rate(self) -> Schedule:
-        """The learning rate at the beginning of a calibration, by rounds passed."""
+        """Return the learning rate at the beginning of a calibration, by rounds passed."""
         if self.cal_lr_schedule == "constant":
             return Constant(self.cal_lr)
         return Pieces(self.cal_lr, ((6, 0.1), (41, 0.01)))
 
     def fit_part(
-        self, network: Network, start: Weights, pool: PrototypeSet, rate: float, stream: torch.Generator
+        self, network: Network, start: Weights, pool: TensorDict, rate: float, stream: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Train H and F on prototypes.
+        """Train H and F, beginning with ``start``, on prototypes, at least one.
 
         Args:
-            network: the model's parts.
-            start: H and F to begin with, on the device of the prototypes.
-            pool: the prototypes, at least one.
             rate: learning rate of the first epochs.
             stream: CPU generator of the order and the partners.
 
         Returns:
             The trained parameters, and the mean of each term in the last epoch.
         """
-        moving = leaves(start.params)
+        moving, labels = leaves(start.params), pool["labels"]
         values = {**start.buffers, **moving}
-        partners = Partners(pool.labels, pool.sources) if self.mixes else None
+        partners = Partners(labels, pool["sources"]) if self.mixes else None
 
         def batches() -> Iterator[tuple[Tensor, Drawn | None]]:
             for _ in range(self.cal_epochs):
-                order = torch.randperm(len(pool), generator=stream).to(pool.labels.device)
+                order = torch.randperm(len(labels), generator=stream).to(labels.device)
                 drawn = partners.draw(self.n_aug, stream) if partners else None
                 for rows in torch.split(order, self.cal_batch):
                     yield rows, drawn.rows(rows) if drawn else None
@@ -557,142 +497,118 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         def loss(batch: tuple[Tensor, Drawn | None]) -> Terms:
             return {name: (1.0, term) for name, term in self.calibration_loss(network, values, pool, *batch).items()}
 
-        sizes = [len(rows) for rows in torch.split(torch.arange(len(pool)), self.cal_batch)]
-        moved = Moving(
-            moving,
-            Sgd(rate, weight_decay=self.cal_weight_decay),
-            Exponential(rate, 0.1, every=self.cal_decay_every * len(sizes)),
-        )
+        sizes = [len(rows) for rows in torch.split(torch.arange(len(labels)), self.cal_batch)]
+        schedule = Exponential(rate, 0.1, every=self.cal_decay_every * len(sizes))
+        moved = Moving(moving, Sgd(rate, weight_decay=self.cal_weight_decay), schedule)
         fitted = fit(moved, batches(), loss, what="the calibration", cure="method.cal_lr or method.eta")
         last = fitted.terms[-len(sizes) :]
         means = {
-            name: float(sum(size * terms[name] for size, terms in zip(sizes, last, strict=True))) / len(pool)
+            name: float(sum(size * terms[name] for size, terms in zip(sizes, last, strict=True))) / len(labels)
             for name in (last[0] if last else ())
         }
         return fitted.values, means
 
     def calibration_loss(
-        self, network: Network, values: ParamDict, pool: PrototypeSet, rows: Tensor, partners: Drawn | None
+        self, network: Network, values: ParamDict, pool: TensorDict, rows: Tensor, partners: Drawn | None
     ) -> dict[str, Tensor]:
-        """CE + η·(L_WCL + L_ACL) of a mini-batch, term by term.
+        """Return CE + η·(L_WCL + L_ACL) of a mini-batch, term by term.
 
         Args:
             network: the model's parts. values: H and F.
-            pool: all prototypes. rows: int64 [B], those of the mini-batch.
+            pool: all prototypes. rows: int64 [B], the mini-batch's.
             partners: of these B; None without L_ACL.
         """
-        anchors, labels = pool.vectors[rows], pool.labels[rows]
+        vectors, labels = pool["vectors"], pool["labels"][rows]
+        anchors = vectors[rows]
         projected = network.project(anchors, values)
         terms = {"supervised": cross_entropy(network.classify(projected, values), labels)}
         if self.eta > 0:
             terms["contrast"] = self.eta * self.source_contrast(network, values, pool, rows, projected)
         if partners is not None:
-            mixed = extrapolate(
-                anchors.unsqueeze(1), pool.vectors[partners.same], pool.vectors[partners.other], self.lambda_u
-            )
+            mixed = extrapolate(anchors.unsqueeze(1), vectors[partners.same], vectors[partners.other], self.lambda_u)
             away = network.project(torch.cat(mixed).flatten(0, 1), values)
             positive, negative = away.reshape(2, len(rows), self.n_aug, -1)
-            # As many weights as draws: the mean is over anchors and draws.
+            # One weight per draw: the mean is over anchors and draws.
             usable = partners.usable.expand(-1, self.n_aug).to(away.dtype)
             hinge = triplet_hinge(projected.unsqueeze(1), positive, negative, self.alpha, weight=usable)
             terms["mixed"] = self.eta * hinge
         return terms
 
     def source_contrast(
-        self, network: Network, values: ParamDict, pool: PrototypeSet, rows: Tensor, projected: Tensor
+        self, network: Network, values: ParamDict, pool: TensorDict, rows: Tensor, projected: Tensor
     ) -> Tensor:
-        """L_WCL of the prototypes at ``rows``, within themselves or among all: B² or B·n pairs."""
+        """Return L_WCL of the prototypes at ``rows``, among themselves or all: B² or B·n pairs."""
+        labels, sources = pool["labels"], pool["sources"]
         if self.contrast == "batch":
-            among, labels, sources, anchors = projected, pool.labels[rows], pool.sources[rows], None
+            among, labels, sources, anchors = projected, labels[rows], sources[rows], None
         else:
-            among, labels, sources, anchors = network.project(pool.vectors, values), pool.labels, pool.sources, rows
+            among, anchors = network.project(pool["vectors"], values), rows
         weights = source_weights(labels, sources, anchors=anchors)
         losses, counted = contrastive_terms(among, labels, self.tau_g, pair_weights=weights, anchors=anchors)
         return weighted_mean(losses, counted.to(losses.dtype))
 
     def build_exemplars(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: e_c of the model that now answers; none for a class without prototypes."""
-        setting = ctx.setting
+        """Compute e_c of the model that now answers; none for a class without prototypes."""
+        setting, part = ctx.setting, calibrated_part(self.global_model(server))
         pool, _ = self.fitting_pool(server, replies, setting.device)
-        part = calibrated_part(self.global_model(server))
         values = on_device({CALIBRATED: part}, setting.device)[CALIBRATED].values
         with torch.no_grad():
-            projected = setting.network.project(pool.vectors, values)
+            projected = setting.network.project(pool["vectors"], values)
             answers = setting.network.classify(projected, values)[:, : setting.num_classes].argmax(dim=1)
-        exemplars = best_means(projected, pool.labels, answers == pool.labels, setting.num_classes)
+        exemplars = best_means(projected, pool["labels"], answers == pool["labels"], setting.num_classes)
         return server | on_device({EXEMPLARS: exemplars}, "cpu"), {}
 
-    # ---- answers -------------------------------------------------------------------------------------------------
-
     def global_model(self, server: Record) -> Weights:
-        """The base's, with calibrated H and F."""
         return patched(self.base_model(server), server.get(CALIBRATED))
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The base's, with calibrated H and F and the exemplars."""
         message = super().scoring_message(server, client, ctx)
         return self.beside(message, server.only(CALIBRATED, EXEMPLARS))
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """The base's, with calibrated H and F."""
         return patched(super().client_model(received, client_state, setting), received.get(CALIBRATED))
 
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """The base's, of the model that answers."""
         return super().generated_features(with_calibrated_encoder(server), setting, count, generator)
 
     @property
     def score_kind(self) -> ScoreKind:
-        """The base's logits, or logarithms of mixed probabilities; other fusions mix what has no common scale."""
+        """Logarithms of mixed probabilities are logits; other fusions mix different scales."""
         return super().score_kind if not self.use_kp or self.fusion == "softmax" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """The base's answer, mixed with the exemplars' from the first calibration on; see :func:`fuse`."""
+        """Mix the base's answer with the exemplars' from the first calibration on; see :func:`fuse`."""
         logits = super().predict(model, images, known, classes)
         cosines = similarities(model.features(images), known.get(EXEMPLARS))
         if cosines is None:
             return logits
         fused = fuse(logits, cosines, self.lambda_p, self.tau_e, self.fusion)
-        # Logarithms of probabilities are logits: the loss that is scored beside the accuracy is then the right one.
         return fused.clamp_min(1e-12).log() if self.fusion == "softmax" else fused
 
     def by_exemplars(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """The cosines to the exemplars alone; the base's answer before there are any."""
+        """Return the cosines to the exemplars alone; the base's answer before there are any."""
         cosines = similarities(model.features(images), known.get(EXEMPLARS))
         return super().predict(model, images, known, classes) if cosines is None else cosines
 
     def by_average(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """The base's answer with H and F as it averaged them."""
+        """Return the base's answer with its averaged H and F."""
         if CALIBRATED in known:
             model = WithLayers(model, calibrated_part(self.base_model(known)).values)
         return super().predict(model, images, known, classes)
 
     def predictors(self) -> Mapping[str, Predict]:
-        """The base's; ``network`` (head alone), ``knowledge`` (exemplars alone) and ``before_calibration``."""
         own: dict[str, Predict] = {"network": super().predict, "knowledge": self.by_exemplars} if self.use_kp else {}
         if self.use_ca:
             own["before_calibration"] = self.by_average
         return self.beside(super().predictors(), own)
 
 
-@dataclass(frozen=True)
-class PrototypeSet:
-    """Prototypes of all clients: ``vectors`` [n, e], ``labels`` int64 [n], ``sources`` int64 [n] (client ids)."""
-
-    vectors: Tensor
-    labels: Tensor
-    sources: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 def pooled(server: Record, replies: Replies) -> TensorDict:
-    """:data:`POOL` of the replies' prototypes, in client-id order.
+    """Return :data:`POOL` of the replies' prototypes, in client-id order.
 
-    If the server holds one, clients that did not reply are there with what it has of them.
+    If the server has one, clients without a reply keep their part of it.
     """
     own = replies.of(CLUSTER_PROTOTYPES)
     parts = [{**sent.named, "sources": torch.full_like(sent["labels"], client)} for client, sent in own.items()]
@@ -705,22 +621,19 @@ def pooled(server: Record, replies: Replies) -> TensorDict:
 
 
 def received_norm(ctx: ClientContext, trained: TrainedClient) -> Tensor:
-    """float32 [1]: mean ‖E(x)‖ over the client's samples, E of the received model; 0 without samples."""
+    """Return mean ‖E(x)‖ of the client's samples, E of the received model, float32 [1]; 0 without samples."""
     received = ctx.received[MODEL]
-    # Under `model.batchnorm: local` no statistics are received: the client has its own.
+    # Under `model.batchnorm: local` the client has its own statistics.
     encoded, labels = trained.encoded(Weights(received.params, received.buffers or trained.weights.buffers))
     return encoded.norm(dim=1).sum().reshape(1) / max(len(labels), 1)
 
 
 def with_calibrated_encoder(server: Record) -> Record:
-    """The server's record as the base would hold it with calibrated H and F."""
+    """Return the record with calibrated H and F in the base's model."""
     return server | {MODEL: patched(server[MODEL], server[CALIBRATED])} if CALIBRATED in server else server
 
 
 def calibrated_part(model: Weights) -> Weights:
-    """Projection and head of a model."""
-    params, buffers = (
-        {name: tensor for name, tensor in values.items() if name.startswith(PARTS)}
-        for values in (model.params, model.buffers)
-    )
-    return Weights(params, buffers)
+    """Return projection and head of a model."""
+    both = model.params, model.buffers
+    return Weights(*({name: value for name, value in values.items() if name.startswith(PARTS)} for values in both))

@@ -69,7 +69,7 @@ STEP = Key("change_step", Weights)
 
 @dataclass(frozen=True)
 class FedDC(AuthorsPreset, FedAvg):
-    """FedAvg whose clients learn their drift, with a correction of their gradients."""
+    """FedAvg with a learned drift of each client and a correction of its gradients."""
 
     name: ClassVar[str] = "feddc"
     summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"

@@ -25,7 +25,7 @@ from flcore.methods.types import Batch, LocalModel, LossInputs
 
 @dataclass(frozen=True)
 class FedDecorr(FedAvg):
-    """FedAvg whose clients keep the dimensions of their features apart."""
+    """FedAvg with a penalty on correlated dimensions of features."""
 
     name: ClassVar[str] = "feddecorr"
     summary: ClassVar[str] = "FedAvg with a penalty on correlated feature dimensions, against dimensional collapse"

@@ -12,7 +12,7 @@ w goes down and w_k comes up: P each way, as FedAvg. g_k stays on the client, h 
 
 Choices. Clients count alike. The authors' code divides α by n_k / mean(n), left out here as in FedDC; it keeps −g_k/α,
 which is the same. ``alpha: 0`` is FedAvg with uniform weights, not the limit α → 0 of h/α. The update of g_k
-assumes that clients reach their minimum, whatever the optimiser; none is refused. BatchNorm statistics are averaged.
+assumes that clients reach their minimum; any optimiser is accepted. BatchNorm statistics are averaged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GRADIENT = Key("gradient", Weights)
 
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
-    """FedAvg with a linear and a proximal term that move the minima of clients to that of the global loss."""
+    """FedAvg with a linear and a proximal term that move the minima of clients to the global one."""
 
     name: ClassVar[str] = "feddyn"
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser that aligns the minima of clients"

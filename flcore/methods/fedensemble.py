@@ -15,8 +15,8 @@ common test data, on a client's data its own model (section 21's client score), 
 ``combine: probs`` averages softmax outputs instead of summing logits, which may decide differently.
 
 A member answers with its own BatchNorm statistics. Where ``model.batchnorm: local`` (FedPA's setting) keeps them out of
-FedAvg, they travel with the model for the members alone (``member_buffers``): in FedPA's code every member has those of
-its client, and the evaluator sees them all. Training stays as ``local`` says.
+FedAvg, they travel with the model for the members alone (``member_buffers``): in FedPA's code every member has its
+client's, and the evaluator sees them all. Training stays as ``local`` says.
 
 Deviations: FedPA's code sends w_g to every client in every round, so that clients which were not sampled count as
 copies of w_g; ours count with the model they last trained, or not at all. The M models have independent initial weights
@@ -81,11 +81,7 @@ class FedEnsemble(AuthorsPreset, FedAvg):
     )
     combine: Literal["logits", "probs"] = param("logits", "sum the members' logits, or average their probabilities")
     models: int = param(
-        5,
-        "M, models of variant permutation",
-        low=1,
-        high=1000,
-        search=Search(2, 10, when=lambda m: m.variant == "permutation"),
+        5, "M of variant permutation", low=1, high=1000, search=Search(2, 10, when=lambda m: m.variant == "permutation")
     )
 
     @property
@@ -162,7 +158,7 @@ class FedEnsemble(AuthorsPreset, FedAvg):
         return "logits" if self.combine == "logits" else "probabilities"
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return the answer of all members; that of `model` while there are none."""
+        """Return the answer of all members; `model`'s while there are none."""
         members = members_of(known)
         if not members:
             return super().predict(model, images, known, classes)

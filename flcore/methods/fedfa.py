@@ -15,7 +15,7 @@ Anchors start as distinct unit vectors along the axes, or with fewer dimensions 
 Deviation from the authors' code: f̄_c is the mean over the mini-batches that have the class; theirs is divided by the
 number of all, so that the anchor of a rare class shrinks.
 
-Privacy: the anchor of a class of which a client has one sample mixes the received anchor and that sample's feature.
+Privacy: the anchor of a class with one sample at a client mixes the received anchor and that sample's feature.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class FedFA(FedAvg):
     """FedAvg with feature anchors."""
 
     name: ClassVar[str] = "fedfa"
-    summary: ClassVar[str] = (
-        "FedAvg whose features are drawn to common anchors, on which heads are trained in every step"
-    )
+    summary: ClassVar[str] = "FedAvg with features drawn to common anchors, on which heads are trained in every step"
     citation: ClassVar[str] = "Zhou et al., IEEE TMC 2023"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_anchor": 0.0, "use_calibration": False}
 

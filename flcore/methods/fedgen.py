@@ -16,8 +16,8 @@ Client from the second round on (Eq. 5):
 target is a constant. A weight of 0 switches its term off; the floor does not raise it.
 
 Deviations from the authors' code: noise is normal as in the paper (the code: uniform) and weights belong to samples
-(the code multiplies [B] by [B, 1]); ``preset: authors`` restores both. The student term, whose weight is 0 in the
-released configuration, is left out. Clients report the classes they drew; the server does not know all data.
+(the code multiplies [B] by [B, 1]); ``preset: authors`` restores both. The student term, of weight 0 in the released
+configuration, is left out. Clients report the classes they drew; the server does not know all data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs, S
 
 @dataclass(frozen=True)
 class FedGen(FeatureGeneratorMethod):
-    """FedAvg whose clients also learn from generated features."""
+    """FedAvg with generated features as more training data."""
 
     name: ClassVar[str] = "fedgen"
     summary: ClassVar[str] = "a server-trained generator of features teaches the clients' heads and models"
@@ -128,11 +128,11 @@ class FedGen(FeatureGeneratorMethod):
         return {**own, **super().server_steps()}
 
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
-        def terms(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
+        def loss(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
             logits = frozen_head_logits(outputs, heads.params)
-            found = {"fidelity": (self.alpha, fidelity_loss(logits, labels, heads.shares, self.fidelity))}
+            terms = {"fidelity": (self.alpha, fidelity_loss(logits, labels, heads.shares, self.fidelity))}
             if self.eta > 0:
-                found["diversity"] = (self.eta, diversity_loss(outputs, noise, labels, "all", self.div_metric))
-            return found
+                terms["diversity"] = (self.eta, diversity_loss(outputs, noise, labels, "all", self.div_metric))
+            return terms
 
-        return terms
+        return loss

@@ -60,10 +60,10 @@ KNOWLEDGE = Key("knowledge", Prototypes)
 
 @dataclass(frozen=True)
 class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
-    """FedAvg whose clients agree on mean features and mean answers per class."""
+    """FedAvg with mean features and mean answers per class that all clients share."""
 
     name: ClassVar[str] = "fedhkd"
-    summary: ClassVar[str] = "mean features and soft predictions per class regularise body and head, beside FedAvg"
+    summary: ClassVar[str] = "FedAvg with mean features and soft predictions per class that regularise body and head"
     citation: ClassVar[str] = "Chen et al., ICLR 2023"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_head": 0.0, "gamma": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"distance": "l2", "noise": 2.0}
@@ -128,8 +128,8 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
         means, present = inputs["features"], inputs["present"]
         if self.lambda_head > 0:
             answers = (model.beside().classify(means) / self.temperature).softmax(1)
-            apart = row_distance(answers, inputs["answers"], present, form=self.distance)
-            terms["answers"] = self.lambda_head * apart
+            distance = row_distance(answers, inputs["answers"], present, form=self.distance)
+            terms["answers"] = self.lambda_head * distance
         if self.gamma > 0:
             known = present[batch.labels].to(features.dtype)
             weight = known if batch.weight is None else known * batch.weight
@@ -165,7 +165,7 @@ class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
 
     @property
     def noise_multiplier(self) -> float:
-        """Return the smallest multiplier of σ and ζ, that of ``min_count`` samples; without ζ, σ promises nothing."""
+        """Return the smallest multiplier of σ and ζ, with ``min_count`` samples; without ζ, σ promises nothing."""
         if self.noise == 0:
             return self.proto_noise
         return 0.0 if self.clip is None else self.noise * max(1, self.min_count) / (2 * self.clip)

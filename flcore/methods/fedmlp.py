@@ -10,23 +10,23 @@ before t, clustered into o^u (all of them constants):
 
 Afterwards c^k = mean z of the task's samples of class k, in evaluation mode; they enter the memory when the stage ends
 (under a cyclic schedule with the round), overwriting class by class. Server: FedAvg; g^k = unweighted mean of the
-round's uploads, a class that nobody uploads keeps its own; p^v = centres of the clusters of {g^k}; J = the ⌊K/2⌋
-classes with the fewest samples of all tasks, none if all classes have equally many. In the first round L = L_C.
+round's uploads, other classes keep theirs; p^v = centres of the clusters of {g^k}; J = the ⌊K/2⌋ classes with the
+fewest samples of all tasks, none if all classes have equally many. In the first round L = L_C.
 
 No code is public and the text leaves α, the clustering and L_I's distributions open; decided here as in fedmlp.md:
 
-- FINCH's first partition for both clusterings, others by ``cluster``; a single cluster of all classes is none (L_S
-  would draw every minority class to one point). ``cluster: none`` takes p = the class's own g.
+- FINCH's first partition for both clusterings, others by ``cluster``; a single cluster of all classes counts as none
+  (L_S would draw every minority class to one point). ``cluster: none`` takes p = the class's own g.
 - Smooth-L1 is a mean over dimensions (``proto_reduction``); samples without a target are skipped, not counted.
-- KL takes softmax over the dimensions, in the form with logarithms whose gradient is finite (``kl_temp``, ``kl_dir``).
-- The clients report the counts of all their tasks before the first round, which tells the server future tasks;
+- KL takes softmax over the dimensions, in the form with logarithms, of finite gradient (``kl_temp``, ``kl_dir``).
+- Clients report the counts of all their tasks before the first round, so the server knows future tasks;
   ``counts: running`` adds up a task's counts when a client first trains on it.
 - All weights travel (``share: all``); with ``extractor`` heads stay with their clients and the nearest global prototype
-  answers for everybody.
-- Prototypes are those of the trained model; ``proto_mode: running`` averages the last local epoch's features while
-  the weights move, as FedProto's code does. What a client remembers is neither withheld nor noisy.
+  gives the global answer.
+- Prototypes are the trained model's; ``proto_mode: running`` averages the last local epoch's features while
+  the weights move, as FedProto's code does. A client's memory is neither withheld nor noisy.
 
-What no term that is switched on needs is not sent. With all terms off and ``share: all`` the run is FedAvg's.
+Only payloads of active terms are sent. With all terms off and ``share: all`` the run is FedAvg's.
 """
 
 from __future__ import annotations
@@ -82,18 +82,20 @@ SEMANTIC = Key("semantic", Prototypes)
 """P, the clusters' centres."""
 
 CLUSTERS = Key("clusters", TensorDict)
-"""``assignment`` int64 [K], the row of P that is a class's centre; ``minority`` bool [K], J where L_S has a target."""
+"""``assignment`` int64 [K], the row of P with a class's centre; ``minority`` bool [K], J where L_S has a target."""
 
 COUNTS = Key("class_counts", TensorDict)
-"""At the server ``classes`` int64 [K], samples of all tasks told so far; in a message ``tasks`` int64 [t, K]."""
+"""At the server ``classes`` int64 [K], samples of all tasks reported so far; in a message ``tasks`` int64 [t, K]."""
 
 EARLIER, NEWEST, STRETCH = Key("earlier", Prototypes), Key("newest", Prototypes), Key("stretch", Count)
-"""In a memory: the last prototype of each class from earlier stages; those of the client's last turn, and its stage."""
+"""In a client's state: last prototypes of each class from earlier stages; prototypes and stage of its last turn."""
 
 SEEN = Key("seen", TensorDict)
-"""``tasks`` bool [T], those whose counts a client has told the server."""
+"""``tasks`` bool [T], those with counts that a client has reported."""
 
-_PARTS = FedPer(head_from="head")  # what is shared and what is personal with share = extractor
+_PARTS = FedPer(head_from="head")  # the shared and personal parts with share = extractor
+
+_SIZED = ("kmeans", "agglomerative")
 
 
 def _half_of_the_classes(classes: int | None, rounds: int) -> int:
@@ -102,14 +104,14 @@ def _half_of_the_classes(classes: int | None, rounds: int) -> int:
 
 @dataclass(frozen=True)
 class FedMLP(RunningPrototypes, FedAvg):
-    """FedAvg whose features are drawn to class prototypes, to their clusters' centres and to the client's own past."""
+    """FedAvg with features drawn to class prototypes, to their clusters' centres and to the client's own past."""
 
     name: ClassVar[str] = "fedmlp"
     summary: ClassVar[str] = "multi-level prototypes against forgetting and imbalance on streams of tasks"
     citation: ClassVar[str] = "FedMLP, multi-level prototypes for dynamic heterogeneous FL, arXiv v1"
 
     use_prototypes: bool = param(True, "L_P, features to the global prototype of their class", switch=True)
-    use_memory: bool = param(True, "L_I, features to what the client remembers of their class", switch=True)
+    use_memory: bool = param(True, "L_I, features to the client's memory of their class", switch=True)
     use_semantic: bool = param(True, "L_S, features of minority classes to the centre of their cluster", switch=True)
     weight_prototypes: float = param(
         1.0, "w_P, weight of L_P", low=0, search=Search(0.1, 100.0, log=True, when=lambda m: m.use_prototypes)
@@ -132,76 +134,63 @@ class FedMLP(RunningPrototypes, FedAvg):
         1.0, "temperature T of L_I", above=0, search=Search(0.5, 10.0, log=True, when=lambda m: m.has_state)
     )
     kl_dir: Literal["zc", "cz"] = param(
-        "zc",
-        "KL(feature ‖ memory), or KL(memory ‖ feature)",
-        search=Search(choices=("zc", "cz"), when=lambda m: m.has_state),
+        "zc", "KL(feature ‖ memory), or the other way", search=Search(choices=("zc", "cz"), when=lambda m: m.has_state)
     )
     cluster: Literal["finch", "centred", "kmeans", "agglomerative", "none"] = param(
         "finch",
         "clusters of prototypes: FINCH by cosine, likewise after centring, k-means, average linkage, each its own",
-        search=Search(
-            choices=("finch", "centred", "kmeans", "none"), when=lambda m: m.has_state or m.draws_to_clusters
-        ),
+        search=Search(choices=("finch", "centred", "kmeans", "none"), when=lambda m: m.clusters_prototypes),
     )
     num_clusters: int | None = param(
         None,
         "v of kmeans and agglomerative at the server; null: max(2, round(√K))",
         low=1,
-        search=Search(
-            2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.draws_to_clusters
-        ),
+        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in _SIZED and m.draws_to_clusters),
     )
     local_clusters: int | None = param(
         None,
         "u of kmeans and agglomerative in a client's memory; null: max(2, round(√K))",
         low=1,
-        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in ("kmeans", "agglomerative") and m.has_state),
+        search=Search(2, _half_of_the_classes, when=lambda m: m.cluster in _SIZED and m.has_state),
     )
     minority_fraction: float = param(
-        0.5,
-        "share of the classes that are in the minority",
-        low=0,
-        high=1,
-        search=Search(0.2, 0.6, when=lambda m: m.draws_to_clusters),
+        0.5, "share of minority classes", low=0, high=1, search=Search(0.2, 0.6, when=lambda m: m.draws_to_clusters)
     )
-    counts: Literal["full", "running"] = param(
-        "full", "samples per class that decide on minorities: of all tasks, or of those begun"
-    )
+    counts: Literal["full", "running"] = param("full", "samples that decide on minorities: of all tasks, or begun ones")
     share: Literal["all", "extractor"] = param("all", "what travels: all weights, or all but the head's")
     mask_absent: bool = param(False, "leave classes that the task does not have out of the local softmax")
 
     @property
     def draws_to_prototypes(self) -> bool:
-        """Whether there is L_P."""
         return self.use_prototypes and self.weight_prototypes > 0
 
     @property
     def has_state(self) -> bool:
-        """Whether there is L_I."""
         return self.use_memory and self.weight_memory > 0
 
     @property
     def draws_to_clusters(self) -> bool:
-        """Whether there is L_S."""
         return self.use_semantic and self.alpha > 0
 
     @property
+    def clusters_prototypes(self) -> bool:
+        return self.has_state or self.draws_to_clusters
+
+    @property
     def sends_prototypes(self) -> bool:
-        """Whether clients send any: with L_I alone only for the record and for the nearest-prototype answer."""
-        return self.draws_to_prototypes or self.draws_to_clusters or self.has_state or self.share == "extractor"
+        """With L_I alone they serve the record and the nearest-prototype answer."""
+        return self.draws_to_prototypes or self.clusters_prototypes or self.share == "extractor"
 
     @property
     def can_be_base(self) -> bool:
-        """Whether its global model has a head."""
         return self.share == "all"
 
     @property
     def predicts_from_client_state(self) -> bool:
-        """Whether clients answer with heads of their own."""
         return self.share == "extractor"
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, or what is shared of it, and no prototypes yet.
+        """Return the initial model, or its shared part, without prototypes.
 
         Raises:
             ConfigError: nothing would be shared.
@@ -212,36 +201,27 @@ class FedMLP(RunningPrototypes, FedAvg):
         return {MODEL: shared, **(no_prototypes(setting) if self.sends_prototypes else {})}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """Local training; before that of the first round perhaps the report of all clients' counts."""
         phases = self.phases()
         if not self.draws_to_clusters or self.counts == "running":
             return (Exchange(phases=phases, server_steps=tuple(self.server_steps())),)
-        told, *others = self.server_steps()
-        report, training = (
-            Exchange(REPORT_LEG, "all", phases=(), server_steps=(told,)),
-            Exchange(phases=phases, server_steps=tuple(others)),
-        )
+        counting, *others = self.server_steps()
+        training = Exchange(phases=phases, server_steps=tuple(others))
+        report = Exchange(REPORT_LEG, "all", phases=(), server_steps=(counting,))
         return (report, training) if round_number == 1 else (training,)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The shared weights, G, P, the classes' clusters and J, as far as a term needs them; nothing for a report."""
         if ctx.exchange == REPORT_LEG:
             return {}
-        names: list[str] = [MODEL]
-        if self.draws_to_prototypes:
-            names.append(PROTOTYPES)
-        if self.draws_to_clusters:
-            names += [SEMANTIC, CLUSTERS]
-        return server.only(*names)
+        prototypes = (PROTOTYPES,) if self.draws_to_prototypes else ()
+        return server.only(MODEL, *prototypes, SEMANTIC, CLUSTERS)
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """The received model, with ``extractor`` under the client's own head."""
         if self.share == "all" or MODEL not in ctx.received:
             return super().initial_weights(ctx)
         return _PARTS.whole(ctx.received[MODEL], ctx.client_state, ctx.setting)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """G from the second round on, P once there is one, the memory from the second stage on."""
+        """Return G from the second round on, P once there is one, the memory from the second stage on."""
         inputs: dict[str, LossInputs | Tensor] = {}
         if self.mask_absent:
             inputs["held"] = (ctx.class_counts > 0).to(ctx.setting.device)
@@ -255,20 +235,19 @@ class FedMLP(RunningPrototypes, FedAvg):
         return inputs
 
     def remembered(self, ctx: ClientContext) -> LossInputs:
-        """The prototypes of earlier stages, and O_m, the centres of their clusters."""
-        client_state = recall(ctx)
-        means, present = client_state.means.cpu(), client_state.present.cpu()
-        found = cluster_classes(means, present, self.partition(self.local_clusters, ctx, "fedmlp local clusters"))
-        arrays = {"means": means, "present": present, "centres": found.centres, "centres_present": found.present}
+        """Return the prototypes of earlier stages, and O_m, the centres of their clusters."""
+        earlier = recall(ctx)
+        means, present = earlier.means.cpu(), earlier.present.cpu()
+        clusters = cluster_classes(means, present, self.partition(self.local_clusters, ctx, "fedmlp local clusters"))
+        arrays = {"means": means, "present": present, "centres": clusters.centres, "centres_present": clusters.present}
         return {name: tensor.to(ctx.setting.device) for name, tensor in arrays.items()}
 
-    def partition(self, asked: int | None, ctx: RoundContext, purpose: str) -> ClusterFunction:
-        """What clusters points [n, d]: into as many clusters as asked for, or the default, where the number is free."""
-        number = asked or max(2, round(math.sqrt(ctx.setting.num_classes)))
+    def partition(self, number: int | None, ctx: RoundContext, purpose: str) -> ClusterFunction:
+        """Return a clustering of points [n, d] into `number` clusters, or the default, where it is free."""
+        number = number or max(2, round(math.sqrt(ctx.setting.num_classes)))
         return partition_by(self.cluster, number, ctx.numpy_stream(purpose))
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """L_C, w_P·L_P, w_I·L_I and α·L_S; a term without weight or before it has a target is left out."""
         features, labels, weight = model.features(batch.images), batch.labels, batch.weight
         model.note(features)
         logits = model.classify(features)
@@ -292,7 +271,7 @@ class FedMLP(RunningPrototypes, FedAvg):
     def minority_distance(
         self, features: Tensor, labels: Tensor, weight: Tensor | None, means: Tensor, present: Tensor
     ) -> Tensor:
-        """L_S: ``means`` [K, d] are the centres of the classes' clusters, ``present`` bool [K] is J."""
+        """Return L_S: ``means`` [K, d] are the centres of the classes' clusters, ``present`` bool [K] is J."""
         distance = partial(smooth_l1_to_prototypes, features, labels, means, present, reduction=self.proto_reduction)
         if self.ls_norm == "samples":
             return distance(weight=weight)
@@ -303,15 +282,12 @@ class FedMLP(RunningPrototypes, FedAvg):
         return distance(weight=shares) * (shares * present[labels]).sum()
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The shared weights with n_k, the prototypes of the task's classes and perhaps their counts.
-
-        The client remembers its prototypes of earlier stages, those of this one aside, and its head if that is its own.
-        """
+        """Keep prototypes of earlier stages, separately this one's, and with ``extractor`` the head."""
         if ctx.exchange == REPORT_LEG:
             return {COUNTS: TensorDict({"tasks": ctx.task_counts})}, ctx.client_state
-        sent, kept = super().reply(ctx, trained) if self.share == "all" else _PARTS.reply(ctx, trained)
+        sent, state = super().reply(ctx, trained) if self.share == "all" else _PARTS.reply(ctx, trained)
         message: dict[str, Payload] = {**sent}
-        client_state: dict[str, Payload] = {**kept}
+        client_state: dict[str, Payload] = {**state}
         if self.sends_prototypes:
             own = self.made_prototypes(ctx, trained)
             message[PROTOTYPES] = self.release(ctx, own, ctx.class_counts)
@@ -327,7 +303,6 @@ class FedMLP(RunningPrototypes, FedAvg):
         return message, client_state
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """The sum of the counts, the average of the weights, G, and P with J, as far as a term needs them."""
         stages: dict[str, ServerStep] = {"count-classes": count_classes} if self.draws_to_clusters else {}
         stages["aggregate"] = aggregate
         if self.sends_prototypes:
@@ -339,51 +314,46 @@ class FedMLP(RunningPrototypes, FedAvg):
     def cluster_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """P ← centres of the clusters of {g^k}, and J as far as its classes have a cluster."""
         prototypes, partition = server[PROTOTYPES], self.partition(self.num_clusters, ctx, "fedmlp clusters")
-        found = cluster_classes(prototypes.means, prototypes.present, partition)
+        clusters = cluster_classes(prototypes.means, prototypes.present, partition)
         few = torch.zeros_like(prototypes.present)
         few[list(minority_classes(server[COUNTS]["classes"].numpy(), self.minority_fraction))] = True
-        apart = found.count > 1
-        pulled = few & prototypes.present & apart
+        several = clusters.count > 1
+        pulled = few & prototypes.present & several
         after: Payloads = {
-            SEMANTIC: Prototypes(found.centres * apart, found.present & apart),
-            CLUSTERS: TensorDict({"assignment": found.assignment, "minority": pulled}),
+            SEMANTIC: Prototypes(clusters.centres * several, clusters.present & several),
+            CLUSTERS: TensorDict({"assignment": clusters.assignment, "minority": pulled}),
         }
-        return server | after, {"clusters": found.count, "minority_classes": int(few.sum())}
+        return server | after, {"clusters": clusters.count, "minority_classes": int(few.sum())}
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The model, or the current extractor; the prototypes where a client answers with them too."""
         message = super().scoring_message(server, client, ctx)
         return {**message, **server.only(PROTOTYPES)} if self.share == "all" else message
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """With ``extractor`` the current extractor under the client's own head; else the global model."""
         if self.share == "all":
             return super().client_model(received, client_state, setting)
         return _PARTS.client_model(received, client_state, setting)
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Logits; with ``extractor`` distances answer for everybody."""
         return "ranks" if self.share == "extractor" else super().score_kind
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Logits; with ``extractor``, for everybody, minus the distance to each global prototype."""
+        """Return logits; the global answer of ``extractor`` is minus the distance to each prototype."""
         if self.share == "extractor" and classes is None:
             return nearest_prototype(model, images, known, classes)
         return super().predict(model, images, known, classes)
 
     def predictors(self) -> Mapping[str, Predict]:
-        """The other of heads and nearest prototypes."""
         if self.share == "extractor":
             return {"averaged_heads": super().predict}
         return {"nearest_prototype": nearest_prototype} if self.sends_prototypes else {}
 
 
 def recall(ctx: ClientContext) -> Prototypes:
-    """A client's last prototype of each class from the stages before this one.
+    """Return a client's last prototype of each class from the stages before this one.
 
-    What it computed in the stage of its last turn stands aside until that stage is over, and then overwrites what it
-    had, class by class.
+    Prototypes of the stage of its last turn replace older ones, class by class, once that stage is over.
     """
     setting, client_state = ctx.setting, ctx.client_state
     if NEWEST not in client_state:
@@ -396,10 +366,10 @@ def recall(ctx: ClientContext) -> Prototypes:
 
 
 def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """Server stage: samples per class of all tasks told so far."""
+    """Add the reported samples per class of all tasks."""
     none = torch.zeros(ctx.setting.num_classes, dtype=torch.int64)
     before = server[COUNTS]["classes"] if COUNTS in server else none
-    total = sum((told["tasks"].sum(0) for told in replies.of(COUNTS).values()), before)
+    total = sum((reported["tasks"].sum(0) for reported in replies.of(COUNTS).values()), before)
     return server | {COUNTS: TensorDict({"classes": total})}, {}
 
 
@@ -407,11 +377,11 @@ def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[
 def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """g^k ← mean of c^k over the clients that uploaded class k.
 
-    Facts: how many classes have one; mean and largest norm of the *uploads*, among which a client whose features grow
-    without bound shows, as it does not in g.
+    Facts: classes with a prototype; mean and largest norm of the *uploads*, which show a client with features that grow
+    without bound, as g does not.
     """
-    after, found = fused_prototypes(server, replies, ctx)
-    facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **found}
+    after, facts = fused_prototypes(server, replies, ctx)
+    facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **facts}
     sent = [upload.means[upload.present] for upload in replies.of(PROTOTYPES).values()]
     norms = torch.cat(sent).double().norm(dim=1)
     if len(norms):
@@ -420,8 +390,8 @@ def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundConte
 
 
 def without_classes(logits: Tensor, absent: Tensor) -> Tensor:
-    """Logits [B, K] whose softmax has probability 0 at classes that are absent, bool [K].
+    """Return logits [B, K] with probability 0 at ``absent`` classes, bool [K].
 
-    Finite, so that padding, whose label may be absent, has a finite loss.
+    They are finite, so that padding, with a label that may be absent, has a finite loss.
     """
     return logits.masked_fill(absent, torch.finfo(logits.dtype).min / 2)

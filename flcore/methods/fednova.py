@@ -8,7 +8,7 @@ gradient of 1 moves a weight in its τ_i steps. Server, over the S clients of th
 ‖a_i‖₁ is x_τ of v ← ρ v + 1 − η μ x, x ← x + v from v = x = 0, momentum ρ and proximal weight μ: τ_i for plain SGD,
 (τ_i − ρ (1 − ρ^τ_i)/(1 − ρ))/(1 − ρ) with momentum, (1 − (1 − η μ)^τ_i)/(η μ) with μ, as in the paper.
 
-Deviations. With ρ and μ together the recursion is that of our SGD, whose momentum includes the proximal term; the
+Deviations. With ρ and μ together the recursion is our SGD's: its momentum includes the proximal term; the
 authors' code adds the term after it, and counts μ twice. Their τ_eff is Σ p_i τ_i where μ > 0, ours is the same
 throughout. Server momentum and Adam are not covered; weight decay counts as a part of the gradient. BatchNorm
 statistics are averaged as in FedAvg. Where all ‖a_i‖₁ are equal a round is FedAvg's (FedProx's), to the bit.
@@ -36,7 +36,7 @@ STEPS = Key("effective_steps", TensorDict)
 
 @dataclass(frozen=True)
 class FedNova(FedProx):
-    """FedProx, by default without its term, whose server normalises updates by the clients' steps."""
+    """FedProx, by default without its term, with updates normalised by the clients' steps."""
 
     name: ClassVar[str] = "fednova"
     summary: ClassVar[str] = "FedAvg of updates that are normalised by the steps of their clients"

@@ -1,7 +1,7 @@
 """FedNTD (Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022): FedAvg that distils the received model on the not-true classes.
 
 Client: CE(q, y) + β·KL(softmax(z_g^∖y/τ) ‖ softmax(z^∖y/τ)), batch mean, z^∖y the logits without the true class (C − 1
-entries); z_g those of the received model in evaluation mode, without gradient. Server: FedAvg.
+entries); z_g the received model's in evaluation mode, without gradient. Server: FedAvg.
 
 There is no factor τ², as in the authors' code; ``tau_squared`` adds it. With two classes one logit is left, the term is
 zero, the run is FedAvg's and the server warns.
@@ -29,7 +29,7 @@ from flcore.methods.types import MODEL, Batch, ClientContext, FederationContext,
 
 @dataclass(frozen=True)
 class FedNTD(FedAvg):
-    """FedAvg whose clients keep what the received model says about the classes that are not the sample's."""
+    """FedAvg with distillation of the received model on the classes that are not the sample's."""
 
     name: ClassVar[str] = "fedntd"
     summary: ClassVar[str] = "FedAvg with distillation of the global model on the classes that are not true"

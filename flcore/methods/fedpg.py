@@ -15,27 +15,26 @@ which is frozen and in evaluation mode: z = f(G(ε, y)), ε uniform on [0, 1),
     L_G = CE(−s · ‖z − P'_c‖², y) + λ_s · mean ‖z − P'_y‖² + d(P', P)        (Eq. 6 to 10),
     d(P', P) = mean over c of −log softmax_c(−s · ‖P'_c − P_i‖²)_i;
 
-then ``n_virtual`` images of every class, the same for every client of the next round. Nothing is trained after the last
-round.
+then ``n_virtual`` images of every class, the same for every client of the next round; none after the last round.
 
 Where paper and code disagree (section 7) the defaults are: the ordinary softmax (a: ``dce_denominator``), squared
-distances times s = 2 (b: ``dce_dist``, ``dce_scale``), P' = P fixed (c: with ``proto_init: random``, drawn anew every
-round, and both learning rates 2e-5 it is the code, whose P' never comes near P; with ``proto_lr`` = 0, d has no
+distances times s = 2 (b: ``dce_dist``, ``dce_scale``), P' = P fixed (c: with ``proto_init: random``, drawn in every
+round, and both learning rates 2e-5 it is the code, with P' never near P; with ``proto_lr`` = 0, d has no
 gradient and is only logged), a generator learning rate of 2e-4 (n), missing classes masked out of d (e: ``d_form:
 zero_rows`` is the code), a mean over them (``d_reduction``), SC with detached virtual features and a tenth of it on
 virtual images alone, as in the code and as in VHL (f, g, p). The model really is frozen (d: in the code it drifts).
-Virtual images are put on the scale of the real ones, whatever statistics those are normalised with (``pixel_range:
-authors`` is the code's mismatch), and virtual batches are shuffled in every pass (the code repeats the first one).
-Supports are drawn with replacement where a class has more images, else all are taken (as in the code).
+Virtual images are put on the scale of the real ones (``pixel_range: authors`` is the code's mismatch), and virtual
+batches are shuffled in every pass (the code repeats the first one). Supports are drawn with replacement where a class
+has more images, else all are taken (as in the code).
 
-Labels travel beside the images, 8 bytes each. A round in which no class has ever had a prototype trains nothing. With
-no client term on, no virtual images are sent and the model is FedAvg's. The frozen model reads the averaged BatchNorm
-statistics; under ``model.batchnorm: local`` the server has none but the initial ones, and the images are of little use.
+Labels travel with the images, 8 bytes each. Rounds before the first prototype train nothing. With no client term on, no
+virtual images are sent and the model is FedAvg's. The frozen model reads the averaged BatchNorm statistics; under
+``model.batchnorm: local`` the server has only the initial ones, and the images are of little use.
 
 Privacy (l): means of one or two images are nearly single features. ``min_count``, the specification's
-``min_proto_samples``, holds back prototypes of fewer images, where min(samples of the class, ``support``) images are
-behind one. Clipping and noise protect all of a client's images (``proto_unit: client``); a bound for one image would be
-2C/m if it were in the mean once, but supports drawn with replacement may hold it up to m times.
+``min_proto_samples``, holds back prototypes of fewer images, min(samples of the class, ``support``).
+Clipping and noise protect all of a client's images (``proto_unit: client``); a bound for one image would be 2C/m if it
+were in the mean once, but supports drawn with replacement may hold it up to m times.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ from flcore.methods.types import (
 )
 
 TARGETS = Key("targets", TensorDict)
-"""``means`` [K, d]: P' of the last training; not there before the first."""
+"""``means`` [K, d]: P' of the last training."""
 
 
 @dataclass(frozen=True)
 class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
-    """FedAvg whose clients also learn from images that a generator makes at the server."""
+    """FedAvg with images that a generator makes at the server as more training data."""
 
     name: ClassVar[str] = "fedpg"
     summary: ClassVar[str] = "a prototype-guided image generator at the server supplies shared virtual images"
@@ -105,16 +104,10 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
     }
 
     w_v: float = param(
-        1.0,
-        "weight of the virtual images' cross-entropy",
-        low=0,
-        search=Search(choices=(0.1, 0.2, 0.5, 1.0), when=lambda m: m.use_ct),
+        1.0, "weight of virtual images' CE", low=0, search=Search(choices=(0.1, 0.2, 0.5, 1.0), when=lambda m: m.use_ct)
     )
     lambda_c: float = param(
-        1.0,
-        "λ_c, weight of the contrastive part (paper: 1, best at 10)",
-        low=0,
-        search=Search(0.1, 50.0, log=True, when=lambda m: m.use_fa),
+        1.0, "λ_c, weight of the contrast", low=0, search=Search(0.1, 50.0, log=True, when=lambda m: m.use_fa)
     )
     use_ct: bool = param(True, "LT-ct: the virtual images' cross-entropy (classifier tuning)", switch=True)
     use_fa: bool = param(True, "LT-fa: the contrastive part (feature alignment)", switch=True)
@@ -134,10 +127,7 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         search=Search(1e-4, 1e-1, log=True, when=lambda m: m.trains_generator and m.use_lp),
     )
     dce_scale: float = param(
-        2.0,
-        "s, inverse temperature of distances",
-        above=0,
-        search=Search(0.01, 4.0, log=True, when=lambda m: m.trains_generator),
+        2.0, "s, scale of distances", above=0, search=Search(0.01, 4.0, log=True, when=lambda m: m.trains_generator)
     )
     dce_dist: Literal["squared", "l2"] = param("squared", "distances to virtual prototypes: squared, or their root")
     dce_denominator: Literal["all", "negatives"] = param(
@@ -148,19 +138,18 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
     )
     d_reduction: Literal["mean", "sum"] = param("mean", "d(P', P): mean over classes (code) or their sum (paper)")
     proto_init: Literal["global", "random"] = param(
-        "global", "P' starts at the global prototypes, or at N(0, 1) anew in every round (code)"
+        "global", "P' starts at the global prototypes, or in every round at N(0, 1) (code)"
     )
     proto_lr: float = param(
         0.0,
         "Adam's learning rate of P'; 0 keeps it where it starts; code: gen_lr",
         low=0,
-        search=Search(
-            choices=(0.0, 1e-5), when=lambda m: m.trains_generator
-        ),  # below every gen_lr that is tried: section 7c
+        # Below every gen_lr of the search: section 7c.
+        search=Search(choices=(0.0, 1e-5), when=lambda m: m.trains_generator),
     )
     support: int = param(
         20,
-        "m, training images behind a client's prototype",
+        "m, training images in a client's prototype",
         low=1,
         search=Search(1, 100, log=True, when=lambda m: m.shows and (m.gen_steps > 0 or m.gate > 0)),
     )
@@ -174,40 +163,35 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         super().__post_init__()
         if self.min_count > self.support:
             raise ValueError(
-                f"min_count = {self.min_count}: prototypes are made of support = {self.support} images at most, so "
-                "that none would ever be sent"
+                f"min_count = {self.min_count}: prototypes have support = {self.support} images at most; none is sent"
             )
         if self.proto_clip is not None and self.protected == "sample":
             raise ValueError(
-                "proto_unit = sample bounds what a single image changes, but supports are drawn with replacement and "
-                "may hold an image several times; set proto_unit = client"
+                "proto_unit = sample: supports are drawn with replacement and may hold an image several times; "
+                "set proto_unit = client"
             )
 
     @property
     def tunes(self) -> bool:
-        """Whether clients learn the classes of virtual images."""
         return self.use_ct and self.w_v > 0
 
     @property
     def aligns(self) -> bool:
-        """Whether clients align features with those of virtual images."""
         return self.use_fa and self.lambda_c > 0
 
     @property
     def shows(self) -> bool:
-        """Whether clients look at virtual images at all."""
         return self.tunes or self.aligns
 
     @property
     def trains_generator(self) -> bool:
-        """Whether the generator is trained, to some use."""
         return self.shows and self.gen_steps > 0
 
     @property
     def client_loss(self) -> VirtualLoss:
         return VirtualLoss(
-            cross_entropy=self.w_v if self.use_ct and self.w_v > 0 else 0.0,
-            contrast=self.lambda_c if self.use_fa and self.lambda_c > 0 else 0.0,
+            cross_entropy=self.w_v if self.tunes else 0.0,
+            contrast=self.lambda_c if self.aligns else 0.0,
             alone=self.virtual_sc_weight,
             temperature=self.temperature,
             base_temperature=self.base_temperature,
@@ -216,29 +200,26 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         )
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, an untrained generator, and no prototypes."""
         return {**super().start_server(setting), **no_prototypes(setting)}
 
     def is_over(self, ctx: RoundContext) -> bool:
-        """Whether the round is one of plain FedAvg, behind ``stop_round``."""
+        """Return whether virtual images have ended with ``stop_round``."""
         return self.stop_round is not None and ctx.round > self.stop_round
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and, up to ``stop_round``, the virtual images.
+        """Send virtual images up to ``stop_round`` alone.
 
-        A round in which nobody answers has no stages: after it the last images would be there still.
+        A round without replies has no stages: the last images would still be there after it.
         """
-        message = super().broadcast(server, client, ctx)
-        return {name: payload for name, payload in message.items() if name != VIRTUAL or not self.is_over(ctx)}
+        message = Record(super().broadcast(server, client, ctx))
+        return message.without(VIRTUAL) if self.is_over(ctx) else message
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy of real and of virtual images, and the contrastive part."""
         if "virtual" not in inputs:
             return super().loss(model, batch, inputs)
         return self.client_loss.terms(model, batch, inputs["virtual"])
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The trained weights with n_k and, up to ``stop_round``, prototypes; nothing is remembered."""
         message, client_state = super().reply(ctx, trained)
         if self.is_over(ctx):
             return message, client_state
@@ -247,11 +228,9 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         return {**message, PROTOTYPES: self.release(ctx, own, ctx.class_counts.clamp_max(self.support))}, client_state
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The account of the prototypes, which are sent up to ``stop_round``."""
         return super().privacy(releases if self.stop_round is None else min(releases, self.stop_round))
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Average weights and prototypes, train the generator, make the next round's images."""
         return {
             **super().server_steps(),
             "aggregate-prototypes": aggregate_supports,
@@ -260,13 +239,13 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         }
 
     def prepares_images(self, server: Record, ctx: RoundContext) -> bool:
-        """Whether the next round is one with virtual images, and there is something for them to aim at."""
+        """Return whether the next round has virtual images, and there is a prototype to aim at."""
         rounds = ctx.setting.rounds
         last = rounds if self.stop_round is None else min(rounds, self.stop_round)
         return ctx.round < last and (TARGETS in server or bool(server[PROTOTYPES].present.any()))
 
     def train_generator(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """The generator, ``gen_steps`` steps further; the model stays as it is.
+        """Take ``gen_steps`` steps of the generator; the model does not change.
 
         Raises:
             ArithmeticError: the generator diverged.
@@ -291,14 +270,14 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         return server | trained, facts | target_facts(targets, prototypes.means, prototypes.present)
 
     def first_targets(self, held: Record, stream: torch.Generator) -> Tensor:
-        """P' in front of a training, [K, d]."""
+        """Return P' before a training, [K, d]."""
         means, present = held[PROTOTYPES].means, held[PROTOTYPES].present
         if self.proto_init == "random":
             return random_targets(len(means), means.shape[1], stream).to(means.device)
         return guided_targets(means, present, held[TARGETS]["means"] if TARGETS in held else None, stream)
 
     def terms(self, features: Tensor, labels: Tensor, targets: Tensor, prototypes: Prototypes) -> Terms:
-        """L_G of generated images' features [B, d]."""
+        """Return L_G of generated images' features [B, d]."""
         scale, distance, denominator = self.dce_scale, self.dce_dist, self.dce_denominator
         dce = dce_loss(features, labels, targets, scale=scale, distance=distance, denominator=denominator)
         pull = prototype_loss(features, labels, targets)
@@ -308,12 +287,12 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         return terms
 
     def match(self, targets: Tensor, prototypes: Prototypes) -> Tensor:
-        """d(P', P)."""
+        """Return d(P', P)."""
         means, present, reduction = prototypes.means, prototypes.present, self.d_reduction
         return prototype_match(targets, means, present, scale=self.dce_scale, reduction=reduction, form=self.d_form)
 
     def generate_images(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """The virtual images of the next round, and what the global model makes of them."""
+        """Make the next round's virtual images. Facts: the global model's answers to them."""
         if not self.prepares_images(server, ctx):
             return server, {}
         setting = ctx.setting
@@ -330,11 +309,11 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Features of new images of every class, by the global model; None before the generator was trained."""
+        """Return features of new images by the global model; None before the generator was trained."""
         return super().generated_features(server, setting, count, generator) if TARGETS in server else None
 
 
 @folds("prototypes")
 def aggregate_supports(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """P_c ← mean of P_{k,c} over this round's clients that sent class c; classes nobody sent are absent."""
+    """P_c ← mean of P_{k,c} over this round's clients that sent class c; other classes are absent."""
     return fused_prototypes(server, replies, ctx, keep=False)

@@ -11,7 +11,7 @@ classes keep their prototypes.
 
 The authors' code is not public; loss and schedule follow a third party's (baselines.md section 11). Decided here: z and
 prototypes are normalised and τ = 1 (``similarity: inner`` leaves them as they are); the mean over clients is unweighted
-unless ``weighted``; ℓ_gpc leaves out samples whose class has no prototype.
+unless ``weighted``; ℓ_gpc leaves out samples of classes without prototype.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from flcore.methods.types import (
 
 @dataclass(frozen=True)
 class FedProc(ReleasesPrototypes, FedAvg):
-    """FedAvg whose features are first drawn to global prototypes, later to what the head wants."""
+    """FedAvg with features drawn to global prototypes first, later trained by the head."""
 
     name: ClassVar[str] = "fedproc"
-    summary: ClassVar[str] = "a contrast with global prototypes whose weight falls over the rounds, beside FedAvg"
+    summary: ClassVar[str] = "FedAvg with a contrast with global prototypes, of falling weight over the rounds"
     citation: ClassVar[str] = "Mu et al., FGCS 2023"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0}
 

@@ -20,7 +20,7 @@ from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossIn
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients stay near the weights they received."""
+    """FedAvg with clients that stay near the weights they received."""
 
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "FedAvg with a proximal term that keeps clients near the global weights"

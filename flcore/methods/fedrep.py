@@ -24,7 +24,7 @@ from flcore.methods.types import Batch, Exchange, FederationContext, LocalModel,
 
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    """FedPer whose clients train the personal part first, then the shared one."""
+    """FedPer with the personal part trained first, then the shared one."""
 
     name: ClassVar[str] = "fedrep"
     summary: ClassVar[str] = "shared lower layers, personal upper layers, trained one after the other"

@@ -15,7 +15,7 @@ k-means with a k-means++ start on their models. With J = 1 round 1 samples too, 
 weights, or with ``weighted`` FedAvg itself. A client that failed in round 1 starts from centre 0, and belongs to no
 centre until it answers.
 
-A client answers with its centre. The global score is that of the mean over centres, weighted by members (section 21).
+A client answers with its centre. The mean over centres, weighted by members, is scored as global (section 21).
 
 Facts: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
 (clients of S that changed centres).
@@ -49,7 +49,7 @@ MOST_ITERATIONS = 50
 
 @dataclass(frozen=True)
 class FeSEM(FedAvg):
-    """FedAvg within clusters of clients whose weights are alike."""
+    """FedAvg within clusters of clients with similar weights."""
 
     name: ClassVar[str] = "fesem"
     summary: ClassVar[str] = "several global models; a client belongs to the one nearest to its trained weights"
@@ -80,12 +80,12 @@ class FeSEM(FedAvg):
         """E: the centre of each client that answered."""
         models, before = replies.of(MODEL), assignment_of(server)
         if all(centre < 0 for centre in before):
-            found = cluster_models(models, self.centres, ctx.numpy_stream("fesem centres"))
+            assigned = cluster_models(models, self.centres, ctx.numpy_stream("fesem centres"))
         else:
             absent = Counter(centre for k, centre in enumerate(before) if k not in models and centre >= 0)
-            found = assign(models, self.centres_of(server), absent)
-        after = [found.get(client, centre) for client, centre in enumerate(before)]
-        moved = sum(before[client] not in (-1, centre) for client, centre in found.items())
+            assigned = assign(models, self.centres_of(server), absent)
+        after = [assigned.get(client, centre) for client, centre in enumerate(before)]
+        moved = sum(before[client] not in (-1, centre) for client, centre in assigned.items())
         assignment = TensorDict({"centre": torch.tensor(after, dtype=torch.int64)})
         return server | {CLUSTER_ASSIGNMENT: assignment}, {"moved": float(moved)}
 
@@ -108,7 +108,7 @@ class FeSEM(FedAvg):
         """Return the mean over centres, weighted by their members."""
         members = Counter(centre for centre in assignment_of(server) if centre >= 0)
         if not members:
-            return server[centre_slot(0)]  # nobody has answered: still the initial model
+            return server[centre_slot(0)]  # before the first reply: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
@@ -188,10 +188,9 @@ def cluster_models(models: Models, count: int, generator: np.random.Generator) -
     centres = dict(enumerate(spread_models(models, count, generator)))
     assignment: dict[int, int] = {}
     for _ in range(MOST_ITERATIONS):
-        found = assign(models, centres)
-        if found == assignment:
+        before, assignment = assignment, assign(models, centres)
+        if assignment == before:
             break
-        assignment = found
         centres = {**centres, **cluster_means(models, assignment, equal)}
     return assignment
 

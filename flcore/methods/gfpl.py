@@ -1,15 +1,15 @@
 """GFPL (Lu, He, Li, Wang, Gong): personal models; mixtures of Gaussians travel, not weights; a fixed frame aligns them.
 
-Beside its linear head g a client has a projection l of features f (Linear, d_f to d_p), h = l(f)/‖l(f)‖, and the
-simplex equiangular tight frame Z, which everybody builds from the run's seed. Local training, in every round:
+With its linear head g a client has a projection l of features f (Linear, d_f to d_p), h = l(f)/‖l(f)‖, and the simplex
+equiangular tight frame Z, which all parties build from the run's seed. Local training, in every round:
 
     L = CE(g(f), y) + λ · mean ½ (h·z_y − 1)²                                         (dual-classifier structure, DCS)
 
 Exchange, in rounds t (from 0) with t ≥ t1 and t mod S_T = 0, after local training (pseudo-feature generation, PFG):
 
 1. a client fits a mixture of at most n diagonal Gaussians to its features of each class and sends means, deviations,
-   weights and sample counts: no weights of the model ever travel;
-2. the server merges, class by class, components whose Bhattacharyya distance to all others of their group is below S_C
+   weights and sample counts; weights of the model never travel;
+2. the server merges, class by class, components with Bhattacharyya distances to all others of their group below S_C
    (Algorithm 1), by moment matching;
 3. every client draws r pseudo-features of *every* class from the fused mixtures and trains g and l on them for one
    pass, with the same loss and a fresh optimiser; the body is frozen.
@@ -17,24 +17,23 @@ Exchange, in rounds t (from 0) with t ≥ t1 and t mod S_T = 0, after local trai
 Until t1 nothing is sent. Without DCS (or with λ = 0) there is neither l nor Z; without DCS and PFG this is local
 training to the bit.
 
-Choices (gfpl.md, sections 4 to 7): CE runs over all classes. Dropout in front of the last layer belongs to g, so it is
+Choices (gfpl.md, sections 4 to 7): CE runs over all classes. Dropout before the last layer belongs to g, so it is
 active in both trainings, and l reads the feature without it. The exchange follows the local epochs and is not repeated
 in every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at least 1; ``variance_floor`` is *added* to
-variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (``use_counts``; without it
-nobody tells how many samples it has), normalised over the class at the end; of a merged covariance the diagonal is
-kept. ``retrain_source: own`` draws from the client's own mixtures, and nothing is sent at all. Where there is nothing
-to draw from the retraining has no steps. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``, whatever
-trains on images; without that rate it is optimised as ``local`` says, which in the paper is the same. ImageNet weights
-are a matter of the model (``pretrained``). Without ``use_ce`` the dot regression is all that is minimised (Fig. 2a and
-c); the linear head stays as it began, and the frame has to answer.
+variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (with ``use_counts``; else
+sample counts are not sent), normalised over the class at the end; of a merged covariance the diagonal is kept.
+``retrain_source: own`` draws from the client's own mixtures, and sends nothing. Without mixtures the retraining has no
+steps. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``; without that rate it follows ``local``, which in
+the paper is the same. ImageNet weights are a parameter of the model (``pretrained``). Without ``use_ce`` the dot
+regression is the whole loss (Fig. 2a and c); the linear head keeps its initial weights, and the frame answers.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
 the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
 
 Privacy: means and deviations of a class with a few samples are nearly single features; ``min_count`` withholds it.
 ``proto_clip`` and ``proto_noise`` act on the means and deviations sent, each a vector, and protect all of a client's
-samples at once (for one sample EM has no bound); the account counts exchanges. Not covered, and told as they are: the
-components' weights and numbers, the classes held and (``use_counts``) the sample counts.
+samples at once (for one sample EM has no bound); the account counts exchanges. It does not cover the components'
+weights and numbers, the classes held and (``use_counts``) the sample counts.
 """
 
 from __future__ import annotations
@@ -92,13 +91,13 @@ Head = Literal["linear", "etf", "sum"]
 HEADS: tuple[Head, ...] = get_args(Head)
 
 MIXTURES = Key("mixtures", Mixtures)
-"""In a message those of a client or the fused ones; in a memory, between the exchanges, the client's own."""
+"""A client's or the fused mixtures in a message; between the exchanges, the client's own in its state."""
 
 FRAME = Key("frame", TensorDict)
 """``frame`` float32 [d_p, K] at the server and in its messages for scoring."""
 
 BEFORE = Key("heads_before", Weights)
-"""A client's heads as its last retraining found them, in its memory."""
+"""A client's heads before its last retraining, in its state."""
 
 RETRAINED = Key("retrained", Count)
 """The round of that retraining."""
@@ -108,7 +107,11 @@ ROUND = Key("round", Count)
 
 _HEADS = ("head.", "extra.")
 
-_WIDEST_PROJECTION = 128  # as long as the feature, but from K to this: 50 for MNIST, 128 for CIFAR, as in the paper
+_WIDEST_PROJECTION = 128  # by default min(d_f, 128) but at least K: MNIST 50, CIFAR 128, as in the paper
+
+
+def _in_rounds(classes: int | None, rounds: int) -> int:
+    return min(50, rounds - 1)
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,11 @@ class GFPL(ReleasesVectors, Method):
 
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)
-    use_ce: bool = param(True, "the cross-entropy of the linear head; without it the frame has to answer: head=etf")
+    use_ce: bool = param(True, "the cross-entropy of the linear head; without it set head=etf")
     weight: float = param(2.0, "weight λ of the dot regression", low=0, search=Search(0, 4, when=lambda m: m.use_dcs))
     projection_dim: int | None = param(
         None,
-        "d_p, length of the projection, at least the number of classes; null: the feature's, within that and 128",
+        "d_p, length of the projection, at least the number of classes; null: the feature's, at most 128",
         low=2,
         search=Search(choices=(50, 80, 128, 256), least=lambda classes, rounds: classes or 0, when=lambda m: m.dual),
     )
@@ -141,22 +144,16 @@ class GFPL(ReleasesVectors, Method):
         1.0,
         "S_C, Gaussians nearer than this are merged; 0: none",
         low=0,
-        # Divided by the feature's length, distances are 0.05 to 5: another range, which is not tried.
+        # Divided by the feature's length, distances are 0.05 to 5: another range, not searched.
         search=Search(1, 200, log=True, when=lambda m: m.sends_prototypes and not m.bd_per_dim),
     )
     bd_per_dim: bool = param(False, "divide the Bhattacharyya distance by the feature's length")
     use_counts: bool = param(True, "send samples per class, and let each client's Gaussians weigh by them")
     interval: int = param(
-        10,
-        "S_T, rounds from one exchange to the next",
-        low=1,
-        search=Search(1, lambda classes, rounds: min(50, rounds - 1), log=True, when=lambda m: m.use_pfg),
+        10, "S_T, rounds between exchanges", low=1, search=Search(1, _in_rounds, log=True, when=lambda m: m.use_pfg)
     )
     first_exchange: int = param(
-        10,
-        "t1, rounds before the first exchange may be, which is at a multiple of S_T",
-        low=0,
-        search=Search(0, lambda classes, rounds: min(50, rounds - 1), when=lambda m: m.use_pfg),
+        10, "t1, rounds before exchanges", low=0, search=Search(0, _in_rounds, when=lambda m: m.use_pfg)
     )
     samples_per_class: int = param(
         16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=lambda m: m.use_pfg)
@@ -166,10 +163,7 @@ class GFPL(ReleasesVectors, Method):
         1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=lambda m: m.use_pfg)
     )
     retrain_lr: float | None = param(
-        None,
-        "SGD's learning rate in the retraining; null: optimised as configured in local",
-        above=0,
-        search=Search(1e-3, 0.1, log=True, when=lambda m: m.use_pfg),
+        None, "its rate of SGD; null: as local", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.use_pfg)
     )
     retrain_momentum: float = param(0.5, "its momentum, where retrain_lr is set", low=0, below=1)
     retrain_classes: Literal["all", "local"] = param("all", "retrain on every class, or on those the client holds")
@@ -183,7 +177,7 @@ class GFPL(ReleasesVectors, Method):
     min_count: int = param(1, "samples that a class needs for its mixture to be sent", low=0)
 
     def __post_init__(self) -> None:
-        """Refuse to answer with a head that is not there, or that nothing trains."""
+        """Refuse to answer with a head that does not exist, or that nothing trains."""
         super().__post_init__()
         if not self.use_ce and (not self.dual or self.head != "etf"):
             raise ValueError("use_ce = false leaves only the second head; set use_dcs, head=etf and a weight above 0")
@@ -192,7 +186,6 @@ class GFPL(ReleasesVectors, Method):
 
     @property
     def dual(self) -> bool:
-        """Whether there is a second head."""
         return self.use_dcs and self.weight > 0
 
     @property
@@ -200,12 +193,12 @@ class GFPL(ReleasesVectors, Method):
         return self.use_pfg and self.retrain_source == "global"
 
     def exchanges(self, round_number: int) -> bool:
-        """Whether a round (1-based) ends with a retraining."""
+        """Return whether a round (1-based) ends with a retraining."""
         passed = round_number - 1
         return self.use_pfg and passed >= self.first_exchange and passed % self.interval == 0
 
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """The projection l; the paper's length of 80 for FEMNIST has to be said.
+        """Return the projection l; the paper's length of 80 for FEMNIST must be set.
 
         Raises:
             ConfigError: a projection too short for the frame.
@@ -218,7 +211,7 @@ class GFPL(ReleasesVectors, Method):
         return {"projection": nn.Linear(feature_dim, dim)}
 
     def frame(self, setting: FederationContext) -> Tensor:
-        """Z [d_p, K], the same for everybody who knows the seed."""
+        """Return Z [d_p, K], a function of the seed."""
         dim = len(setting.initial.params["extra.projection.bias"])
         return simplex_etf(dim, setting.num_classes, torch_stream(setting.seed, "simplex frame"))
 
@@ -226,7 +219,6 @@ class GFPL(ReleasesVectors, Method):
         return {FRAME: TensorDict({"frame": self.frame(setting)})} if self.dual else {}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """Local training; in rounds with an exchange also the retraining of the heads."""
         if not self.exchanges(round_number):
             return (Exchange(server_steps=()),)
         own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
@@ -238,27 +230,24 @@ class GFPL(ReleasesVectors, Method):
         )
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The fused mixtures, for the retraining; else nothing."""
         return server.only(MIXTURES) if ctx.exchange == RETRAIN_LEG else {}
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The frame; for the retraining the pseudo-features, of which there may be none."""
         device = ctx.setting.device
         loss_inputs: dict[str, LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
         if ctx.exchange != RETRAIN_LEG:
             return loss_inputs
         inputs, labels = torch.zeros(0, ctx.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
         if mixtures := self.retraining_mixtures(ctx):
-            # One exchange draws them, so that the name of the exchange, which `turn.stream` would add, is not in the
-            # key.
+            # Not `ctx.stream`, which would add the name of the exchange to the key.
             stream = torch_stream(ctx.setting.seed, "pseudo-features", ctx.round, ctx.client)
             inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
         return {**loss_inputs, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
 
     def retraining_mixtures(self, ctx: ClientContext) -> dict[int, Mixture]:
-        """What a client draws from, by class."""
-        found = (ctx.received if self.retrain_source == "global" else ctx.client_state).get(MIXTURES)
-        mixtures = {} if found is None else unpack_mixtures(found)
+        """Return the mixtures that a client draws from, by class."""
+        packed = (ctx.received if self.retrain_source == "global" else ctx.client_state).get(MIXTURES)
+        mixtures = {} if packed is None else unpack_mixtures(packed)
         if self.retrain_classes == "all":
             return mixtures
         return {label: mixture for label, mixture in mixtures.items() if ctx.class_counts[label] > 0}
@@ -273,7 +262,7 @@ class GFPL(ReleasesVectors, Method):
     def both_heads(
         self, model: LocalModel, features: Tensor, batch: Batch, loss_inputs: LossInputs
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the linear head and, with a second head, its dot regression."""
+        """Return cross-entropy of the linear head and, with a second head, its dot regression."""
         terms = {}
         if self.use_ce:
             terms["cross_entropy"] = cross_entropy(model.classify(features), batch.labels, batch.weight)
@@ -284,7 +273,7 @@ class GFPL(ReleasesVectors, Method):
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """In an exchange the mixtures of the client's classes; its model stays, with the heads of before after it."""
+        """Send the mixtures in an exchange; keep the model, after the retraining also the heads before it."""
         client_state: Payloads = {MODEL: trained.weights}
         if ctx.exchange == RETRAIN_LEG:
             before = kept_model(ctx).params
@@ -296,16 +285,11 @@ class GFPL(ReleasesVectors, Method):
         return (own, client_state) if self.sends_prototypes else ({}, {**client_state, **own})
 
     def own_mixtures(self, ctx: ClientContext, trained: TrainedClient) -> Mixtures:
-        """A mixture of the features of each of the client's classes; released, if they leave it."""
+        """Return a mixture of the features of each class; clipped and noisy, if asked for and sent."""
         features, labels = (values.cpu() for values in trained.features())
-        kept = (ctx.class_counts >= (self.min_count if self.sends_prototypes else 0))[labels]
-        fitted = fit_class_mixtures(
-            features[kept],
-            labels[kept],
-            self.components,
-            lambda label: ctx.numpy_stream("mixtures", label),
-            variance_floor=self.variance_floor,
-        )
+        rows = (ctx.class_counts >= (self.min_count if self.sends_prototypes else 0))[labels]
+        stream, floor = partial(ctx.numpy_stream, "mixtures"), self.variance_floor
+        fitted = fit_class_mixtures(features[rows], labels[rows], self.components, stream, variance_floor=floor)
         own = pack_mixtures(fitted, ctx.class_counts if self.use_counts else None, ctx.setting.feature_dim)
         if self.bound is None or not self.sends_prototypes:
             return own
@@ -313,15 +297,14 @@ class GFPL(ReleasesVectors, Method):
         return replace(own, means=means, deviations=deviations.clamp_min(self.variance_floor**0.5))
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The account after so many rounds, of those that had an exchange."""
+        """Count the rounds with an exchange."""
         return super().privacy(sum(map(self.exchanges, range(1, releases + 1))))
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Fuse the mixtures, between the two exchanges of an exchange."""
         return {"fuse-prototypes": self.fuse_prototypes} if self.sends_prototypes else {}
 
     def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Per class Algorithm 1 on the union of all clients' Gaussians, in order of their ids."""
+        """Run Algorithm 1 per class on the union of all clients' Gaussians, in order of their ids."""
         uploads = replies.of(MIXTURES)
         merged = fuse_uploads(uploads, self.merge_distance, per_dimension=self.bd_per_dim)
         fused = pack_mixtures(merged, None, ctx.setting.feature_dim)
@@ -332,21 +315,18 @@ class GFPL(ReleasesVectors, Method):
         }
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The frame; after an exchange the number of its round, so that clients know whose heads of before are old."""
+        """Send the frame; after an exchange its round, so that clients know whether their old heads are current."""
         message: dict[str, Payload] = {**server.only(FRAME)}
         return {**message, ROUND: Count(ctx.round)} if self.exchanges(ctx.round) else message
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Logits of the linear head; cosines, and their sums with probabilities, are not on that scale."""
         return "logits" if self.head == "linear" else "ranks"
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Scores of the chosen head; of classes that do not count -inf."""
         return self.scores(model, images, known, classes, head=self.head, among=self.eval_classes)
 
     def predictors(self) -> Mapping[str, Predict]:
-        """The other heads, the other set of classes, and the heads before a retraining."""
         heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
         by_head = {f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads}
@@ -354,7 +334,7 @@ class GFPL(ReleasesVectors, Method):
         return {**by_head, **others, **({"before_retraining": self.predict_before} if self.use_pfg else {})}
 
     def predict_before(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """The answer with the heads as local training left them, of a client that retrained them in this round."""
+        """Answer with the heads before this round's retraining, where the client had one."""
         if BEFORE in known and ROUND in known and known[RETRAINED] == known[ROUND]:
             model = WithLayers(model, known[BEFORE].values)
         return self.predict(model, images, known, classes)
@@ -362,7 +342,7 @@ class GFPL(ReleasesVectors, Method):
     def scores(
         self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
-        """Scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
+        """Return scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
         features = model.features(images)
         logits = model.classify(features)
         if head != "linear":
@@ -374,13 +354,11 @@ class GFPL(ReleasesVectors, Method):
 
     @property
     def projections(self) -> Predict | None:
-        """h, where there is a second head."""
         return (lambda model, images, server, classes: projected(model, model.features(images))) if self.dual else None
 
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Draws from the fused mixtures of the last exchange."""
         mixtures = unpack_mixtures(server[MIXTURES]) if MIXTURES in server else {}
         if not mixtures:
             return None
@@ -389,5 +367,5 @@ class GFPL(ReleasesVectors, Method):
 
 
 def projected(model: LocalModel, features: Tensor) -> Tensor:
-    """H = l(f)/‖l(f)‖, [B, d_p], for features [B, d]."""
+    """Return H = l(f)/‖l(f)‖, [B, d_p], for features [B, d]."""
     return unit_vectors(model.apply_extra("projection", features))

@@ -41,7 +41,7 @@ class LdaHead(NewHead):
     """Another method, then Fisher's discriminant on its features."""
 
     name: ClassVar[str] = "lda_head"
-    summary: ClassVar[str] = "another method, after whose last round the head is solved from class sums and one moment"
+    summary: ClassVar[str] = "another method, then a head solved from class sums and one moment after the last round"
     citation: ClassVar[str] = "protofl, 2026"
     needs_linear_head: ClassVar[bool] = True
     collect_leg: ClassVar[str] = "class-sums"
@@ -49,10 +49,7 @@ class LdaHead(NewHead):
     scored_before: ClassVar[str] = "before_discriminant"
 
     shrinkage: float | None = param(
-        0.01,
-        "λ, added to the standardised covariance's diagonal; null: by GCV",
-        above=0,
-        search=Search(1e-5, 1.0, log=True),
+        0.01, "λ on the standardised covariance's diagonal; null: by GCV", above=0, search=Search(1e-5, 1.0, log=True)
     )
     wire: Literal["float64", "float32", "float16", "int8"] = param(
         "float32", "precision in which second moments travel"

@@ -1,7 +1,7 @@
-"""MOON (Li, He, Song, CVPR 2021): FedAvg whose clients contrast their features with those of two frozen models.
+"""MOON (Li, He, Song, CVPR 2021): FedAvg with a contrast of features with two frozen models.
 
 Client: CE + μ·ℓ_con, batch means, with z the feature (the head's input: the projection's output where the model has
-one, as the paper's has), z_g the received model's and z_prev that of the client's model after its last turn (Eq. 3):
+one, as the paper's has), z_g the received model's and z_prev the client's after its last turn (Eq. 3):
 
     ℓ_con = −log( exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_prev)/τ)) ).
 
@@ -39,15 +39,12 @@ class Moon(FedAvg):
     """FedAvg with a pull to the received model's features and a push from the client's previous ones."""
 
     name: ClassVar[str] = "moon"
-    summary: ClassVar[str] = "FedAvg whose features are drawn to the global model's, away from the client's last ones"
+    summary: ClassVar[str] = "FedAvg with features drawn to the global model's, away from the client's last ones"
     citation: ClassVar[str] = "Li et al., CVPR 2021"
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: float = param(
-        5.0,
-        "weight μ of the contrast; CIFAR-10: 5, CIFAR-100 and Tiny-ImageNet: 1",
-        low=0,
-        search=Search(0.1, 10.0, log=True),
+        5.0, "weight μ of the contrast; CIFAR-100 and Tiny-ImageNet: 1", low=0, search=Search(0.1, 10.0, log=True)
     )
     tau: float = param(
         0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=lambda m: m.mu > 0)

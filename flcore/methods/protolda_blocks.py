@@ -5,12 +5,12 @@ The features are ProtoLDA's. Instead of the second moment, D(D + 1)/2 numbers, c
 3. ``statistics``: class counts, class sums and the diagonal of the second moment. Server ``begin-basis``: standardise;
    the first block of directions spans the class means.
 4. ``products-1`` … ``-m``: receive C directions U, send Σ f (fᵀU). Server ``extend-basis``: the head that is best over
-   all directions so far (`flcore/math/prototypes/krylov.py`); what it leaves is the next block.
+   all directions so far (`flcore/math/prototypes/krylov.py`); its residual is the next block.
 5. ``deliver-head``.
 
-Everybody answers in the first round, whoever is sampled; later rounds change nothing. A block costs 2·D·C numbers per
-client: at D = 6,400 and C = 10 some 160 of them cost what the second moment does in float32. Clients compute their
-features anew for every block.
+All clients answer in the first round, sampled or not; later rounds change nothing. A block costs 2·D·C numbers per
+client: at D = 6,400 and C = 10 some 160 of them cost as much as the second moment in float32. Clients compute their
+features again for every block.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from flcore.methods.types import (
 )
 
 MARGINS = Key("margins", TensorDict)
-"""``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D]; of one client, at the server (float64) of all."""
+"""``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D] of a client; at the server, in float64, of all."""
 
 BLOCK = Key("block", TensorDict)
-"""``vectors`` [D, k]: directions for features as they are."""
+"""``vectors`` [D, k]: directions for features that are not standardised."""
 
 MOMENT_PRODUCTS = Key("products", TensorDict)
 """A client's ``products`` [D, k] of its second moment with the block."""
@@ -75,30 +75,22 @@ class ProtoLDABlocks(PatchSums):
 
     @property
     def task_stream_error(self) -> str:
-        """They all answer in the first round."""
         return ASKS_ONCE
 
     def start_server(self, setting: FederationContext) -> Payloads:
         return {MODEL: setting.initial}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """All in the first round, for everybody; the delivery alone in later ones."""
         delivery = Exchange(DELIVERY_LEG, participants="all", phases=(), server_steps=())
         if round_number > 1:
             return (delivery,)
-        blocks = range(1, self.exchanges + 1)
-        return (
-            *(replace(exchange, participants="all") for exchange in self.dictionary_legs()),
-            Exchange(STATISTICS_LEG, participants="all", phases=(), server_steps=("begin-basis",)),
-            *(
-                Exchange(f"products-{number}", participants="all", phases=(), server_steps=("extend-basis",))
-                for number in blocks
-            ),
-            delivery,
-        )
+        statistics = replace(delivery, name=STATISTICS_LEG, server_steps=("begin-basis",))
+        numbers = range(1, self.exchanges + 1)
+        products = (replace(delivery, name=f"products-{i}", server_steps=("extend-basis",)) for i in numbers)
+        dictionary = (replace(exchange, participants="all") for exchange in self.dictionary_legs())
+        return (*dictionary, statistics, *products, delivery)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Filters, then directions, at the end the head."""
         if ctx.exchange == DELIVERY_LEG:
             if ctx.round > 1:
                 return {}
@@ -110,7 +102,6 @@ class ProtoLDABlocks(PatchSums):
         return super().broadcast(server, client, ctx)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Sums of patches, then of features, then products."""
         if ctx.exchange == DELIVERY_LEG:
             return {}, ctx.client_state
         if ctx.exchange == STATISTICS_LEG:
@@ -120,9 +111,9 @@ class ProtoLDABlocks(PatchSums):
         return {MOMENT_PRODUCTS: self.products(ctx, trained)}, ctx.client_state
 
     def margins(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
-        """Class counts, class sums and Σ f² of the client's features.
+        """Return class counts, class sums and Σ f² of the client's features.
 
-        With noise as ProtoLDA's statistics, of whose second moment this is the diagonal.
+        With noise as ProtoLDA's statistics: Σ f² is the diagonal of the second moment.
         """
         features, labels, weights = self._features(ctx, trained, ctx.received)
         weighted = features * weights[labels].unsqueeze(1)
@@ -137,20 +128,20 @@ class ProtoLDABlocks(PatchSums):
         return TensorDict({"counts": counts, **{name: self._sent(value) for name, value in own.items()}})
 
     def products(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
-        """Σ f (fᵀU) of the client's features.
+        """Return Σ f (fᵀU) of the client's features.
 
         With noise: replacing an image moves f fᵀU by at most √2·clip² times the largest singular value of U.
         """
         vectors = ctx.received[BLOCK]["vectors"].cpu().double()
-        if vectors.shape[1] == 0:  # nothing is left to find out
+        if vectors.shape[1] == 0:  # the residual is 0
             return TensorDict({"products": self._sent(vectors)})
         features, labels, weights = self._features(ctx, trained, ctx.client_state)
-        found = features.mT @ ((features @ vectors) * weights[labels].unsqueeze(1))
+        products = features.mT @ ((features @ vectors) * weights[labels].unsqueeze(1))
         moved = math.sqrt(2) * self.clip**2 * float(torch.linalg.matrix_norm(vectors, 2))
-        return TensorDict({"products": self._sent(found + self._noise(ctx, "products", found.shape, moved))})
+        return TensorDict({"products": self._sent(products + self._noise(ctx, "products", products.shape, moved))})
 
     def _features(self, ctx: ClientContext, trained: TrainedClient, known: Record) -> tuple[Tensor, Tensor, Tensor]:
-        """Features float64 [n, D], labels [n], and the weights of classes [C]."""
+        """Return features float64 [n, D], labels [n], and the weights of classes [C]."""
         features, labels = trained.features(Weights({**ctx.setting.initial.params, **known[FILTERS].params}))
         features = clip_to_norm(features, self.clip) if self.noise_multiplier else features
         one = torch.ones(ctx.setting.num_classes, dtype=torch.float64)
@@ -158,11 +149,10 @@ class ProtoLDABlocks(PatchSums):
         return features.cpu().double(), labels.cpu(), weights
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """Whitening, k-means, and the head's."""
         return {**super().server_steps(), "begin-basis": self.begin_basis, "extend-basis": self.extend_basis}
 
     def begin_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: sums over clients; the first block."""
+        """Sum over clients, and make the first block."""
         sent = list(replies.of(MARGINS).values())
         totals = {name: torch.stack([own[name].double() for own in sent]).sum(0) for name in sent[0].named}
         margins = Margins(**totals)
@@ -170,21 +160,18 @@ class ProtoLDABlocks(PatchSums):
         none = torch.zeros(margins.sums.shape[1], 0, dtype=torch.float64)
         block = self._sent(directions(next_block(none, margins.class_means.mT, first), margins))
         basis = {"basis": none, "products": none, "first": torch.tensor([first], dtype=torch.float64)}
-        return server | {
-            MARGINS: TensorDict(totals),
-            BLOCK: TensorDict({"vectors": block}),
-            BASIS: TensorDict(basis),
-        }, {}
+        after: Payloads = {MARGINS: TensorDict(totals), BLOCK: TensorDict({"vectors": block}), BASIS: TensorDict(basis)}
+        return server | after, {}
 
     def extend_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: the head over all directions so far, and the next block.
+        """Solve the head over all directions so far, and make the next block.
 
-        Facts: the residual's size in units of the first one, and how many directions there are.
+        Facts: the residual's size in units of the first one, and the number of directions.
         """
         margins, before = Margins(**server[MARGINS].named), server[BASIS]
         vectors = server[BLOCK]["vectors"].double()
         summed = torch.stack([own["products"].double() for own in replies.of(MOMENT_PRODUCTS).values()]).sum(0)
-        # Directions as they arrived: what rounding did to them does not matter.
+        # Directions as they arrived, so that their rounding has no effect.
         scale = torch.where(margins.scale.isinf(), 0.0, margins.scale).unsqueeze(1)
         basis = torch.cat([before["basis"], vectors * scale], 1)
         products = torch.cat([before["products"], standardised_products(vectors, summed, margins)], 1)
@@ -197,9 +184,9 @@ class ProtoLDABlocks(PatchSums):
         model = Weights({**ctx.setting.initial.params, **server[FILTERS].params, **solved_head})
         kept = {"basis": basis, "products": products, "first": before["first"]}
         after = server | {MODEL: model} | {BASIS: TensorDict(kept), BLOCK: TensorDict({"vectors": block})}
-        left = float(torch.linalg.matrix_norm(residual, 2)) / first
-        return after, {"residual": left, "directions": float(basis.shape[1])}
+        size = float(torch.linalg.matrix_norm(residual, 2)) / first
+        return after, {"residual": size, "directions": float(basis.shape[1])}
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """What noise on every message costs: those of the dictionary, the margins and every block."""
+        """Account for all messages: the dictionary's, the margins and every block."""
         return self.account(1 + self.exchanges, "class sums, squares and products with the second moment")

@@ -1,20 +1,20 @@
 """The paper's network, taught by ProtoLDA (ours; no paper): protolda.md section 6, the "same network" track.
 
-First round, everybody, before any training: ProtoLDA's exchanges (`flcore/methods/protolda.py`) make a *teacher*, a
-dictionary of patches with a linear head, from sums. Each client keeps what the teacher answers to its own images,
-t_i [C], and forgets the teacher. Then FedAvg in few bits (`flcore/methods/fedavg_q.py`), whose clients minimise
+First round, all clients, before any training: ProtoLDA's exchanges (`flcore/methods/protolda.py`) make a *teacher*, a
+dictionary of patches with a linear head, from sums. Each client keeps the teacher's answers to its own images, t_i [C],
+and forgets the teacher. Then FedAvg in few bits (`flcore/methods/fedavg_q.py`) on
 
     CE(w; x_i, y_i) + λ·T²·KL(softmax(t_i/T) ‖ softmax(z_i/T)).
 
-Clients whose classes differ have optima that differ; the teacher is one function of the image for all of them, and says
-what it thinks of classes that a client does not hold. Bytes of the teacher come once, and are in the ledger.
+Clients with different classes have different optima; the teacher is one function of the image for all of them, and also
+scores classes that a client does not hold. Bytes of the teacher come once, and are in the ledger.
 
-Choices: answers are those to images as they are, whatever augmentation training has. A client that missed an exchange
-of the teacher's has no answers and trains by cross-entropy alone. A head in closed form on the trained features is
-``method.name: lda_head`` with this as its ``base``.
+Choices: answers are to images without augmentation. A client that missed an exchange of the teacher's has no answers
+and trains by cross-entropy alone. A head in closed form on the trained features is ``method.name: lda_head`` with this
+as its ``base``.
 
-Relatives: distillation (Hinton, Vinyals, Dean, 2015) with soft answers on absent classes as in FedNTD, whose teacher is
-the received model.
+Relatives: distillation (Hinton, Vinyals, Dean, 2015) with soft answers on absent classes as in FedNTD, with the
+received model as its teacher.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ from flcore.models.base import extract_weights
 from flcore.models.network import Network
 from flcore.models.patch_dictionary import PatchDictionary
 
-ANSWERS = Key("answers", TensorDict)
-"""In a client's memory: ``logits`` float32 [n, C], what the teacher says of its samples, in their order."""
+TEACHER_LOGITS = Key("answers", TensorDict)
+"""In a client's state: ``logits`` float32 [n, C], the teacher's for its samples, in their order."""
 
 _PREFIX = "teacher_"
-"""Of the teacher's payloads beside the student's, of its exchanges and its stages."""
+"""Prefix of the teacher's payloads, exchanges and stages."""
 
 _BLOCK = 256  # images at a time
-_SIDE = 28  # of the images that a dictionary's own patches are for
+_SIDE = 28  # pixels of images that the default patch size is for
 
 E = TypeVar("E", bound=RoundContext)
 
 
 @dataclass(frozen=True)
 class ProtoLDADistilled(FedAvgQ):
-    """FedAvg in few bits whose clients learn from the answers of a teacher that was made from sums."""
+    """FedAvg in few bits with distillation of a teacher that was made from sums."""
 
     name: ClassVar[str] = "protolda_distilled"
     summary: ClassVar[str] = "any network by FedAvg in few bits, taught by ProtoLDA's answers to clients' own images"
@@ -76,16 +76,14 @@ class ProtoLDADistilled(FedAvgQ):
     weight: float = param(1.0, "λ, weight of the teacher's answers", low=0, search=Search(0.1, 10.0, log=True))
     temperature: float = param(3.0, "T of both softmaxes", above=0, search=Search(1.0, 10.0, log=True))
     teacher: Mapping[str, Any] = param(
-        {},
-        "the teacher's keys, of protolda and patch_dictionary: {method.shrinkage: 0.003, model.atoms: 54}; without "
-        "model.patch 10/28 of the images' side",
+        {}, "keys of protolda and patch_dictionary: {method.shrinkage: 0.003}; default model.patch: 10/28 of the side"
     )
 
     def __post_init__(self) -> None:
         """Refuse keys that the teacher does not have.
 
         Raises:
-            ValueError: keys of another section. ConfigError: one that is not known, or a value out of range.
+            ValueError: keys of another section. ConfigError: an unknown key, or a value out of range.
         """
         super().__post_init__()
         for key in self.teacher:
@@ -95,11 +93,11 @@ class ProtoLDADistilled(FedAvgQ):
 
     @cached_property
     def teaching(self) -> ProtoLDA:
-        """The method that makes the teacher."""
+        """Return the teacher's method."""
         return build(ProtoLDA, self._section("method"), "method.teacher: method")
 
     def spec(self, shape: tuple[int, int, int]) -> PatchDictionary:
-        """What the teacher's head reads of images of a shape (C, H, W)."""
+        """Return the feature extractor of the teacher's head for images of a shape (C, H, W)."""
         patch = max(1, round(min(shape[1:]) * PatchDictionary.patch / _SIDE))
         return build(PatchDictionary, {"patch": patch, **self._section("model")}, "method.teacher: model")
 
@@ -109,23 +107,18 @@ class ProtoLDADistilled(FedAvgQ):
 
     @property
     def task_stream_error(self) -> str:
-        """The teacher is made in the first round."""
         return ASKS_ONCE
 
     @property
     def can_be_base(self) -> bool:
-        """Yes; what stands on top sends the model as it is."""
         return True
 
-    # ---- the round -----------------------------------------------------------------------------------------------
-
     def start_server(self, setting: FederationContext) -> Payloads:
-        """FedAvg's, and the teacher's until it has taught."""
         own = super().start_server(setting)
-        return own if self.weight == 0 else {**own, **_beside(self.teaching.start_server(self._lesson(setting)))}
+        return own if self.weight == 0 else {**own, **_prefixed(self.teaching.start_server(self._lesson(setting)))}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """In the first round the teacher's, for everybody; FedAvg's in every one."""
+        """Prepend the teacher's exchanges, with all clients, in the first round."""
         own = tuple(super().server_steps())
         training = [replace(exchange, server_steps=own) for exchange in super().round_exchanges(round_number, setting)]
         if round_number > 1 or self.weight == 0:
@@ -142,105 +135,91 @@ class ProtoLDADistilled(FedAvgQ):
         return (*lesson, *training)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The leg's message, the teacher's or FedAvg's."""
         if not _teaches(ctx):
             return super().broadcast(server, client, ctx)
-        return _beside(self.teaching.broadcast(_teachers(server), client, self._taught(ctx)))
+        return _prefixed(self.teaching.broadcast(_unprefixed(server), client, self._taught(ctx)))
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """FedAvg's start; while the teacher is made, nothing is trained."""
         return ctx.setting.initial if _teaches(ctx) else super().initial_weights(ctx)
 
     def per_sample_inputs(self, ctx: ClientContext) -> Mapping[str, Tensor]:
-        """The teacher's answers; zeros where the client has none."""
+        """Return the teacher's answers; zeros where the client has none."""
         if self.weight == 0:
             return {}
-        if ANSWERS in ctx.client_state:
-            return {"teacher": ctx.client_state[ANSWERS]["logits"]}
-        none = torch.zeros(int(ctx.class_counts.sum()), ctx.setting.num_classes, device=ctx.setting.device)
-        return {"teacher": none}
+        if TEACHER_LOGITS in ctx.client_state:
+            return {"teacher": ctx.client_state[TEACHER_LOGITS]["logits"]}
+        size = int(ctx.class_counts.sum()), ctx.setting.num_classes
+        return {"teacher": torch.zeros(size, device=ctx.setting.device)}
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """λ, or 0 for who has no answers."""
+        """Return λ, 0 without answers."""
         if self.weight == 0:
             return {}
-        weight = self.weight if ANSWERS in ctx.client_state else 0.0
+        weight = self.weight if TEACHER_LOGITS in ctx.client_state else 0.0
         return {"weight": torch.tensor(weight, device=ctx.setting.device)}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Cross-entropy and λ·T²·KL to the teacher's answers."""
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if "weight" in inputs:
-            apart = softmax_divergence(
-                logits, batch.per_sample["teacher"], temperature=self.temperature, direction="cz"
-            )
-            terms["distillation"] = inputs["weight"] * self.temperature**2 * weighted_mean(apart, batch.weight)
+            teacher, temperature = batch.per_sample["teacher"], self.temperature
+            divergence = softmax_divergence(logits, teacher, temperature=temperature, direction="cz")
+            terms["distillation"] = inputs["weight"] * temperature**2 * weighted_mean(divergence, batch.weight)
         return terms
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The teacher's sums, or the quantised difference; the answers are remembered from the end of the lesson on."""
+        """Send the teacher's sums, then the quantised difference; keep the teacher's answers."""
         if not _teaches(ctx):
             message, client_state = super().reply(ctx, trained)
-            return message, {**ctx.client_state.only(ANSWERS), **client_state}
+            return message, {**ctx.client_state.only(TEACHER_LOGITS), **client_state}
         taught = self._taught(ctx)
-        watched = _Watched(trained, taught.setting.network)
+        samples = _TeacherView(trained, taught.setting.network)
         if taught.exchange != DELIVERY_LEG:
-            # Of a client that trains nothing its method asks for these two alone.
-            message, client_state = self.teaching.reply(taught, cast("TrainedClient", watched))
-            return _beside(message), _beside(client_state)
+            # The method of a client that trains nothing uses `images` and `features` alone.
+            message, client_state = self.teaching.reply(taught, cast("TrainedClient", samples))
+            return _prefixed(message), _prefixed(client_state)
         if LDA_HEAD not in taught.received or FILTERS not in taught.client_state:
             return {}, {}
         head = {**taught.client_state[FILTERS].params, **taught.received[LDA_HEAD].params}
-        features = watched.seen(Weights({**taught.setting.initial.params, **head}))
-        return {}, {ANSWERS: TensorDict({"logits": features @ head["head.weight"].mT + head["head.bias"]})}
+        features = samples.seen(Weights({**taught.setting.initial.params, **head}))
+        return {}, {TEACHER_LOGITS: TensorDict({"logits": features @ head["head.weight"].mT + head["head.bias"]})}
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """FedAvg's, and the teacher's under names of their own."""
         teachers = {_PREFIX + name: self._stage(stage) for name, stage in self.teaching.server_steps().items()}
         return {**super().server_steps(), **teachers}
 
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """FedAvg's, without the teacher, whom nobody asks any more: D² numbers would stand in every checkpoint."""
-        return super().aggregate(server.without(*_beside(_teachers(server))), replies, ctx)
+        """Remove the teacher, which would add D² numbers to every checkpoint."""
+        return super().aggregate(server.without(*_prefixed(_unprefixed(server))), replies, ctx)
 
     def _stage(self, stage: ServerStep) -> ServerStep:
-        def carried_out(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-            sent = Replies({client: _teachers(message) for client, message in replies.items()})
-            after, facts = stage(_teachers(server), sent, self._taught(ctx))
-            return server | _beside(after), {_PREFIX + name: value for name, value in facts.items()}
+        def stage_of_teacher(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+            sent = Replies({client: _unprefixed(message) for client, message in replies.items()})
+            after, facts = stage(_unprefixed(server), sent, self._taught(ctx))
+            return server | _prefixed(after), {_PREFIX + name: value for name, value in facts.items()}
 
-        return carried_out
+        return stage_of_teacher
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """The teacher's; what training sends is not protected."""
         account = self.teaching.privacy(1)
         return None if account is None else {**account, "covers": f"{account['covers']}; not the student's weights"}
 
-    # ---- the teacher ---------------------------------------------------------------------------------------------
-
     def _lesson(self, setting: FederationContext) -> FederationContext:
-        """What the teacher's method knows: its own network, everybody, one round."""
+        """Return the teacher's setting: its own network, all clients, one round."""
         network, initial = _network(self.spec(setting.image_shape), setting.image_shape, setting.num_classes)
-        return replace(
-            setting,
-            network=network,
-            initial=initial,
-            feature_dim=network.feature_dim,
-            rounds=1,
-            cohort_size=setting.num_clients,
-        )
+        own: dict[str, Any] = {"network": network, "initial": initial, "feature_dim": network.feature_dim}
+        return replace(setting, **own, rounds=1, cohort_size=setting.num_clients)
 
     def _taught(self, ctx: E) -> E:
-        """An exchange, or a turn, as the teacher's method sees it."""
+        """Return an exchange, or a turn, as the teacher's method sees it."""
         own: dict[str, Any] = {"setting": self._lesson(ctx.setting), "exchange": ctx.exchange.removeprefix(_PREFIX)}
         if isinstance(ctx, ClientContext):
-            own |= {"received": _teachers(ctx.received), "client_state": _teachers(ctx.client_state)}
+            own |= {"received": _unprefixed(ctx.received), "client_state": _unprefixed(ctx.client_state)}
         return replace(ctx, **own)
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _TeacherView:
     """A client's samples as the teacher's network sees them."""
 
     trained: TrainedClient
@@ -254,13 +233,13 @@ class _Watched:
 
     @torch.no_grad()
     def seen(self, weights: Weights) -> Tensor:
-        """Features [n, D]."""
+        """Return features [n, D]."""
         return torch.cat([self.network.features(block, weights.values) for block in self.trained.images(_BLOCK)])
 
 
 @lru_cache(maxsize=4)
 def _network(features: PatchDictionary, shape: tuple[int, int, int], num_classes: int) -> tuple[Network, Weights]:
-    """The teacher's network, and weights of its shape: all that counts in them is made from sums later."""
+    """Return the teacher's network, with weights of its shape."""
     module = build_model(features, shape, num_classes)
     return Network(module), extract_weights(module)
 
@@ -269,11 +248,11 @@ def _teaches(ctx: RoundContext) -> bool:
     return ctx.exchange.startswith(_PREFIX)
 
 
-def _beside(payloads: Payloads) -> dict[str, Payload]:
-    """The teacher's payloads under the names that they have beside the student's."""
+def _prefixed(payloads: Payloads) -> dict[str, Payload]:
+    """Add the teacher's prefix to names."""
     return {_PREFIX + name: payload for name, payload in payloads.items()}
 
 
-def _teachers(record: Payloads) -> Record:
-    """Those among them, under the names that the teacher's method knows."""
+def _unprefixed(record: Payloads) -> Record:
+    """Return the teacher's payloads without the prefix."""
     return Record({name.removeprefix(_PREFIX): payload for name, payload in record.items() if name.startswith(_PREFIX)})

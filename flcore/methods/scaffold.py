@@ -53,7 +53,7 @@ CHANGE = Key("control_change", Weights)
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """FedAvg whose clients correct every step by control variates."""
+    """FedAvg with every local step corrected by control variates."""
 
     name: ClassVar[str] = "scaffold"
     summary: ClassVar[str] = "FedAvg with control variates that correct the drift of clients"

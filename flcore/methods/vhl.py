@@ -59,7 +59,7 @@ HOLDERS = Key("holders", TensorDict)
 
 @dataclass(frozen=True)
 class VHL(AuthorsPreset, FedAvg):
-    """FedAvg whose clients also learn from noise images, and pull real features to those of the same class."""
+    """FedAvg with noise images as more training data, to which real features of the same class are pulled."""
 
     name: ClassVar[str] = "vhl"
     summary: ClassVar[str] = "FedAvg with a fixed set of virtual noise images that all clients share"
@@ -71,10 +71,7 @@ class VHL(AuthorsPreset, FedAvg):
         1.0, "λ_v, weight of the virtual images' cross-entropy; 0: off", low=0, search=Search(0.1, 2.0, log=True)
     )
     lambda_a: float = param(
-        1.0,
-        "λ_a, weight of the contrast",
-        low=0,
-        search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0),
+        1.0, "λ_a, contrast's weight", low=0, search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0)
     )
     label_style: Literal["extra", "patch"] = param(
         "extra", "virtual class c is a new output C + c of the head, or the output c"

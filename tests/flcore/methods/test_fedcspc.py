@@ -15,14 +15,7 @@ from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
 from flcore.math.prototypes.partners import Drawn
 from flcore.math.prototypes.release import privacy_spent
-from flcore.methods.fedcspc import (
-    ENCODER_PROTOTYPES,
-    EXEMPLARS,
-    POOL,
-    FedCSPC,
-    PrototypeSet,
-    pooled,
-)
+from flcore.methods.fedcspc import ENCODER_PROTOTYPES, EXEMPLARS, POOL, FedCSPC, pooled
 from flcore.methods.types import ClientContext, Replies, RoundContext
 from flcore.models import MODELS, build_model
 
@@ -35,6 +28,10 @@ UPLOAD = {"labels": torch.tensor([0]), "vectors": torch.tensor([[2.0, 0.0]])}
 
 def close(values: Tensor, *expected: float) -> bool:
     return bool(torch.allclose(values.flatten(), torch.tensor(expected, dtype=torch.float32), atol=2e-6))
+
+
+def prototypes(vectors: Tensor, labels: list[int], sources: list[int]) -> TensorDict:
+    return TensorDict({"vectors": vectors, "labels": torch.tensor(labels), "sources": torch.tensor(sources)})
 
 
 def at(experiment: Any, number: int = 1) -> RoundContext:
@@ -455,7 +452,7 @@ def test_mixed_prototypes_by_hand(lab: Any, draws: int) -> None:
     Anchor 2 has no negative and does not count.
     """
     experiment = linear(lab, {"name": "fedcspc", "n_aug": draws})
-    pool = PrototypeSet(torch.tensor([[1.0, 2], [3, 2], [0, 0]]), torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))
+    pool = prototypes(torch.tensor([[1.0, 2], [3, 2], [0, 0]]), [0, 0, 1], [0, 0, 0])
     same, other = (torch.tensor(partners).unsqueeze(1).expand(-1, draws) for partners in ([1, 0, 2], [2, 2, 0]))
     usable = torch.tensor([[True], [True], [False]])
     method, setting = experiment.method, experiment.setting
@@ -481,7 +478,7 @@ def test_the_full_contrast_of_a_mini_batch(lab: Any) -> None:
     """Section 8, 7, of rows 3 and 1 among all four: 0.875692, and 1 has no positive; B·n pairs, not n²."""
     experiment = linear(lab, {"name": "fedcspc", "contrast": "full", "eta": 1.0, "use_pa": False})
     points = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.8, -0.6]])
-    pool = PrototypeSet(points, torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
+    pool = prototypes(points, [0, 1, 0, 0], [0, 0, 1, 0])
     setting, shapes = experiment.setting, []
 
     class Shapes(torch.overrides.TorchFunctionMode):
@@ -558,14 +555,14 @@ def test_rescaled_prototypes(lab: Any) -> None:
     experiment = linear(lab, {"name": "fedcspc"})
     setting, replies = experiment.setting, Replies(norms(1.0, 3.0, sizes=(3, 1)))
     pool, facts = method.fitting_pool(Record(), replies)
-    assert close(pool.vectors, 1.2, 0, 1.8, 0)
+    assert close(pool["vectors"], 1.2, 0, 1.8, 0)
     assert facts == {"prototypes": 2, "prototype_norm": 5, "norm_factor": pytest.approx(0.3)}
     server = Record({"model": setting.initial, "encoder_prototypes": Prototypes.empty(2, 2)})
     fused, _ = method.gather_prototypes(server, replies, at(experiment))
     assert fused[ENCODER_PROTOTYPES].means[0].tolist() == [5, 0]
     assert close(method.build_exemplars(fused, replies, at(experiment))[0][EXEMPLARS].means[0], 1.5, 0)
     raw, facts = FedCSPC().fitting_pool(Record(), replies)
-    assert raw.vectors.flatten().tolist() == [4, 0, 6, 0]
+    assert raw["vectors"].flatten().tolist() == [4, 0, 6, 0]
     assert facts == {"prototypes": 2, "prototype_norm": 5}
 
 
@@ -581,7 +578,7 @@ def test_calibration_on_rescaled_prototypes(lab: Any) -> None:
 def test_prototypes_at_zero_stay_there() -> None:
     replies = Replies({0: {**norms(2.0, sizes=(1,))[0], **upload([0], [0.0, 0.0])}})
     pool, facts = FedCSPC(norm_match=True).fitting_pool(Record(), replies)
-    assert pool.vectors.tolist() == [[0, 0]]
+    assert pool["vectors"].tolist() == [[0, 0]]
     assert facts["norm_factor"] == 1
 
 
@@ -666,7 +663,7 @@ def test_the_account_of_noisy_prototypes() -> None:
     noisy = {"fedproc": {"method.proto_clip": 1.0, "method.proto_noise": 1.0}}
     below = FedCSPC(base="fedproc", base_settings=noisy)
     assert below.privacy(3) == below.base_method.privacy(3) is not None
-    with pytest.raises(ValueError, match="fedproc has noisy prototypes of its own"):
+    with pytest.raises(ValueError, match="fedproc adds noise to prototypes too"):
         FedCSPC(base="fedproc", base_settings=noisy, proto_clip=1.0, proto_noise=1.0)
     with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
         FedCSPC(proto_noise=1.0)

@@ -118,7 +118,7 @@ def test_rare_classes_are_held_back(lab: Any) -> None:
     assert sent[3].present.tolist() == [False, True] + [False] * 4
     assert sent[3].means[0].tolist() == [0] * 8
     assert torch.equal(sent[3].means[1], sent[1].means[1])
-    with pytest.raises(ValueError, match="min_count = 3: prototypes are made of support = 2 images at most"):
+    with pytest.raises(ValueError, match="min_count = 3: prototypes have support = 2 images at most"):
         FedPG(support=2, min_count=3)
 
 

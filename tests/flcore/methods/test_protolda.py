@@ -189,7 +189,7 @@ def test_without_a_first_cohort_there_is_no_dictionary(lab: Any, rounds: int, tm
     federation = {"rounds": rounds, "participation": 0.25, "dropout": 0.5}
     experiment = lab.experiment(seed=1, model=lab.model_of("protolda"), method__name="protolda", federation=federation)
     assert select_cohort(experiment, 1).trainers == ()
-    cure = r"left nobody in round 1, whose cohort \(here of 1\) .*; lower dropout, or raise participation$"
+    cure = r"left no client in round 1, .* \(a cohort of 1\); lower dropout, or raise participation$"
     with pytest.raises(ConfigError, match=cure):
         lab.run(experiment, tmp_path / "run")
 
@@ -243,7 +243,7 @@ def test_who_is_forgotten_was_never_there(lab: Any, tmp_path: Path) -> None:
     assert total is not None
     for found, expected in zip(head(run), discriminant(total, 0.001), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
-    with pytest.raises(ConfigError, match=r"method\.forget = 4: clients are numbered 0 to 3"):
+    with pytest.raises(ConfigError, match=r"method\.forget = 4: the last client is 3"):
         lab.run(tiny(lab, forget=[4]), tmp_path / "nobody")
 
 

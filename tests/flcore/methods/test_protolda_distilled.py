@@ -12,7 +12,7 @@ import torch
 
 from flcore.core.errors import ConfigError
 from flcore.math.prototypes.discriminant import discriminant, discriminant_sums
-from flcore.methods.protolda_distilled import ANSWERS, ProtoLDADistilled
+from flcore.methods.protolda_distilled import TEACHER_LOGITS, ProtoLDADistilled
 from flcore.methods.types import MODEL, Batch
 from flcore.models.patch_dictionary import PatchDictionary
 
@@ -43,12 +43,12 @@ def test_clients_remember_what_protolda_answers(lab: Any, tmp_path: Path) -> Non
     meta, train = lab.dataset.meta, lab.dataset.train
     for client in range(4):
         client_state = run.client_state(client)
-        assert ANSWERS in client_state and not any(name.startswith("teacher_") for name in client_state)
+        assert TEACHER_LOGITS in client_state and not any(name.startswith("teacher_") for name in client_state)
         pixels = train.images[torch.from_numpy(lab.partition.clients[client].train.copy())].float() / 255
         mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (meta.mean, meta.std))
         with torch.no_grad():
             _, expected = module((pixels - mean) / std)
-        torch.testing.assert_close(client_state[ANSWERS]["logits"], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(client_state[TEACHER_LOGITS]["logits"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_its_bytes_are_the_teachers_and_those_of_quantised_fedavg(lab: Any, tmp_path: Path) -> None:
