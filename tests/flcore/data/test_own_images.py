@@ -8,7 +8,7 @@ import struct
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from flcore.data.dataset import prepare_dataset
 from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.vireofood172 import VireoFood172
+from tests.flcore.data.image_trees import Packed, as_folder, as_zip, both
 
 
 def file_of(values: Any, kind: str = "PNG", mode: str | None = None, **options: Any) -> bytes:
@@ -33,24 +34,6 @@ def file_of(values: Any, kind: str = "PNG", mode: str | None = None, **options: 
 def stripes(height: int, width: int) -> np.ndarray:
     """Columns of 4 black and 4 white pixels in turn, uint8: mean 127.5 and deviation 127.5."""
     return np.broadcast_to((np.arange(width) // 4 % 2 * 255).astype(np.uint8), (height, width))
-
-
-def as_folder(tree: Mapping[str, bytes], path: Path) -> Path:
-    for name, content in tree.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-def as_zip(tree: Mapping[str, bytes], path: Path) -> Path:
-    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
-        for name, content in tree.items():
-            archive.writestr(name, content)
-    return path.with_suffix(".zip")
-
-
-Packed = Callable[[Mapping[str, bytes], Path], Path]
-both = pytest.mark.parametrize("packed", [as_folder, as_zip])
 
 
 def one_each(content: bytes, ending: str) -> dict[str, bytes]:

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import unicodedata
-import zipfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_classes
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.layouts import natural_order
+from tests.flcore.data.image_trees import Packed, as_folder, both
 
 
 def png(value: int = 0, mode: str = "L") -> bytes:
@@ -31,23 +30,6 @@ def png(value: int = 0, mode: str = "L") -> bytes:
     Image.fromarray(np.full(shape, value, dtype=np.uint8), mode).save(file, "PNG")
     return file.getvalue()
 
-
-def as_folder(tree: Mapping[str, bytes], path: Path) -> Path:
-    for name, content in tree.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-def as_zip(tree: Mapping[str, bytes], path: Path) -> Path:
-    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
-        for name, content in tree.items():
-            archive.writestr(name, content)
-    return path.with_suffix(".zip")
-
-
-Packed = Callable[[Mapping[str, bytes], Path], Path]
-both = pytest.mark.parametrize("packed", [as_folder, as_zip])
 
 SITES = ImageFolder(layout="sites")
 CSV = ImageFolder(layout="csv")
