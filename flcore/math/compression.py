@@ -10,15 +10,10 @@ from torch import Tensor
 
 
 def quantised(values: Tensor, bits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A tensor on 2^bits − 1 even values between ∓ its largest size, rounded at random so that the mean is right.
-
-    Args:
-        values: float, any shape.
-        bits: 2, 4 or 8.
-        generator: CPU generator of the rounding.
+    """Round values to 2^bits − 1 even levels between ∓ their largest size, at random and without bias.
 
     Returns:
-        Codes uint8, packed: ``ceil(n·bits/8)`` bytes, and the largest size, float32 [1].
+        Codes uint8, packed into ``ceil(n·bits/8)`` bytes (``bits`` is 2, 4 or 8), and the largest size, float32 [1].
     """
     levels = 2 ** (bits - 1) - 1
     largest = values.abs().max().reshape(1).float() if values.numel() else torch.zeros(1, device=values.device)
@@ -29,7 +24,7 @@ def quantised(values: Tensor, bits: int, generator: torch.Generator) -> tuple[Te
 
 
 def restored(codes: Tensor, largest: Tensor, bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """The inverse of :func:`quantised`, to a step: float32 of ``shape``."""
+    """Return the inverse of :func:`quantised`, up to one step: float32 of ``shape``."""
     levels = 2 ** (bits - 1) - 1
     count = math.prod(shape)
     steps = _unpacked(codes, bits)[:count].float() - levels
@@ -37,7 +32,7 @@ def restored(codes: Tensor, largest: Tensor, bits: int, shape: torch.Size | tupl
 
 
 def quantised_all(values: Mapping[str, Tensor], bits: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Tensors by name as they travel: ``<name>/codes`` and ``<name>/largest``, each with a scale of its own."""
+    """Return ``<name>/codes`` and ``<name>/largest`` of tensors by name, each with its own scale."""
     found = {}
     for name, value in values.items():
         found[f"{name}/codes"], found[f"{name}/largest"] = quantised(value, bits, generator)
@@ -45,7 +40,7 @@ def quantised_all(values: Mapping[str, Tensor], bits: int, generator: torch.Gene
 
 
 def restored_all(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """The inverse of :func:`quantised_all` for tensors of known names and shapes."""
+    """Return the inverse of :func:`quantised_all` for tensors of known names and shapes."""
     return {
         name: restored(sent[f"{name}/codes"], sent[f"{name}/largest"], bits, value.shape)
         for name, value in like.items()

@@ -1,4 +1,4 @@
-"""What generators are asked with: noise and labels."""
+"""Inputs of generators: noise and labels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ def draw_noise(count: int, noise_dim: int, generator: torch.Generator, form: Noi
 
 
 def draw_labels(count: int, weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Labels int64 ``[count]``, drawn with replacement in proportion to ``weights``.
+    """Return labels int64 ``[count]``, drawn with replacement in proportion to ``weights`` [K], not negative.
 
-    Args:
-        count: how many.
-        weights: bool, integer or float ``[K]``, not negative. A mask of qualified labels gives uniform labels, label
-            counts give labels by frequency. A class of weight 0 is never drawn.
-        generator: a CPU generator.
+    A mask gives uniform labels, label counts give labels by frequency. A class of weight 0 is never drawn.
 
     Raises:
         ValueError: no class has a positive weight.

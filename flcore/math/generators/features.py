@@ -1,8 +1,6 @@
-"""What feature generators and their clients are trained by (FedGen, baselines.md section 6; FedPA, fedpa.md).
+"""Losses of feature generators and of their clients (FedGen, baselines.md section 6; FedPA, fedpa.md).
 
-Losses are pure and shape-stable: nothing branches on a tensor's value, what is missing is a mask, and gradients are
-finite where distances are zero.
-
+Shapes are fixed: masks replace branches on a tensor's value, and gradients are finite where distances are zero.
 Notation: B batch, d feature length, K classes, S sampled clients, z noise length.
 """
 
@@ -24,19 +22,15 @@ FidelityForm = Literal["element_wise", "authors_broadcast"]
 
 
 def qualified_labels(counts: Tensor) -> Tensor:
-    """Which classes some client saw: counts ``[S, K]`` to bool ``[K]`` (no smoothing in ``counts``)."""
+    """Return the classes that some client saw: counts ``[S, K]`` without smoothing to bool ``[K]``."""
     return (counts > 0).any(dim=0)
 
 
 def label_weights(counts: Tensor, smoothing: float = 1.0) -> Tensor:
-    """How much each client's head counts for each class: w_kc = (n_kc + s)/Σ_j(n_jc + s).
+    """Return the weight of each client's head for each class: w_kc = (n_kc + s)/Σ_j(n_jc + s), float32 ``[S, K]``.
 
-    Args:
-        counts: samples by client and class, ``[S, K]``, without pseudo-counts.
-        smoothing: s; the public codes of FedGen and FedPA start their counters at 1.
-
-    Returns:
-        float32 ``[S, K]``; columns sum to 1, or to 0 where nobody has the class and s = 0.
+    ``counts`` [S, K] are without pseudo-counts; the public codes of FedGen and FedPA start their counters at 1. Columns
+    sum to 1, or to 0 for a class without samples and s = 0.
     """
     smoothed = counts.to(torch.float32) + smoothing
     total = smoothed.sum(dim=0)
@@ -46,16 +40,13 @@ def label_weights(counts: Tensor, smoothing: float = 1.0) -> Tensor:
 def diversity_loss(
     outputs: Tensor, noise: Tensor, labels: Tensor, mask: DivMask = "intra", metric: DivMetric = "code"
 ) -> Tensor:
-    """L_div = exp(-(1/B²)·Σ_pq mask_pq·δ_h(p, q)·δ_ε(p, q)): small when different noise gives different outputs.
+    """Return L_div = exp(-(1/B²)·Σ_pq mask_pq·δ_h(p, q)·δ_ε(p, q)): small if different noise gives different outputs.
 
-    Masked pairs stay in the B² (fedpa.md section 7f). Gradients flow to ``outputs`` only.
+    Masked pairs stay in the B² (fedpa.md section 7f). Gradients flow to ``outputs`` [B, d] only; ``noise`` is [B, z].
 
     Args:
-        outputs: ``[B, d]``.
-        noise: ``[B, z]`` that made them.
-        labels: int64 ``[B]``.
-        mask: pairs that count. ``intra``: of the same label (FedPA's paper); ``inter``: of different labels (FedPA's
-            code); ``all`` (FedGen).
+        mask: pairs that count: ``intra``, equal labels (FedPA's paper); ``inter``, different labels (FedPA's code);
+            ``all`` (FedGen).
         metric: ``code``: δ_h the mean absolute difference, δ_ε the mean squared difference (both public codes);
             ``norms``: Euclidean norms (the papers).
     """
@@ -72,15 +63,10 @@ def diversity_loss(
 
 
 def frozen_head_logits(features: Tensor, heads: Mapping[str, Tensor]) -> Tensor:
-    """What the heads of S clients say to the same features; the heads receive no gradient.
+    """Return the logits ``[S, B, K]`` of S clients' heads on features [B, d]; no gradient goes to the heads.
 
-    Args:
-        features: ``[B, d]``.
-        heads: ``weight`` [S, K, h] and ``bias`` [S, K]; where there is a hidden layer (:class:`HiddenHead`) also
-            ``hidden.weight`` [S, h, d] and ``hidden.bias`` [S, h], else h is d.
-
-    Returns:
-        Logits ``[S, B, K]``.
+    ``heads`` has ``weight`` [S, K, h] and ``bias`` [S, K]; with a hidden layer (:class:`HiddenHead`) also
+    ``hidden.weight`` [S, h, d] and ``hidden.bias`` [S, h], else h is d.
     """
     own = {name: tensor.detach() for name, tensor in heads.items()}
     if "hidden.weight" not in own:
@@ -90,11 +76,10 @@ def frozen_head_logits(features: Tensor, heads: Mapping[str, Tensor]) -> Tensor:
 
 
 def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
-    """L_fid: cross-entropy of the clients' heads on generated features, weighted by client and class.
+    """Return L_fid: cross-entropy of the clients' heads on generated features, weighted by client and class.
 
     Args:
-        logits: ``[S, B, K]`` (:func:`frozen_head_logits`).
-        labels: int64 ``[B]``, what was asked of the generator.
+        logits: ``[S, B, K]`` (:func:`frozen_head_logits`). labels: int64 ``[B]``, the generator's input.
         weights: ``[S, K]`` (:func:`label_weights`).
         form: see :func:`weighted_client_mean`.
     """
@@ -106,13 +91,10 @@ def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: Fidelit
 
 
 def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
-    """(1/B)·Σ_j Σ_k w_kj·l_kj; the weights sum to 1 over k, hence no 1/S (fedpa.md section 5.2).
+    """Return (1/B)·Σ_j Σ_k w_kj·l_kj; the weights sum to 1 over k, hence no 1/S (fedpa.md section 5.2).
 
-    Args:
-        losses: by client and sample, ``[S, B]``.
-        weights: likewise ``[S, B]``.
-        form: ``element_wise``; or ``authors_broadcast``, the public codes' mistake, which multiplies [B] by [B, 1] and
-            so yields Σ_k mean(w_k)·mean(l_k): the weights no longer belong to the samples (fedpa.md section 7b).
+    ``losses`` and ``weights`` are [S, B]. ``authors_broadcast`` is the public codes' mistake, which multiplies [B] by
+    [B, 1]: Σ_k mean(w_k)·mean(l_k), so that weights no longer belong to the samples (fedpa.md section 7b).
     """
     if form == "authors_broadcast":
         return (weights.mean(dim=1) * losses.mean(dim=1)).sum()
@@ -120,12 +102,12 @@ def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "
 
 
 def teacher_divergence(logits: Tensor, teacher: Tensor, weight: Tensor | None = None) -> Tensor:
-    """FedGen's client term KL(softmax(teacher) ‖ softmax(logits)), mean over the batch; the teacher has no gradient.
+    """Return FedGen's client term KL(softmax(teacher) ‖ softmax(logits)), batch mean; the teacher has no gradient.
 
     Args:
         logits: ``[B, K]`` of the model on real images.
         teacher: ``[B, K]`` of the client's own head on generated features of the same labels.
-        weight: ``[B]``, 1 for real samples and 0 for padding; None: all are real.
+        weight: ``[B]``, 0 for padding; None for all.
     """
     # Written out: vmap has no rule for F.kl_div and would go through clients one by one.
     target, answer = F.log_softmax(teacher.detach(), dim=1), F.log_softmax(logits, dim=1)

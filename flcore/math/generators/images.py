@@ -1,4 +1,4 @@
-"""Losses and targets of FedPG's image generator, and what tells whether its images help (fedpg.md)."""
+"""Losses, targets and diagnostics of FedPG's image generator (fedpg.md), and VHL's images of noise."""
 
 from __future__ import annotations
 
@@ -21,27 +21,23 @@ _BLOCK = 256  # images that are generated, or compared with prototypes, at a tim
 
 
 def as_pixels(made: Tensor) -> Tensor:
-    """An image generator's −1 to 1 on the scale 0 to 1 of pixels."""
+    """Map an image generator's −1 to 1 to pixels of 0 to 1."""
     return (made + 1) / 2
 
 
 def generated_pixels(architecture: ImageGenerator, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
-    """Images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode.
+    """Return images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode.
 
-    Args:
-        architecture: in evaluation mode; its own weights are not read.
-        weights: the generator's, on the device of the noise.
-        noise: ``[n, z]``.
-        labels: int64 ``[n]``.
+    ``weights`` replace the architecture's own and are on the device of ``noise`` [n, z]; ``labels`` int64 [n].
     """
     blocks = zip(torch.split(noise, _BLOCK), torch.split(labels, _BLOCK), strict=True)
     return as_pixels(torch.cat([constant_output(architecture, weights.params, weights.buffers, *b) for b in blocks]))
 
 
 def squared_distances(features: Tensor, targets: Tensor) -> Tensor:
-    """‖z_i − P_c‖² for features ``[B, d]`` and targets ``[K, d]``: ``[B, K]``.
+    """Return ‖z_i − P_c‖², ``[B, K]``, of features ``[B, d]`` and targets ``[K, d]``.
 
-    By differences, which need B·K·d values: expanding the square would cancel where features and targets are close.
+    Computed from differences (B·K·d values): expanding the square would cancel where features and targets are close.
     """
     return (features.unsqueeze(1) - targets.unsqueeze(0)).square().sum(dim=2)
 
@@ -55,17 +51,14 @@ def dce_loss(
     distance: GeneratorDistance = "squared",
     denominator: Literal["all", "negatives"] = "all",
 ) -> Tensor:
-    """ℓ_dce: cross-entropy over logits −s·D, D the distances of features to all classes' targets (Eq. 7 and 8).
+    """Return ℓ_dce: cross-entropy over logits −s·D, D the distances of features to all classes' targets (Eq. 7 and 8).
 
     Args:
-        features: of generated images, un-normalised, ``[B, d]``.
-        labels: int64 ``[B]``.
-        targets: P', ``[K, d]``.
+        features: of generated images, not normalised, ``[B, d]``. labels: int64 ``[B]``. targets: P', ``[K, d]``.
         scale: s; the paper's temperature τ is 1/s (fedpg.md section 7b).
         distance: ``squared`` (the code) or ``l2``, un-squared.
         denominator: ``all`` classes, the ordinary softmax of the code; ``negatives``: without the label's own class, as
-            Eq. 8 is printed. The latter has no lower bound (fedpg.md section 7a), is there for comparison and needs
-            K ≥ 2.
+            Eq. 8 is printed: no lower bound (fedpg.md section 7a), for comparison only, K ≥ 2.
     """
     logits = squared_distances(features, targets)
     logits = -scale * (logits if distance == "squared" else safe_root(logits))
@@ -90,17 +83,16 @@ def prototype_match(
     reduction: Literal["mean", "sum"] = "mean",
     form: MatchForm = "softmax",
 ) -> Tensor:
-    """d(P', P): how well trainable targets stand at the global prototypes, over the classes that have one.
+    """Return d(P', P): the distance of trainable targets to the global prototypes, over the classes that have one.
 
     Args:
-        targets: P', ``[K, d]``.
-        prototypes: P, ``[K, d]``, constant; rows of missing classes are ignored whatever stands in them.
+        targets: P', ``[K, d]``. prototypes: P, ``[K, d]``, constant; rows of missing classes are ignored.
         present: bool ``[K]``; with none present the value is 0.
         scale: s of the softmax over −s·‖P'_c − P_i‖².
         reduction: ``mean`` over the present classes (the code) or their ``sum`` (the paper).
-        form: ``softmax`` over the present classes; ``zero_rows``: the code's, where a missing class stands in the
-            denominator as a zero vector (fedpg.md section 7e); ``l2``: ‖P'_c − P_c‖² instead, which unlike the softmax
-            does not saturate at large distances (section 7c).
+        form: ``softmax`` over the present classes; ``zero_rows``: the code's, with a zero vector for a missing class in
+            the denominator (fedpg.md section 7e); ``l2``: ‖P'_c − P_c‖², which does not saturate at large distances
+            (7c).
     """
     rows = torch.where(present.unsqueeze(1), prototypes.detach(), 0.0)
     if form == "l2":
@@ -138,20 +130,15 @@ def guided_targets(prototypes: Tensor, present: Tensor, previous: Tensor | None,
 
 
 def random_targets(num_classes: int, feature_dim: int, generator: torch.Generator) -> Tensor:
-    """FedPG's P' with ``proto_init = random`` (the code): N(0, 1) entries, float32 ``[K, d]``, anew every round."""
+    """Return FedPG's P' with ``proto_init = random`` (the code): N(0, 1), float32 ``[K, d]``, drawn in every round."""
     return torch.randn(num_classes, feature_dim, generator=generator)
 
 
 def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    """The share of features, among those of present classes, whose nearest present prototype is their label's.
+    """Return the share of features of present classes with their label's as the nearest present prototype; 0 with none.
 
-    Tells whether virtual data help: low values cost accuracy (fedpg.md sections 5.3 and 11). 0 with none present.
-
-    Args:
-        features: of virtual images, ``[B, d]``.
-        labels: int64 ``[B]``.
-        prototypes: the global P, not the targets P', ``[K, d]``.
-        present: bool ``[K]``.
+    Low values cost accuracy (fedpg.md sections 5.3 and 11). ``features`` [B, d] of virtual images, ``prototypes`` the
+    global P [K, d], not the targets P'.
     """
     rows = torch.where(present.unsqueeze(1), prototypes, 0.0)
     # In blocks: differences of 6,400 images to 100 prototypes of 2,048 values would be 5 GiB at once.
@@ -162,12 +149,9 @@ def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Ten
 
 
 def target_facts(targets: Tensor, prototypes: Tensor, present: Tensor) -> dict[str, float]:
-    """``target_shift`` ‖P' − P‖/‖P‖, and ``prototype_spread``, P from P, mean and squared; neither where undefined.
+    """Return ``target_shift`` ‖P' − P‖/‖P‖ and ``prototype_spread``, the mean squared distance of two P, where defined.
 
-    Args:
-        targets: P', ``[K, d]``.
-        prototypes: P, ``[K, d]``.
-        present: bool ``[K]``, the classes that count.
+    ``targets`` P' and ``prototypes`` P are [K, d], ``present`` bool [K].
     """
     facts, means = {}, prototypes[present]
     length = torch.linalg.vector_norm(means)
@@ -182,15 +166,12 @@ def target_facts(targets: Tensor, prototypes: Tensor, present: Tensor) -> dict[s
 def image_facts(
     features: Tensor, logits: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor, most: int = 16
 ) -> dict[str, float]:
-    """Whether virtual images help: where their features lie, and what the head says of them (fedpg.md section 5.3).
+    """Return diagnostics of virtual images: distances of features, accuracy of the head (fedpg.md section 5.3).
 
     Args:
-        features: ``[B, d]``, grouped by class, equally many of each.
-        logits: ``[B, K]``.
-        labels: int64 ``[B]``.
-        prototypes: the global P, ``[K, d]``.
-        present: bool ``[K]``.
-        most: images per class whose distances from one another are measured: pairs grow with the square.
+        features: ``[B, d]``, grouped by class, equally many of each. logits: ``[B, K]``. labels: int64 ``[B]``.
+        prototypes: the global P, ``[K, d]``. present: bool ``[K]``.
+        most: images per class for the distances between images: pairs grow with the square.
 
     Returns:
         ``nearest_prototype_accuracy``, ``head_accuracy``, ``prototype_distance`` (squared, mean; only with a class

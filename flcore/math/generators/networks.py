@@ -1,8 +1,8 @@
 """Label-conditioned generators: of features (FedGen, FedPA) and of images (FedPG).
 
-All read noise ``[B, z]`` next to a one-hot label ``[B, K]`` and draw nothing themselves. They hold BatchNorm: a server
-trains them in train mode, on batches of at least two; whoever only uses one is in eval mode. In eval mode a pass is
-pure, so that one set of weights can serve many clients under ``torch.func.functional_call`` and ``torch.vmap``.
+All read noise ``[B, z]`` and a one-hot label ``[B, K]`` and draw nothing. They contain BatchNorm: servers train in
+train mode, on batches of at least two; clients use eval mode, in which one set of weights can serve many clients under
+``torch.func.functional_call`` and ``torch.vmap``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ CNN_WIDTHS = (256, 128, 64, 32)
 
 
 class ConditionalGenerator(nn.Module):
-    """A network behind the joint input (noise, one-hot label).
-
-    Attributes:
-        noise_dim: z, the length of a noise vector.
-        num_classes: K; labels are in ``0..K - 1``.
-        network: from ``[B, z + K]`` to the output.
-    """
+    """A network from the joint input (noise, one-hot label), ``[B, z + K]``, to the output."""
 
     def __init__(self, noise_dim: int, num_classes: int, network: nn.Module) -> None:
-        """Keep the network and the sizes of its input."""
         super().__init__()
         self.noise_dim, self.num_classes, self.network = noise_dim, num_classes, network
 
@@ -49,7 +42,6 @@ class FeatureGenerator(ConditionalGenerator):
     """
 
     def __init__(self, noise_dim: int, num_classes: int, hidden: int, feature_dim: int) -> None:
-        """Assemble the layers; ``feature_dim`` is d, the input of the clients' last linear layer."""
         network = nn.Sequential(
             nn.Linear(noise_dim + num_classes, hidden),
             nn.BatchNorm1d(hidden),
@@ -65,41 +57,36 @@ class ImageGenerator(ConditionalGenerator):
     ``fc``: Linear, BatchNorm, LeakyReLU(0.2) of widths 128, 256, 512, 1024, then Linear to all pixels. 3,909,504
     parameters for z = 512, K = 10 and 3×32×32 (fedpg.md section 2).
 
-    ``cnn``: the paper names it without an architecture; this one follows DCGAN (Radford et al. 2016). A linear layer
-    makes 256 maps of 4×4 (smaller by rounding up halves of H and W until neither exceeds 4), then every stage enlarges
-    to the next size by nearest neighbour, convolves 3×3 and halves the maps, not below 32. Enlarging before an ordinary
-    convolution replaces DCGAN's transposed one: it reaches sizes like 28 = 2·14 = 2·(2·7) and 7 from 4, and makes no
-    chequerboard. BatchNorm and LeakyReLU(0.2) everywhere but at the end, as in ``fc``. Made for 8 to 64 pixels.
+    ``cnn``: named by the paper without an architecture; this one follows DCGAN (Radford et al. 2016). A linear layer
+    makes 256 maps of 4×4 (or less: H and W halved, rounded up, until neither exceeds 4). Each stage enlarges to the
+    next size by nearest neighbour, convolves 3×3 and halves the maps, not below 32. DCGAN's transposed convolution
+    cannot reach sizes such as 28 and 7, and makes chequerboards. BatchNorm and LeakyReLU(0.2) follow all but the last.
+    For 8 to 64 pixels.
     """
 
     def __init__(
         self, kind: Literal["fc", "cnn"], noise_dim: int, num_classes: int, shape: tuple[int, int, int]
     ) -> None:
-        """Assemble the layers for images of ``shape`` (C, H, W)."""
         layers = _fc_layers if kind == "fc" else _cnn_layers
         super().__init__(noise_dim, num_classes, nn.Sequential(*layers(noise_dim + num_classes, shape), nn.Tanh()))
         self.shape = shape
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Noise float ``[B, z]`` and labels int64 ``[B]`` to images ``[B, C, H, W]`` in [-1, 1]."""
         return super().forward(noise, labels).reshape(-1, *self.shape)
 
 
 class EnlargingConvolution(nn.Conv2d):
-    """Enlarges maps ``[B, C, h, w]`` to ``size`` by nearest neighbour and convolves them 3×3, without a bias.
+    """Enlarges maps ``[B, C, h, w]`` to ``size`` (H, W) by nearest neighbour and convolves them 3×3, without a bias.
 
-    Where the size doubles, the two are one transposed convolution of stride 2, whose 4×4 kernel holds sums of the 3×3
-    one's neighbours: an output pixel then has 4 products per map instead of 9, and the enlarged maps are never made.
-    Equal but for rounding.
+    A doubling is computed as one transposed convolution of stride 2 with a 4×4 kernel of sums of the 3×3 one: 4
+    products per pixel and map instead of 9, equal up to rounding.
     """
 
     def __init__(self, maps: int, outputs: int, size: tuple[int, int]) -> None:
-        """From ``maps`` maps of at most ``size`` (H, W) to ``outputs`` of ``size``."""
         super().__init__(maps, outputs, 3, padding=1, bias=False)
         self.size = size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps ``[B, C, h, w]`` to ``[B, outputs, H, W]``."""
         if self.training:  # a step of the whole generator takes 0.8 of the time; torch.vmap knows no such layouts
             images = images.contiguous(memory_format=torch.channels_last)
         if (2 * images.shape[-2], 2 * images.shape[-1]) != self.size:
@@ -149,14 +136,9 @@ def _cnn_layers(inputs: int, shape: tuple[int, int, int]) -> list[nn.Module]:
 def build_feature_generator(
     num_classes: int, feature_dim: int, *, noise_dim: int = 32, hidden: int = 256, seed: int = 0
 ) -> FeatureGenerator:
-    """A feature generator with PyTorch's default initialisation, as a function of ``seed`` alone.
+    """Build a feature generator with PyTorch's default initialisation, a function of ``seed`` alone.
 
-    Args:
-        num_classes: K.
-        feature_dim: d.
-        noise_dim: z.
-        hidden: units of the hidden layer; 256, for CelebA 128.
-        seed: of the initial weights; the global generator is forked and put back.
+    K classes, feature length d, noise length z; ``hidden`` is 256, for CelebA 128.
     """
     with seeded_globally(seed):
         return FeatureGenerator(noise_dim, num_classes, hidden, feature_dim)
@@ -170,15 +152,7 @@ def build_image_generator(
     noise_dim: int = 512,
     seed: int = 0,
 ) -> ImageGenerator:
-    """An image generator with PyTorch's default initialisation, as a function of ``seed`` alone.
-
-    Args:
-        kind: ``fc`` (the paper's) or ``cnn``.
-        num_classes: K.
-        shape: (C, H, W) of the images.
-        noise_dim: z.
-        seed: of the initial weights; the global generator is forked and put back.
-    """
+    """Build an image generator (``fc``, the paper's, or ``cnn``) for ``shape`` (C, H, W), a function of ``seed``."""
     with seeded_globally(seed):
         return ImageGenerator(kind, noise_dim, num_classes, shape)
 
@@ -186,10 +160,9 @@ def build_image_generator(
 def constant_output(
     generator: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], noise: Tensor, labels: Tensor
 ) -> Tensor:
-    """What a generator in eval mode makes of ``noise`` [B, z] and ``labels`` [B], cut from the graph.
+    """Return the outputs of a generator in eval mode, detached (fedpa.md section 4).
 
-    This is what a client trains on: neither the generator nor what trained it receives a gradient (fedpa.md section 4).
-    Runs under ``torch.vmap`` with shared ``params`` and ``buffers`` and each client's own noise and labels.
+    Runs under ``torch.vmap`` with shared ``params`` and ``buffers`` and each client's own noise [B, z] and labels [B].
 
     Raises:
         ValueError: the generator is in train mode, in which a pass would change its statistics.

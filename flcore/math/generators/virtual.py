@@ -1,4 +1,4 @@
-"""Virtual images that nobody trained: noise with a class (VHL, Tang et al., ICML 2022)."""
+"""VHL's virtual images: noise with a class (Tang et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,11 @@ def gaussian_virtual_images(
     map_size: int = 8,
     std: float = 0.5,
 ) -> Tensor:
-    """VHL's virtual set: noise around one random mean map per class (baselines.md section 8).
+    """Return VHL's virtual set, uint8 ``[K·n, C, H, W]``, class-major: noise around a random mean map per class.
 
-    A mean map ``[C, map_size, map_size]`` per class from N(0, 1), samples from N(mean, std²), enlarged bilinearly to
-    the image size, scaled with the minimum and maximum of the *whole set* to 0..255 and rounded.
-
-    Args:
-        num_classes: K.
-        per_class: n, images of every class.
-        shape: (C, H, W) of an image; one-channel sets draw one-channel maps.
-        generator: a CPU generator; the set is a function of its state.
-        map_size: side of the mean maps.
-        std: standard deviation within a class, before the scaling.
-
-    Returns:
-        uint8 ``[K·n, C, H, W]``, class-major: image i has label ``i // per_class``.
+    A mean map ``[C, map_size, map_size]`` per class from N(0, 1), n samples each from N(mean, std²), enlarged
+    bilinearly to ``shape`` (C, H, W), scaled with the minimum and maximum of the *whole set* to 0..255 and rounded
+    (baselines.md section 8). The set is a function of the state of ``generator``, on the CPU.
     """
     channels, height, width = shape
     means = torch.randn(num_classes, 1, channels, map_size, map_size, generator=generator)

@@ -1,8 +1,11 @@
-"""Loss terms that pull features or predictions towards given targets: prototypes, geometry, another model's output.
+"""Loss terms that pull features or predictions towards constant targets: prototypes, geometry, another model's output.
 
-Shared by FedCSPC (angles, edges, hinge), FedProto and FedPA (distances), FedMLP (smooth L1, KL), FedHKD (distances),
-FedNTD (not-true distillation) and GFPL (dot regression). Targets are constants: no gradient reaches them. Shape-stable:
-what does not count is masked, nothing branches on a tensor's value, and an empty mask gives 0 with gradient 0.
+Used by FedCSPC (angles, edges, hinge), FedProto and FedPA (distances), FedMLP (smooth L1, KL), FedHKD (distances),
+FedNTD (not-true distillation) and GFPL (dot regression). No gradient reaches targets. Shapes are fixed: masks replace
+branches on a tensor's value, and an empty mask gives 0 with gradient 0.
+
+Arguments that all terms share: ``features`` [B, d]; ``labels`` int64 [B]; ``means`` [K, d], with any finite values in
+rows of missing classes; ``present`` bool [K]; ``weight`` [B], 1 for samples and 0 for padding, None for all samples.
 """
 
 from __future__ import annotations
@@ -37,21 +40,14 @@ def angle_loss(
     mode: AngleMode = "distinct",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """FedCSPC's L_A: smooth-L1 (beta 1) between the angles of features and those of their prototypes.
+    """Return FedCSPC's L_A: smooth-L1 (beta 1) between the angles of features and of their prototypes.
 
-    Time and memory are B² d + B³: for large batches pass a part of the (shuffled) batch, such as its first 32 rows.
+    Time and memory are B² d + B³: for large batches pass a part of the shuffled batch, such as its first 32 rows.
+    Samples of missing classes are left out. Without a triple the loss is 0.
 
     Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        means: ``[K, d]``, any finite values in rows of missing classes.
-        present: bool ``[K]``; samples of other classes take no part.
-        mode: mean over the ordered triples with three ``distinct`` labels, or over ``all`` ordered triples, those with
-            equal labels and equal indices included (the authors' code).
-        weight: ``[B]``, 0 for padding; None for all.
-
-    Returns:
-        A scalar; 0 when there is no such triple.
+        mode: mean over the ordered triples with three ``distinct`` labels, or over ``all`` ordered triples, equal
+            labels and equal indices included (the authors' code).
     """
     difference = _zero_to(vertex_cosines(features), vertex_cosines(means.detach()[labels]))
     real = _usable(labels, present, weight)
@@ -72,21 +68,16 @@ def edge_loss(
     relative: bool = True,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """FedCSPC's L_E: smooth-L1 (beta 1) between the distances of features and those of their prototypes.
+    """Return FedCSPC's L_E: smooth-L1 (beta 1) between the distances of features and of their prototypes.
+
+    Samples of missing classes are left out. The loss is 0 if all prototypes involved coincide, as in a batch of one
+    class.
 
     Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        means: ``[K, d]``, any finite values in rows of missing classes.
-        present: bool ``[K]``; samples of other classes take no part.
-        same_label: mean over all ordered pairs (target 0 for equal labels, the diagonal included), or only over those
+        same_label: mean over all ordered pairs (target 0 for equal labels, the diagonal included), or only over pairs
             with different labels.
-        relative: divide each of the two distance matrices by the mean of its own positive entries (the authors' code,
-            free of scale); otherwise the literal Eq. 5.
-        weight: ``[B]``, 0 for padding; None for all.
-
-    Returns:
-        A scalar; 0 when all prototypes involved coincide, as in a batch of one class.
+        relative: divide each distance matrix by the mean of its positive entries (the authors' code, scale-free);
+            otherwise Eq. 5 as printed.
     """
     real = _usable(labels, present, weight)
     pairs = real.unsqueeze(0) & real.unsqueeze(1)
@@ -112,24 +103,18 @@ def _zero_to(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _usable(labels: Tensor, present: Tensor, weight: Tensor | None) -> Tensor:
-    """Which samples [B] are no padding and have a prototype."""
     return present[labels] if weight is None else present[labels] & (weight > 0)
 
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the entries where ``mask`` holds, 0 if nowhere."""
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
 
 
 def extrapolate(anchor: Tensor, positive: Tensor, negative: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """FedCSPC's prototype mix-up: the positive is moved away from the anchor, the negative towards it.
+    """Mix FedCSPC's prototypes: move the positive away from the anchor and the negative towards it.
 
-    ``u+ = u_j + lambda (u_j - u_i)``, ``u- = u_i + lambda (u_k - u_i)``; so their distances from the anchor are
-    1 + lambda and lambda times those of u_j and u_k.
-
-    Args:
-        anchor: u_i ``[..., d]``. positive: u_j ``[..., d]``. negative: u_k ``[..., d]``.
-        strength: lambda_u >= 0.
+    ``u+ = u_j + lambda (u_j - u_i)``, ``u- = u_i + lambda (u_k - u_i)``: their distances from the anchor are 1 + lambda
+    and lambda times the distances of u_j and u_k. All are ``[..., d]``; ``strength`` is lambda >= 0.
     """
     return positive + strength * (positive - anchor), anchor + strength * (negative - anchor)
 
@@ -137,15 +122,14 @@ def extrapolate(anchor: Tensor, positive: Tensor, negative: Tensor, strength: fl
 def triplet_hinge(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """FedCSPC's L_ACL: max(0, |z - z+| - |z - z-| + margin), un-squared norms, mean over all leading dimensions.
+    """Return FedCSPC's L_ACL: max(0, |z - z+| - |z - z-| + margin), plain norms, mean over all leading dimensions.
 
-    Eq. 9 has squares and no hinge and is unbounded below; this is the authors' code (fedcspc.md, 7a).
+    Eq. 9 has squares, no hinge and no lower bound; this is the authors' code (fedcspc.md, 7a).
 
     Args:
-        anchor: H(u_i) ``[..., p]``, not normalised. positive: H(u+). negative: H(u-). Leading dimensions, such as
-            anchors and draws, broadcast.
+        anchor: H(u_i) ``[..., p]``, not normalised. positive: H(u+). negative: H(u-). Leading dimensions broadcast.
         margin: alpha.
-        weight: 0 for rows that do not count, shape of the leading dimensions; None for all.
+        weight: shape of the leading dimensions, 0 for rows that do not count; None for all.
     """
     gap = euclidean_norm(anchor - positive) - euclidean_norm(anchor - negative) + margin
     return weighted_mean(gap.relu(), weight)
@@ -161,20 +145,14 @@ def prototype_pull(
     cap: float | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Mean distance of features to the prototype of their label: FedProto's alignment, FedPA's L_po and L_ad.
+    """Return the mean distance of features to their label's prototype: FedProto's alignment, FedPA's L_po and L_ad.
 
-    A sample whose class has no prototype contributes 0, has no gradient and still counts in the mean (baselines.md
-    section 15). Prototypes receive no gradient.
+    A sample without a prototype contributes 0, has no gradient and counts in the mean (baselines.md section 15).
 
     Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        prototypes: ``[K, d]``; rows of missing classes are ignored whatever stands in them.
-        present: bool ``[K]``.
-        form: ``mse``: the mean of squares over d (the public codes); ``l2``: the un-squared norm (FedPA's paper).
-        cap: clamps the distance of a single sample, in the unit of ``form``; beyond it a sample has no gradient. Keeps
-            FedPA's generator, which *maximises* this term, from running away (``ad_cap``, fedpa.md section 5.2).
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+        form: ``mse``: mean of squares over d (the public codes); ``l2``: the norm (FedPA's paper).
+        cap: upper limit of a sample's distance, in the unit of ``form``; no gradient beyond it. Bounds FedPA's
+            generator, which *maximises* this term (``ad_cap``, fedpa.md section 5.2).
     """
     known = present[labels]
     difference = torch.where(known.unsqueeze(1), features - prototypes.detach()[labels], 0.0)
@@ -191,18 +169,10 @@ def smooth_l1_to_prototypes(
     reduction: Reduction = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """FedMLP's L_P: smooth-L1 (beta 1) of each feature to the prototype of its class, over the samples used.
+    """Return FedMLP's L_P: smooth-L1 (beta 1) of features to the prototype of their class, mean over samples with one.
 
     L_S (Eq. 6) is the same with ``means = centres[cluster_of_class]`` and ``present`` reduced to the minority classes
-    that belong to a cluster.
-
-    Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        means: ``[K, d]``, any finite values in rows of missing classes.
-        present: bool ``[K]``; samples of other classes are skipped and do not count in the mean.
-        reduction: over the d dimensions of a sample.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+    in a cluster. ``reduction`` is over the d dimensions.
     """
     elements = _zero_to(features, means.detach()[labels])
     losses = elements.mean(1) if reduction == "mean" else elements.sum(1)
@@ -211,16 +181,14 @@ def smooth_l1_to_prototypes(
 
 
 def row_distance(rows: Tensor, targets: Tensor, weight: Tensor | None = None, *, form: DistanceForm = "mse") -> Tensor:
-    """Mean distance of ``rows`` [n, d] to constant ``targets`` [n, d] (both terms of FedHKD, Chen et al., ICLR 2023).
+    """Return the mean distance of ``rows`` [n, d] to constant ``targets`` [n, d] (FedHKD, Chen et al., ICLR 2023).
 
     The body's term takes features, ``means[labels]`` and weight ``present[labels]``; the head's takes the predictions
     on the K mean features, the mean soft predictions and weight ``present``.
 
     Args:
-        rows: ``[n, d]``.
-        targets: ``[n, d]``.
         weight: ``[n]``, bool or float, 0 for rows that do not count; None for all.
-        form: ``mse``, the squared distance divided by d, or ``l2``, the Euclidean norm (gradient 0 at distance 0).
+        form: ``mse``, the squared distance divided by d, or ``l2``, the norm (gradient 0 at distance 0).
     """
     difference = rows - targets.detach()
     apart = difference.square().mean(1) if form == "mse" else euclidean_norm(difference)
@@ -230,15 +198,12 @@ def row_distance(rows: Tensor, targets: Tensor, weight: Tensor | None = None, *,
 def softmax_divergence(
     features: Tensor, targets: Tensor, *, temperature: float = 1.0, direction: Direction = "zc"
 ) -> Tensor:
-    """KL divergence between softmax(z/T) and softmax(c/T) over the d dimensions, ``[B]`` (FedMLP).
+    """Return the KL divergence between softmax(z/T) and softmax(c/T) over d, ``[B]`` (FedMLP), without a factor T².
 
-    Written with logarithms of softmax on both sides: ``F.kl_div`` has the same value and NaN gradients as soon as an
-    entry of softmax(z) underflows.
+    Both sides use log-softmax: ``F.kl_div`` has NaN gradients as soon as an entry of softmax(z) underflows.
 
     Args:
-        features: z ``[B, d]``.
-        targets: c ``[B, d]``, constant.
-        temperature: T > 0; no factor T².
+        features: z ``[B, d]``. targets: c ``[B, d]``, constant.
         direction: ``zc`` for KL(z || c), ``cz`` for KL(c || z).
     """
     ours = (features / temperature).log_softmax(-1)
@@ -249,12 +214,9 @@ def softmax_divergence(
 
 
 def nearest_centres(points: Tensor, centres: Tensor, present: Tensor) -> Tensor:
-    """Index int64 ``[B]`` of the centre nearest to each of ``points`` [B, d] (Euclidean, the first of equals).
+    """Return the index int64 ``[B]`` of the nearest centre (Euclidean, first of equals) of each of ``points`` [B, d].
 
-    Args:
-        points: ``[B, d]``.
-        centres: ``[U, d]``, padded.
-        present: bool ``[U]``; with no centre present the index is 0.
+    ``centres`` [U, d] are padded, ``present`` bool [U]; without any centre the index is 0.
     """
     squared = (points.detach().unsqueeze(1) - centres).square().sum(-1)
     return squared.masked_fill(~present, torch.inf).argmin(1)
@@ -272,21 +234,15 @@ def memory_divergence(
     direction: Direction = "zc",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """FedMLP's L_I: divergence from what the client remembers of the sample's class.
+    """Return FedMLP's L_I: divergence from the client's remembered prototype of the sample's class.
 
-    Classes without memory take, per sample, the nearest of the client's semantic prototypes (Eq. 7). Samples without
-    either are skipped.
+    A class without memory takes, per sample, the nearest semantic prototype (Eq. 7). Samples without either are
+    skipped.
 
     Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        means: ``[K, d]``, the remembered class prototypes, any finite values in rows of missing classes.
-        present: bool ``[K]``.
-        centres: ``[U, d]``, padded centres of the clusters of ``means``.
-        centres_present: bool ``[U]``.
-        temperature: see :func:`softmax_divergence`.
-        direction: see :func:`softmax_divergence`.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+        means: the remembered class prototypes.
+        centres: ``[U, d]``, padded centres of the clusters of ``means``; ``centres_present`` bool ``[U]``.
+        temperature: see :func:`softmax_divergence`, also for ``direction``.
     """
     known = present[labels]
     nearest = centres[nearest_centres(features, centres, centres_present)]
@@ -305,18 +261,13 @@ def not_true_distillation(
     tau_squared: bool = False,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """FedNTD's distillation of the classes that are not true (Lee et al., NeurIPS 2022), batch mean.
+    """Return FedNTD's distillation of the classes that are not true (Lee et al., NeurIPS 2022), batch mean.
 
-    KL(softmax(teacher/T) || softmax(student/T)), both without the entry of the true class. With K = 2 one class is
-    left and the term is 0 everywhere.
+    KL(softmax(teacher/T) || softmax(student/T)) without the entry of the true class; 0 everywhere for K = 2.
 
     Args:
-        logits: ``[B, K]`` of the model in training.
-        teacher: ``[B, K]`` of the received model, constant.
-        labels: int64 ``[B]``.
-        temperature: T > 0.
+        logits: ``[B, K]`` of the model in training. teacher: ``[B, K]`` of the received model, constant.
         tau_squared: multiply by T² (not in the official code).
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
     """
     position = torch.arange(logits.shape[1] - 1, device=logits.device)
     others = position + (position >= labels.unsqueeze(1)).long()  # 0..K-1 without the label, [B, K - 1]
@@ -327,13 +278,10 @@ def not_true_distillation(
 
 
 def dot_regression(projections: Tensor, labels: Tensor, frame: Tensor, weight: Tensor | None = None) -> Tensor:
-    """GFPL's regression to a fixed frame: mean of ½ (h·z_y - 1)², h = projection/norm (Yang et al., NeurIPS 2022).
+    """Return GFPL's dot regression: mean of ½ (h·z_y - 1)², h = projection/norm (Yang et al., NeurIPS 2022).
 
-    Args:
-        projections: ``[B, d_p]``, normalised here.
-        labels: int64 ``[B]``.
-        frame: ``[d_p, K]`` with unit columns, constant (see :func:`flcore.math.prototypes.etf.simplex_etf`).
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+    ``projections`` [B, d_p] are normalised here; ``frame`` [d_p, K] has unit columns and is constant
+    (:func:`flcore.math.prototypes.etf.simplex_etf`).
     """
     dots = (unit_vectors(projections) * frame.detach().mT[labels]).sum(1)
     return weighted_mean(0.5 * (dots - 1).square(), weight)

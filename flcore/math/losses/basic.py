@@ -1,7 +1,6 @@
-"""Loss terms that several methods share.
+"""Loss terms that several methods share: batch means of fixed shape, for one client or a stack of many.
 
-All are batch means and shape-stable: a sample that does not count has weight 0, nothing branches on a tensor's value.
-So the same function serves the serial loop and many clients at once.
+A sample that does not count has weight 0; nothing branches on a tensor's value.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor], mu: float) -> Tensor:
-    """(mu/2)·||w - w_g||², summed over every trainable parameter (FedProx, Li et al. 2020, Eq. 2); buffers excluded."""
+    """Return (mu/2)·||w - w_g||² over all trainable parameters, buffers excluded (FedProx, Li et al. 2020, Eq. 2)."""
     squares = [(params[name] - anchor[name]).square().sum() for name in params]
     return 0.5 * mu * torch.stack(squares).sum()
 
 
 def inner_product(params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tensor:
-    """⟨w, v⟩, summed over every trainable parameter: a term whose gradient is v itself; buffers excluded."""
+    """Return ⟨w, v⟩ over all trainable parameters, buffers excluded: a term with gradient v."""
     return torch.stack([(params[name] * direction[name]).sum() for name in params]).sum()
 
 
 def anchor_distance(features: Tensor, labels: Tensor, anchors: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean over all K classes of the mean squared distance of a class's samples in the batch to its anchor.
+    """Return the mean over K classes of the mean squared distance of a class's samples to its anchor.
 
     A class without a sample counts as 0. ``features`` [B, d], ``labels`` [B], ``anchors`` [K, d]; squares are summed
-    over d. ``weight`` [B] is 0 for padded samples.
+    over d. ``weight`` [B] is 0 for padding.
     """
     counted = torch.ones_like(features[:, 0]) if weight is None else weight
     same = (labels.unsqueeze(1) == labels.unsqueeze(0)).to(features.dtype)

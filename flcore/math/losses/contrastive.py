@@ -1,8 +1,9 @@
-"""Contrastive loss terms: samples against samples, against another model's features, against class prototypes.
+"""Contrastive loss terms: against samples, another model's features, or class prototypes.
 
-Shared by FedPG and VHL (supervised contrast), FedCSPC (source-aware contrast, node loss), FedProc (prototype contrast)
-and MOON (model contrast). Shape-stable: what does not count is masked, nothing branches on a tensor's value, and an
-empty mask gives 0 with gradient 0.
+Used by FedPG and VHL (supervised contrast), FedCSPC (source-aware contrast, node loss), FedProc (prototype contrast)
+and MOON (model contrast). Shapes are fixed: masks replace branches on a tensor's value, and an empty mask gives 0 with
+gradient 0. Arguments that all share: ``features`` [B, d], normalised here; ``labels`` int64 [B]; ``temperature`` T > 0;
+``weight`` [B], 1 for samples and 0 for padding, None for all samples.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ Similarity = Literal["cosine", "inner"]
 
 
 def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5, *, anchors: Tensor | None = None) -> Tensor:
-    """FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` of some ``anchors`` with all.
+    """Return FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` of some ``anchors`` with all.
 
     1 for pairs of the same class from different clients and of different classes from the same client, ``other`` for
-    the rest (the pair of a sample with itself included).
+    the rest, a sample with itself included.
 
     Args:
-        labels: int64 ``[B]``.
-        sources: int64 ``[B]``, the client each row comes from.
-        other: weight of the remaining pairs, positive.
-        anchors: int64 ``[A]``, rows; None for all.
+        labels: int64 ``[B]``. sources: int64 ``[B]``, each row's client. anchors: int64 ``[A]``, rows; None for all.
     """
     rows = slice(None) if anchors is None else anchors
     same_class = labels[rows].unsqueeze(1) == labels.unsqueeze(0)
@@ -46,20 +44,16 @@ def contrastive_terms(
     pair_weights: Tensor | None = None,
     anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The supervised contrastive loss of every anchor (Khosla et al., NeurIPS 2020, Eq. 2, with the sum outside).
+    """Return the supervised contrastive loss of every anchor (Khosla et al., NeurIPS 2020, Eq. 2, sum outside).
 
     With z = features/norm, P(i) = the other samples with the label of i, and sigma = ``pair_weights`` (default 1):
     ``-(T/T0) mean_{j in P(i)} log( sigma_ij exp(z_i·z_j/T) / sum_{k != i} sigma_ik exp(z_i·z_k/T) )``.
     The sigma of the numerator changes the value, not the gradient (FedCSPC, Eq. 10, literal).
 
     Args:
-        features: ``[B, d]``, normalised here.
-        labels: int64 ``[B]``.
-        temperature: T > 0.
         base_temperature: T0 > 0; None for T0 = T (factor 1).
-        weight: ``[B]``, 0 for samples that are neither anchor nor positive nor negative; None for all.
         pair_weights: ``[B, B]`` (``[A, B]``), positive.
-        anchors: int64 ``[A]``, the rows whose loss is asked for; all are positives and negatives still. None for all.
+        anchors: int64 ``[A]``, rows to return the loss of; all rows are still positives and negatives. None for all.
 
     Returns:
         The losses ``[B]`` (``[A]``), 0 for anchors without positives, and bool likewise: the anchors that have one.
@@ -92,17 +86,10 @@ def supervised_contrastive(
     pair_weights: Tensor | None = None,
     count_lonely: bool = True,
 ) -> Tensor:
-    """Mean of :func:`contrastive_terms` over the anchors.
+    """Return the mean of :func:`contrastive_terms` over the anchors.
 
-    Args:
-        features: ``[B, d]``, normalised here.
-        labels: int64 ``[B]``.
-        temperature: T > 0.
-        base_temperature: T0 > 0; None for T0 = T.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
-        pair_weights: ``[B, B]``, positive, see :func:`source_weights`.
-        count_lonely: whether an anchor without positives counts as 0 in the mean (SupCon, VHL, FedPG) or is left out
-            of it (L_WCL of FedCSPC).
+    ``count_lonely``: an anchor without positives counts as 0 in the mean (SupCon, VHL, FedPG), else not (FedCSPC's
+    L_WCL).
     """
     losses, has_positive = contrastive_terms(
         features,
@@ -124,18 +111,15 @@ def model_contrast(
     temperature: float,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """MOON's contrast of models (Li et al., CVPR 2021, Eq. 3).
+    """Return MOON's contrast of models (Li et al., CVPR 2021, Eq. 3).
 
-    ``-log( exp(cos(z, z_g)/T) / (exp(cos(z, z_g)/T) + sum_m exp(cos(z, z_m)/T)) )``, mean over the batch. Without a
-    previous model the loss and its gradient are exactly 0. No gradient goes to the other models' features.
+    ``-log( exp(cos(z, z_g)/T) / (exp(cos(z, z_g)/T) + sum_m exp(cos(z, z_m)/T)) )``, batch mean. Without a previous
+    model the loss and its gradient are exactly 0. No gradient goes to the other models' features.
 
     Args:
-        features: ``[B, d]``, z of the model in training.
-        positive: ``[B, d]``, z_g of the received model.
+        features: z of the model in training. positive: ``[B, d]``, z_g of the received model.
         negatives: ``[M, B, d]``, z_m of the client's previous models; any finite values where absent.
-        present: bool ``[M]``, which previous models exist.
-        temperature: T > 0.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
+        present: bool ``[M]``, the previous models that exist.
     """
     unit = unit_vectors(features)
     agreement = (unit * unit_vectors(positive.detach())).sum(-1) / temperature
@@ -156,20 +140,14 @@ def prototype_contrast(
     weight: Tensor | None = None,
     count_missing: bool = False,
 ) -> Tensor:
-    """Cross-entropy of the similarities to class prototypes: FedCSPC's node loss L_N, FedProc's l_gpc.
+    """Return the cross-entropy of the similarities to class prototypes: FedCSPC's node loss L_N, FedProc's l_gpc.
 
-    ``-log( exp(s(f_i, u_{y_i})/T) / sum_c exp(s(f_i, u_c)/T) )`` over the classes that have a prototype. The
-    prototypes are constants.
+    ``-log( exp(s(f_i, u_{y_i})/T) / sum_c exp(s(f_i, u_c)/T) )`` over the classes that have a prototype.
 
     Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        means: ``[K, d]``, any finite values in rows of missing classes.
-        present: bool ``[K]``.
-        temperature: T > 0.
+        means: ``[K, d]``, constant, any finite values in rows of missing classes. present: bool ``[K]``.
         similarity: ``cosine``, or ``inner`` for the plain inner product.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
-        count_missing: whether a sample whose class has no prototype counts as 0 in the mean or is left out of it.
+        count_missing: a sample without a prototype counts as 0 in the mean; else it is left out.
     """
     means = means.detach()
     if similarity == "cosine":

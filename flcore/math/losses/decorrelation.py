@@ -1,4 +1,4 @@
-"""FedDecorr's penalty on features whose dimensions say the same."""
+"""FedDecorr's penalty on correlated dimensions of features."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ _LEAST_VARIANCE = 1e-8
 
 
 def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: Tensor | None = None) -> Tensor:
-    """How correlated the dimensions of a mini-batch's features are; 0 for one sample or none.
+    """Return the correlation of the dimensions of a batch's features [B, d], a scalar; 0 for one sample or none.
 
     With Z the features, each dimension shifted to mean 0 and divided by its unbiased deviation over the B samples:
 
     - ``paper``: ‖ZᵀZ/(B − 1)‖² / d², the mean square of all entries of the correlation matrix;
-    - ``code``: the mean square of the entries of ZᵀZ beside its diagonal, divided by B: about (B − 1)²/B times that.
+    - ``code``: the mean square of the off-diagonal entries of ZᵀZ, divided by B: about (B − 1)²/B times that.
 
-    Args:
-        features: float32 ``[B, d]``.
-        scaling: which of the two.
-        weight: ``[B]``, 0 for padding, which is none of the B; None for all.
-
-    Returns:
-        A scalar.
+    ``weight`` [B] is 0 for padding, which is not part of B; None for all.
     """
     counted = torch.ones_like(features[:, 0]) if weight is None else weight.to(features.dtype)
     member, count = counted.unsqueeze(1), counted.sum().clamp_min(1)

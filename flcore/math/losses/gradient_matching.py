@@ -1,4 +1,4 @@
-"""Gradients as targets: that of a linear classifier in closed form, and how far two are apart (CReFF)."""
+"""Gradients as targets (CReFF): a linear classifier's gradient in closed form, and the distance of two gradients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,10 @@ _GUARD = 1e-6  # added to the product of two norms
 def linear_gradient(
     features: Tensor, labels: Tensor, classifier: Tensor, bias: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the mean cross-entropy with respect to a linear classifier, in closed form (CReFF).
+    """Return a linear classifier's gradients ``[K, d]`` and ``[K]`` of the mean cross-entropy (CReFF).
 
-    Differentiable with respect to ``features``, without a graph of a graph.
-
-    Args:
-        features: ``[B, d]``.
-        labels: int64 ``[B]``.
-        classifier: ``[K, d]``.
-        bias: ``[K]``.
-        weight: ``[B]``, 1 for samples, 0 for padding; None for all.
-
-    Returns:
-        Gradients ``[K, d]`` and ``[K]``.
+    Differentiable with respect to ``features`` [B, d], without a second-order graph. ``labels`` int64 [B],
+    ``classifier`` [K, d], ``bias`` [K], ``weight`` [B] with 0 for padding.
     """
     classes = torch.arange(len(bias), device=labels.device)  # not F.one_hot, which looks at values and stops vmap
     errors = (features @ classifier.mT + bias).softmax(1) - (labels.unsqueeze(1) == classes).to(features.dtype)
@@ -35,14 +26,9 @@ def linear_gradient(
 
 
 def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
-    """CReFF's distance of two gradients: sum over output rows of 1 - cosine (Shang et al., IJCAI 2022).
+    """Return CReFF's distance of two gradients: sum over output rows of 1 - cosine (Shang et al., IJCAI 2022).
 
-    Args:
-        found: ``[K, d]``; a bias ``[K]`` is passed as ``[1, K]``, one row.
-        wanted: same shape, constant.
-
-    Returns:
-        A number; a zero row counts 1 and has a finite gradient.
+    Both are ``[K, d]``, a bias ``[1, K]``; ``wanted`` is constant. A zero row counts 1 and has a finite gradient.
     """
     wanted = wanted.detach()
     cosines = (found * wanted).sum(1) / (euclidean_norm(found) * euclidean_norm(wanted) + _GUARD)

@@ -29,9 +29,8 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
 
 def distances(rows: Tensor, columns: Tensor) -> Tensor:
-    """Euclidean distances ``[n, m]`` of ``rows`` [n, d] and ``columns`` [m, d]; 0 with gradient 0 where they coincide.
+    """Return Euclidean distances ``[n, m]`` of ``rows`` [n, d] and ``columns`` [m, d]; gradient 0 at distance 0.
 
-    Through differences: the rounding of matrix products leaves small distances between equal points, and depends on how
-    many are asked about at once.
+    Computed from differences: matrix products leave small distances between equal points, and depend on the block size.
     """
     return torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist")
