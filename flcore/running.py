@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config import plugins
-from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
+from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, Cure, DataError, RunError
 from flcore.core.text import shorten
 from flcore.data import dataset
@@ -162,7 +162,7 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
     config = without_removed(raw["config"]) if "config" in raw else raw
-    return Config.from_mapping(plugins.resolve_paths(config, path.parent))
+    return Config.from_mapping(resolve_paths(config, path.parent))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

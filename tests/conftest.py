@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +57,20 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unload_plugins() -> Iterator[Callable[[], None]]:
+    """Forget all plug-ins after each test, and when called: as in a new process."""
+
+    def unload() -> None:
+        for plugin in plugins.Finder.sources:
+            sys.modules.pop(plugin, None)
+        for table in (plugins.Finder.sources, *(registry.added for registry, *_ in plugins.KINDS)):
+            table.clear()
+
+    yield unload
+    unload()
 
 
 @dataclass(frozen=True)
@@ -401,13 +416,12 @@ def plugin_text() -> str:
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Path]:
-    """``own/mine.py`` with that method, which is forgotten afterwards."""
+def plugin(tmp_path: Path) -> Path:
+    """``own/mine.py`` with that method."""
     path = tmp_path / "own" / "mine.py"
     path.parent.mkdir()
     path.write_text(PLUGIN)
-    yield path
-    plugins.unload("mine")
+    return path
 
 
 # What a method's model must have: FedCSPC calibrates a projection, ProtoLDA fits a dictionary.

@@ -206,7 +206,7 @@ FORBIDDEN = {
 }
 EXCEPTIONS = {
     # A person's own methods, in a file that they name.
-    ("flcore/config/plugin_loader.py", "exec"),
+    ("flcore/config/plugins.py", "exec"),
     # The official files of CIFAR, which torchvision unpickles once their published check sums are right.
     ("flcore/data/sources/cifar.py", "torchvision.datasets"),
     # Fetches files in IDX, which are read here.

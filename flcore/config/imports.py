@@ -1,4 +1,4 @@
-"""Which modules a Python source imports, read without running it."""
+"""Find the imports of Python sources without running them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import cache
 
 @cache
 def imported_names(source: bytes, *, for_types: bool = False, package: str = "") -> frozenset[str]:
-    """Dotted names of everything that a source imports, inside functions too.
+    """Return the dotted names of all imports in a source, including those inside functions.
 
-    ``from a.b import c`` gives ``a.b.c``, whether that is a module or stands in ``a.b``.
+    ``from a.b import c`` gives ``a.b.c``, a module or an attribute of ``a.b``.
 
     Args:
         source: of a module.
-        package: in which relative imports begin; empty: they are left out.
-        for_types: also what is imported under ``if TYPE_CHECKING``, which never runs.
+        package: base of relative imports; empty ignores them.
+        for_types: include imports under ``if TYPE_CHECKING``.
 
     Raises:
-        SyntaxError: it is not Python.
+        SyntaxError: invalid Python.
     """
     return frozenset(_names(ast.parse(source), for_types, package))
 
@@ -45,14 +45,19 @@ def _is_for_types(test: ast.expr) -> bool:
     )
 
 
-def closure(entries: Iterable[str], source_of: Callable[[str], bytes | None]) -> dict[str, bytes]:
-    """Modules that loading the entries may load, with their sources, in order of names.
+def closure(
+    entries: Iterable[str],
+    source_of: Callable[[str], bytes | None],
+    is_package: Callable[[str], bool] | None = None,
+) -> dict[str, bytes]:
+    """Return the modules that loading the entries may load, with their sources, in order of names.
 
     The packages around a module are loaded before it.
 
     Args:
         entries: names of modules.
-        source_of: the source of a module; None for names that are none, or are not to be followed.
+        source_of: returns the source of a module; None for names that are not modules or not to be followed.
+        is_package: for relative imports, which are ignored without it.
     """
     found: dict[str, bytes] = {}
     seen: set[str] = set()
@@ -66,7 +71,8 @@ def closure(entries: Iterable[str], source_of: Callable[[str], bytes | None]) ->
         if source is None:
             continue
         found[name] = source
-        for other in (name, *imported_names(source)):
+        package = "" if is_package is None else name if is_package(name) else name.rpartition(".")[0]
+        for other in (name, *imported_names(source, package=package)):
             parts = other.split(".")
             waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     return dict(sorted(found.items()))

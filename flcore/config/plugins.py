@@ -1,133 +1,237 @@
-"""Code from outside the package: methods, data sources, partitioners, models and client samplers of a user's own.
+"""Load a user's own methods, data sources, partitioners, models and client samplers.
 
-It comes from a file that is named under ``plugins``, or from an importable module: every ``name`` of a section, and
-``federation.sampler``, may be ``module:Class``. Every public subclass of :class:`~flcore.methods.api.Method`,
-:class:`~flcore.data.sources.base.Source`, :class:`~flcore.data.partitioners.base.Partitioner`,
-:class:`~flcore.models.ModelSpec` or :class:`~flcore.sampling.base.Sampler` in it is checked and registered. A run's
-identity has its content, not its place: a configuration names file and SHA-256, so that a worker on the same or another
-machine loads the very same code or none.
+The code is a file listed under ``plugins``, or an importable module: every ``name`` of a section,
+``federation.sampler`` and ``method.base`` accept ``module:Class``. Every public subclass of a base class in
+:data:`KINDS` is checked and registered.
 
-What a file imports from `flcore` or from another named file (``from protofl_plugins.other import ...``) is followed,
-and what a module imports from its own top-level package. Other modules are not part of a run's identity.
+A configuration stores path and SHA-256 of each file, so that every worker runs the same code. The identity of a run
+contains the hashes of the files that the run uses, with their imports of `flcore`, of other listed files
+(``from protofl_plugins.other import ...``), and of a module's own top-level package. Other imports are not tracked.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
 import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
+from operator import methodcaller
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
-from flcore.config.imports import imported_names
-from flcore.config.plugin_kinds import KINDS, PLACES, in_words, problem_of
-from flcore.config.plugin_loader import PACKAGE, Finder
-from flcore.config.plugin_loader import Plugin as Plugin
-from flcore.config.plugin_places import resolve_paths as resolve_paths
-from flcore.core.errors import ConfigError, Cure
+from flcore.config.imports import closure
+from flcore.config.stored import PLUGIN_FOLDER
+from flcore.core.errors import ConfigError
 from flcore.core.loaded_code import EditedError
+from flcore.core.params import build, declared
 from flcore.core.registry import Registry
 from flcore.core.text import shorten
+from flcore.data.partitioners import PARTITIONERS
+from flcore.data.partitioners.base import Partitioner
+from flcore.data.sources import SOURCES
+from flcore.data.sources.base import Source
 from flcore.io.files import given_path, replace_file
+from flcore.methods import METHODS, Method
+from flcore.models import MODELS, ModelSpec
+from flcore.sampling import SAMPLERS
+from flcore.sampling.base import Sampler
 
-FOLDER = "plugins"
-"""Of a run, where the files it was made with are kept."""
+PACKAGE = "protofl_plugins"
+"""Parent package of the modules that are made of files."""
 
+KINDS: tuple[tuple[Registry[Any], type, str], ...] = (
+    (METHODS, Method, "method.name"),
+    (METHODS, Method, "method.base"),
+    (SOURCES, Source, "data.name"),
+    (PARTITIONERS, Partitioner, "partition.name"),
+    (MODELS, ModelSpec, "model.name"),
+    (SAMPLERS, Sampler, "federation.sampler"),
+)
+"""Registries, the base class of their entries, and the configuration keys that name an entry."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _lock = threading.RLock()
-_registered: dict[str, list[tuple[Registry[Any], str]]] = {}
-"""Module -> what it has registered."""
 
 
-def load(path: str | os.PathLike[str], sha256: str | None = None) -> Plugin:
-    """Load a file and register what it defines; again, where its content has changed since.
+@dataclass(frozen=True)
+class Plugin:
+    """A module of user code: its name for imports, absolute path, SHA-256 and content."""
 
-    Args:
-        path: the file.
-        sha256: of the content it must have; None for any.
+    module: str
+    path: Path
+    sha256: str
+    source: bytes = field(repr=False, compare=False)
 
-    Raises:
-        ConfigError: the file is missing or another one, does not run, or has nothing that can be used.
-        EditedError: this process has loaded the file as it should be, and it was edited since.
-    """
-    plugin = _read(path, sha256)
-    _load([plugin])
-    return plugin
+    @classmethod
+    def of(cls, module: str, path: Path, source: bytes) -> Plugin:
+        """Return the plug-in with this source."""
+        return cls(module, path, hashlib.sha256(source).hexdigest(), source)
+
+    @property
+    def name(self) -> str:
+        """The file's name without ``.py``, or the importable module's name."""
+        return self.module.removeprefix(f"{PACKAGE}.")
+
+    @property
+    def is_loaded(self) -> bool:
+        return getattr(sys.modules.get(self.module), "__plugin__", None) == self.sha256
+
+    def to_mapping(self) -> dict[str, str]:
+        """Return path and hash as JSON values, and the name of an importable module."""
+        module = {} if self.name != self.module else {"module": self.module}
+        return {"path": str(self.path), "sha256": self.sha256, **module}
+
+
+def load(path: str | os.PathLike[str]) -> Plugin:
+    """Load one file, as :func:`load_all` does."""
+    return load_all([path])[0]
 
 
 def load_all(entries: Any) -> tuple[Plugin, ...]:
-    """Load the plug-ins of a configuration: files, or mappings as :meth:`Plugin.to_mapping` gives them.
+    """Load and register the ``plugins`` of a configuration; load edited files again.
+
+    Args:
+        entries: paths, or mappings from :meth:`Plugin.to_mapping`.
 
     Raises:
-        ConfigError: as :func:`load` says; or an entry is neither, or two files have one name.
+        ConfigError: an entry is invalid, a file is missing, has another hash, fails to import or defines nothing
+            usable, or two files have the same name.
+        EditedError: a file was edited after this process loaded it with the hash that is asked for.
     """
     if entries is None:
         return ()
     if not isinstance(entries, list | tuple):
         raise ConfigError(f"plugins = {shorten(entries)}: expected a list of files")
-    found: dict[str, Plugin] = {}
-    for entry in entries:
-        plugin = _read(*_entry(entry))
-        other = found.setdefault(plugin.name, plugin)
+    by_name: dict[str, Plugin] = {}
+    for plugin in map(_read, entries):
+        other = by_name.setdefault(plugin.name, plugin)
         if (other.module, other.sha256) != (plugin.module, plugin.sha256):
             raise ConfigError(f"plugins: {other.path} and {plugin.path} have one name; rename one of them")
-    _load([*found.values()])
-    return tuple(found.values())
+    plugins = tuple(by_name.values())
+    _load(plugins)
+    return plugins
 
 
 def with_classes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Plugin, ...]]:
-    """Load what a configuration names as ``module:Class``, and say its registered name in that place.
-
-    Returns:
-        The configuration, and the modules: those that the class needs of its own top-level package.
+    """Load all plug-ins of a configuration, and replace each ``module:Class`` by the registered name.
 
     Raises:
-        ConfigError: there is no such module or class, or it cannot be used.
+        ConfigError: a module or class does not exist or is not usable.
     """
-    result, plugins = dict(raw), list(load_all(raw.get("plugins")))
-    for (section, key), registry in PLACES.items():
-        values = raw.get(section)
-        chosen = values.get(key) if isinstance(values, Mapping) else None
-        if not isinstance(chosen, str) or not _CLASS.fullmatch(chosen):
+    result, plugins = dict(raw), {plugin.module: plugin for plugin in load_all(raw.get("plugins"))}
+    for registry, _, place in KINDS:
+        section, _, key = place.partition(".")
+        values = result.get(section)
+        value = values.get(key) if isinstance(values, Mapping) else None
+        if not isinstance(value, str) or not _CLASS.fullmatch(value):
             continue
-        where, (module, _, name) = f"{section}.{key} = {chosen}", chosen.partition(":")
-        modules = _modules(module, where)
+        module, _, name = value.partition(":")
+        modules = _modules(module, f"{place} = {value}")
         _load(modules)
-        entry = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
-        if entry not in registry.values():
-            raise ConfigError(f"{where}: there is no {registry.kind} called {name} in {module}")
-        plugins += [plugin for plugin in modules if plugin.module not in {known.module for known in plugins}]
-        result[section] = {**raw[section], key: getattr(entry, "name", name)}
-    return result, tuple(plugins)
+        cls = getattr(importlib.import_module(module), name, None)
+        registered = str(getattr(cls, "name", ""))
+        if registered not in registry or registry[registered] is not cls:
+            raise ConfigError(f"{place} = {value}: there is no {registry.kind} called {name} in {module}")
+        plugins = {plugin.module: plugin for plugin in modules} | plugins
+        result[section] = {**result[section], key: registered}
+    return result, tuple(plugins.values())
 
 
-def _modules(module: str, where: str) -> list[Plugin]:
-    """Return a module and what it imports of its own top-level package; nothing of `flcore`, whose code is known."""
-    top = module.partition(".")[0]
-    found: dict[str, Plugin] = {}
-    waiting = [] if top == "flcore" else [module]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name.partition(".")[0] != top or (path := _file_of(name)) is None:
-            continue
+def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, ...]:
+    """Return the plug-ins that registry entries depend on: modules of their classes, and imports of these.
+
+    Of an importable package all given modules count.
+
+    Raises:
+        ConfigError: an entry depends on a plug-in that is not in ``plugins``.
+    """
+    by_module = {plugin.module: plugin for plugin in plugins}
+    classes = {cls.__module__ for entry in entries for cls in type(entry).__mro__}
+
+    def source_of(module: str) -> bytes | None:
+        if module in by_module:
+            return by_module[module].source
+        if module in Finder.sources and (module in classes or module.startswith(f"{PACKAGE}.")):
+            raise ConfigError(f"plugins: {Finder.sources[module].path} is needed and not named; add it to plugins")
+        return None
+
+    modules = closure(classes, source_of)
+    packages = {module.partition(".")[0] for module in modules} - {PACKAGE}
+    return tuple(p for p in by_module.values() if p.module in modules or p.module.partition(".")[0] in packages)
+
+
+def keep(plugins: Iterable[Plugin], folder: Path) -> tuple[Plugin, ...]:
+    """Copy plug-ins into ``folder/plugins``, and return these copies."""
+    copies = []
+    for plugin in plugins:
+        path = folder.absolute() / PLUGIN_FOLDER / f"{plugin.name}.py"
+        if not path.is_file() or path.read_bytes() != plugin.source:
+            replace_file(path, methodcaller("write", plugin.source))
+        copies.append(dataclasses.replace(plugin, path=path))
+    return tuple(copies)
+
+
+def brought(raw: Mapping[str, Any], sources: Mapping[str, bytes], folder: Path) -> dict[str, Any]:
+    """Write plug-ins from another machine, by module, into ``folder``; return its configuration with the new paths."""
+    plugins = keep((Plugin.of(module, Path(), source) for module, source in sources.items()), folder)
+    return {**raw, "plugins": [plugin.to_mapping() for plugin in plugins]} if plugins else dict(raw)
+
+
+def _read(entry: Any) -> Plugin:
+    if isinstance(entry, str | os.PathLike):
+        entry = {"path": os.fspath(entry)}
+    elif not isinstance(entry, Mapping) or not {"path", "sha256"} <= entry.keys() <= {"path", "sha256", "module"}:
+        entry = {"path": None, "entry": entry}
+    if not all(isinstance(value, str) for value in entry.values()):
+        raise ConfigError(f"plugins: {shorten(entry.get('entry', entry))}: expected the path of a Python file")
+    name = f"plug-in {shorten(entry['path'])}"
+    try:
+        path = given_path(entry["path"]).absolute()
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{name}: is not a file")  # reading a device may never end
+        source = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: not a valid path
+        raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    plugin, sha256 = Plugin.of(entry.get("module", f"{PACKAGE}.{path.stem}"), path, source), entry.get("sha256")
+    if sha256 not in (None, plugin.sha256):
+        if dataclasses.replace(plugin, sha256=sha256).is_loaded:
+            raise EditedError.of(path)
+        raise ConfigError(
+            f"plug-in {path}: has another content than this configuration names (SHA-256 {plugin.sha256[:8]}..., "
+            f"not {sha256[:8]}...); restore the file, or start a new run with it"
+        )
+    return plugin
+
+
+def _modules(module: str, key: str) -> list[Plugin]:
+    """Return a module and its imports from its own top-level package; nothing for modules of `flcore`."""
+    top, found = module.partition(".")[0], dict[str, Plugin]()
+
+    def source_of(name: str) -> bytes | None:
+        if name.partition(".")[0] != top or (path := _file_of(name)) is None:
+            return None
         found[name] = Plugin.of(name, path, path.read_bytes())
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        return found[name].source
+
+    if top != "flcore":
         try:
-            imported = imported_names(found[name].source, package=package)
+            closure([module], source_of, lambda name: found[name].path.name == "__init__.py")
         except SyntaxError as error:
-            raise ConfigError(f"{where}: {path}:{error.lineno}: {error.msg}") from error
-        for other in (name, *imported):
-            parts = other.split(".")
-            waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    if top != "flcore" and module not in found:
-        raise ConfigError(f"{where}: there is no Python module {module}; install it, or set PYTHONPATH to its folder")
+            path = list(found.values())[-1].path
+            raise ConfigError(f"{key}: {path}:{error.lineno}: {error.msg}") from error
+        if module not in found:
+            raise ConfigError(f"{key}: there is no Python module {module}; install it, or set PYTHONPATH to its folder")
     return sorted(found.values(), key=lambda plugin: plugin.module)
 
 
@@ -141,177 +245,118 @@ def _file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def keep(plugins: Iterable[Plugin], folder: Path) -> tuple[Plugin, ...]:
-    """Copies of plug-ins below a folder, as a run is made with them; whatever happens to the files afterwards."""
-    kept = []
-    for plugin in plugins:
-        copy = folder.absolute() / FOLDER / f"{plugin.name}.py"
-        if not copy.is_file() or copy.read_bytes() != plugin.source:
-            _write(copy, plugin.source)
-        kept.append(dataclasses.replace(plugin, path=copy))
-    return tuple(kept)
+class Finder:
+    """Import plug-ins from the bytes that were hashed; Python's loader trusts a cache by time and size."""
+
+    sources: ClassVar[dict[str, Plugin]] = {}
+
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        is_package = any(module.startswith(f"{name}.") for module in cls.sources)
+        if name not in cls.sources and (not is_package or (name != PACKAGE and PathFinder.find_spec(name, path))):
+            return None
+        spec = importlib.util.spec_from_loader(name, cls(), is_package=is_package)  # type: ignore[arg-type]
+        if spec is not None and is_package and name in cls.sources and cls.sources[name].path.name == "__init__.py":
+            spec.submodule_search_locations = [str(cls.sources[name].path.parent)]  # for modules that are no plug-ins
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        plugin = self.sources.get(module.__name__)
+        if plugin is not None:
+            module.__file__ = str(plugin.path)
+            exec(compile(plugin.source, str(plugin.path), "exec"), vars(module))
+            vars(module)["__plugin__"] = plugin.sha256
 
 
-def _write(path: Path, source: bytes) -> None:
-    replace_file(path, lambda file: file.write(source))
-
-
-def brought(raw: Mapping[str, Any], sources: Mapping[str, bytes], folder: Path) -> dict[str, Any]:
-    """Return a configuration's mapping for another machine: its plug-ins are written below a folder of that machine.
-
-    Args:
-        raw: as :meth:`flcore.config.schema.Config.to_mapping` gives it.
-        sources: of the plug-ins, by module.
-        folder: where they go.
-    """
-    plugins = [Plugin.of(module, Path(), source) for module, source in sources.items()]
-    entries = [plugin.to_mapping() for plugin in keep(plugins, folder)]
-    return {**raw, "plugins": entries} if entries else dict(raw)
-
-
-def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, ...]:
-    """Return the plug-ins on which entries of registries depend: by their classes, and by what these import.
-
-    Of an importable module all modules of its top-level package count that the configuration names.
-
-    Raises:
-        ConfigError: an entry is of a plug-in that is not among them.
-    """
-    by_module = {plugin.module: plugin for plugin in plugins}
-    waiting = [cls.__module__ for entry in entries for cls in type(entry).__mro__]
-    found: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        package, _, rest = name.partition(".")
-        if package == PACKAGE:
-            name = f"{package}.{rest.partition('.')[0]}"
-        elif name in by_module or name in _registered:
-            waiting += [module for module in by_module if module.partition(".")[0] == package and module not in found]
-        else:
-            continue
-        if name in found:
-            continue
-        if name not in by_module:
-            file = getattr(sys.modules.get(name), "__file__", name)
-            raise ConfigError(f"plugins: {file} is needed and not named; {Cure.NAME_PLUGIN}")
-        found.add(name)
-        waiting += imported_names(by_module[name].source)
-    return tuple(plugin for module, plugin in by_module.items() if module in found)
-
-
-def unload(name: str) -> None:
-    """Forget a plug-in and what it has registered."""
-    with _lock:
-        for module in (f"{PACKAGE}.{name}", name):
-            if module in Finder.sources:
-                _forget(module)
-                del Finder.sources[module]
-                sys.modules.pop(module, None)
-
-
-def _forget(module: str) -> None:
-    for registry, entry in _registered.pop(module, []):
-        registry.remove(entry)
-
-
-# ----------------------------------------------------------------------------------------------------------- loading
-
-
-def _entry(entry: Any) -> tuple[str | os.PathLike[str], str | None, str | None]:
-    """Return path, SHA-256 and module of an entry."""
-    if isinstance(entry, str | os.PathLike):
-        return entry, None, None
-    if isinstance(entry, Mapping) and {"path", "sha256"} <= entry.keys() <= {"path", "sha256", "module"}:
-        path, sha256, module = entry["path"], entry["sha256"], entry.get("module")
-        if isinstance(path, str) and isinstance(sha256, str) and isinstance(module, str | None):
-            return path, sha256, module
-    raise ConfigError(f"plugins: {shorten(entry)}: expected the path of a Python file")
-
-
-def _read(path: str | os.PathLike[str], sha256: str | None, module: str | None = None) -> Plugin:
-    try:
-        place = given_path(path).absolute()
-        if place.exists() and not place.is_file():
-            raise ConfigError(f"plug-in {shorten(str(place))}: is no file")  # nor a device, which may never end
-        source = place.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"plug-in {shorten(str(path))}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # no file can be called so
-        raise ConfigError(f"plug-in {shorten(str(path))}: cannot be read ({error})") from error
-    plugin = Plugin.of(module or f"{PACKAGE}.{place.stem}", place, source)
-    if sha256 not in (None, plugin.sha256):
-        if getattr(sys.modules.get(plugin.module), "__plugin__", None) == sha256:
-            raise EditedError.of(place)
-        raise ConfigError(
-            f"plug-in {place}: is not the file that this configuration names (its SHA-256 is {plugin.sha256[:8]}..., "
-            f"not {str(sha256)[:8]}...); put that one back, or begin another run with this one"
-        )
-    return plugin
+sys.meta_path.insert(0, Finder())
 
 
 def _load(plugins: Sequence[Plugin]) -> None:
-    """Import plug-ins and register what they define, all or nothing; where one has changed, all of them again."""
+    """Import and register plug-ins, all or none of them; if one has changed, load all of them again."""
+    names = {plugin.module for plugin in plugins}
     with _lock:
-        if all(getattr(sys.modules.get(p.module), "__plugin__", None) == p.sha256 for p in plugins):
+        if all(plugin.is_loaded for plugin in plugins):
             return
-        sources, modules = dict(Finder.sources), {p.module: sys.modules.pop(p.module, None) for p in plugins}
-        Finder.sources.update({plugin.module: plugin for plugin in plugins})
-        before = {module: list(_registered.get(module, ())) for module in modules}
-        entries = [(registry, name, registry[name]) for kept in before.values() for registry, name in kept]
+        tables: list[dict[str, Any]] = [Finder.sources, *(registry.added for registry, *_ in KINDS)]
+        before = [dict(table) for table in tables]
+        modules = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
         try:
+            for registry, *_ in KINDS:
+                for name in [name for name, cls in registry.added.items() if cls.__module__ in names]:
+                    del registry.added[name]
+            Finder.sources.update({plugin.module: plugin for plugin in plugins})
             for plugin in plugins:
-                _forget(plugin.module)
-            for plugin in plugins:
-                _register(plugin, _imported(plugin))
+                _register(plugin, _import(plugin))
         except BaseException:
-            for module, old in modules.items():
-                _forget(module)
-                sys.modules.pop(module, None)
-                if old is not None:
-                    sys.modules[module] = old
-            for registry, name, entry in entries:
-                registry.add(name, entry)
-            _registered.update({module: kept for module, kept in before.items() if kept})
-            Finder.sources.clear()
-            Finder.sources.update(sources)
+            for table, content in zip(tables, before, strict=True):
+                table.clear()
+                table.update(content)
+            for name in names:
+                sys.modules.pop(name, None)
+            sys.modules.update(modules)
             raise
 
 
-def _imported(plugin: Plugin) -> ModuleType:
+def _import(plugin: Plugin) -> ModuleType:
     try:
         return importlib.import_module(plugin.module)
     except SyntaxError as error:
         place = f"{error.filename}:{error.lineno}" if error.lineno else str(plugin.path)
         raise ConfigError(f"plug-in {place}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(plugin.path)
-        ]
-        place = f"{plugin.path}:{lines[-1]}" if lines else str(plugin.path)
-        raise ConfigError(f"plug-in {place}: {in_words(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f":{frame.lineno}" for frame in frames if frame.filename == str(plugin.path)]
+        raise ConfigError(f"plug-in {plugin.path}{''.join(lines[-1:])}: {_in_words(error)}") from error
 
 
 def _register(plugin: Plugin, module: ModuleType) -> None:
-    """Register the classes that a module defines.
-
-    Raises:
-        ConfigError: a file has none, or one cannot be used.
-    """
-    found: list[tuple[Registry[Any], Any]] = [
-        (registry, value)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == plugin.module and not name.startswith("_")
-        for registry, base in KINDS
-        if base in value.__mro__
+    bases = {base: registry for registry, base, _ in KINDS}
+    classes = [
+        (registry, cls)
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and cls.__module__ == plugin.module and not name.startswith("_")
+        for base, registry in bases.items()
+        if base in cls.__mro__
     ]
-    if not found and plugin.module.startswith(f"{PACKAGE}."):
-        kinds, bases = (registry.kind for registry, _ in KINDS), (base.__name__ for _, base in KINDS)
+    if not classes and plugin.module.startswith(f"{PACKAGE}."):
+        kinds, names = (registry.kind for registry in bases.values()), (base.__name__ for base in bases)
         raise ConfigError(
-            f"plug-in {plugin.path}: defines no {', '.join(kinds)}, that is no public subclass of {', '.join(bases)}"
+            f"plug-in {plugin.path}: defines no {', '.join(kinds)}, that is no public subclass of {', '.join(names)}"
         )
-    for registry, cls in found:
-        problem = problem_of(registry, cls)
-        if problem is not None:
+    for registry, cls in classes:
+        if (problem := _problem_of(registry, cls)) is not None:
             raise ConfigError(f"plug-in {plugin.path}: {cls.__name__} {problem}")
-        registry.add(cls.name, cls)
-        _registered.setdefault(plugin.module, []).append((registry, cls.name))
+        registry.added[cls.name] = cls  # type: ignore[attr-defined]
+
+
+def _problem_of(registry: Registry[Any], cls: Any) -> str | None:
+    for attribute in ("name", "summary", *(["citation"] if registry is METHODS else [])):
+        value = vars(cls).get(attribute)
+        if not isinstance(value, str) or not value.strip():
+            return f'has no {attribute} of its own; write {attribute}: ClassVar[str] = "..."'
+    if not _NAME.fullmatch(cls.name):
+        return f"is called {cls.name!r}; a name is made of a-z, 0-9 and _, a letter first"
+    if cls.name in registry:
+        return f"is called {cls.name}, and there is a {registry.kind} called so already; choose another name"
+    if inspect.isabstract(cls):
+        return f"does not define {', '.join(sorted(cls.__abstractmethods__))}"
+    if "__dataclass_fields__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
+        return "is no frozen dataclass; write @dataclass(frozen=True) above it"
+    plain = [field.name for field in dataclasses.fields(cls) if "help" not in field.metadata]
+    if plain:
+        return f"declares {', '.join(plain)} without flcore.core.params.param, or means a ClassVar"
+    try:
+        entry = build(cls, {parameter.name: parameter.default for parameter in declared(cls)}, cls.name)
+        if isinstance(entry, Method):
+            entry.server_steps()
+    except Exception as error:
+        return f"cannot be made with its own defaults: {_in_words(error)}"
+    return None
+
+
+def _in_words(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}".rstrip(": ")

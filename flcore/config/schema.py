@@ -17,7 +17,6 @@ from typing import Any
 
 from flcore.aggregation.settings import Aggregation
 from flcore.config.plugins import Plugin, used, with_classes
-from flcore.config.removed_keys import with_removed
 from flcore.config.sections import (
     DEFAULT_NAMES,
     PLAIN,
@@ -33,6 +32,7 @@ from flcore.config.sections import (
     PartitionConfig,
     TrackingConfig,
 )
+from flcore.config.stored import with_removed
 from flcore.core.errors import ConfigError
 from flcore.core.params import LARGEST, build, declared
 from flcore.core.text import nearest, shorten, to_yaml, unknown_key

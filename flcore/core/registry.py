@@ -1,8 +1,7 @@
-"""Things by name, imported when they are asked for.
+"""Registries: tables of names whose entries are imported on first use.
 
-A registry is a plain table: name → "module:Class". What a run does not name it does not import, so a run starts fast,
-and its identity (`flcore/experiment/provenance.py`) holds the modules that it really uses. A plug-in adds to one at run
-time.
+A run imports only what its configuration names. It starts fast, and its code fingerprint
+(`flcore/experiment/provenance.py`) covers only the modules that it uses.
 """
 
 from __future__ import annotations
@@ -15,51 +14,36 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Name → object, in the order of listings."""
+    """Map names to objects, in the order of listings.
+
+    Attributes:
+        kind: name of an entry's kind in messages, such as ``method``.
+        added: entries of plug-ins, after those of the table.
+    """
 
     def __init__(self, kind: str, places: Mapping[str, str]) -> None:
-        """Keep the table.
-
-        Args:
-            kind: what the entries are, for messages: ``method``.
-            places: name → ``module:attribute``.
-        """
+        """Keep the table of name → ``module:attribute``."""
         self.kind = kind
+        self.added: dict[str, T] = {}
         self._places = dict(places)
-        self._found: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        """The entry of a name, imported now if need be.
+        """Import and return an entry.
 
         Raises:
-            KeyError: there is none.
+            KeyError: unknown name.
         """
-        if name not in self._found:
-            module, _, attribute = self._places[name].partition(":")
-            self._found[name] = cast("T", getattr(importlib.import_module(module), attribute))
-        return self._found[name]
+        if name in self.added:
+            return self.added[name]
+        module, _, attribute = self._places[name].partition(":")
+        return cast("T", getattr(importlib.import_module(module), attribute))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places or name in self._found
+        return name in self._places or name in self.added
 
     def __iter__(self) -> Iterator[str]:
         yield from self._places
-        yield from (name for name in self._found if name not in self._places)
+        yield from self.added
 
     def __len__(self) -> int:
-        return len(set(self._places) | set(self._found))
-
-    def add(self, name: str, entry: T) -> None:
-        """Register an entry of a plug-in.
-
-        Raises:
-            ValueError: the name is taken by something else.
-        """
-        if name in self and self[name] is not entry:
-            raise ValueError(f"there is a {self.kind} called {name} already")
-        self._found[name] = entry
-
-    def remove(self, name: str) -> None:
-        """Forget an entry of a plug-in; the table's own stay."""
-        if name not in self._places:
-            self._found.pop(name, None)
+        return len(self._places) + len(self.added)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from flcore.config.plugin_places import resolve_paths
-from flcore.config.removed_keys import without_removed
+from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.core.text import to_yaml
 from flcore.io import disk

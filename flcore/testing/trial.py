@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flcore.config import plugin_loader, plugins
+from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.core.params import build
 from flcore.data.dataset import Dataset, prepare_dataset
@@ -169,6 +169,6 @@ class Trial:
 
 def _plugins_of(method: Method) -> tuple[plugins.Plugin, ...]:
     """The files that a method from outside the package is made of."""
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{plugin_loader.PACKAGE}.")]
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{plugins.PACKAGE}.")]
     files = [Path(str(module.__file__)) for module in modules]
     return plugins.used([plugins.load(file) for file in files if file.is_file()], [method])

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flcore.config.plugin_places import resolve_paths
+from flcore.config.stored import resolve_paths
 from flcore.core.errors import ConfigError
 from flcore.core.text import is_control, shorten
 from pipelines.addresses import remember

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
+from flcore.config.stored import without_removed
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.execution.bodies import comparison_runs

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.config.plugin_places import resolve_paths
-from flcore.config.removed_keys import without_removed
+from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, DataError, RunError, listed
 from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
 from flcore.io import disk

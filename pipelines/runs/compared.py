@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flcore.config.removed_keys import without_removed
+from flcore.config.stored import without_removed
 from flcore.core.params import declared
 from flcore.config.sections import PLAIN, SHARED
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flcore
+from flcore.config.stored import PLUGIN_FOLDER
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles, stored_config
 from pipelines.runs.folder import RunFolder
@@ -40,7 +41,6 @@ _LOADER = "protofl_model"
 _WHAT_IT_ANSWERS = "Class probabilities to images: uint8 [N, C, H, W], 0 to 255; client: whose own model answers."
 _FIGURES_OF_A_VERSION = ("final/top1_global", "final/top1_vote", "final/mean_local")
 _TAGS_OF_A_VERSION = ("method", "seed")  # the page gives each a line; hashes are tags of the run
-_PLUGINS = "plugins"  # flcore.config.plugins.FOLDER, whose module imports torch
 _MAX_BYTES = 2**30
 """Of personal models together: those of thousands of clients stay in the run's folder."""
 _NOT_WORTH_ASKING_BYTES = 8 * 2**20
@@ -78,8 +78,8 @@ def prepare(run_dir: Path) -> Prepared:
     missing = [path for path in found.values() if not path.exists()]
     if missing:
         raise DataError(f"{missing[0]}: not there, so there is no model to log; run the same command again")
-    if (run_dir / _PLUGINS).is_dir():
-        found[_PLUGINS] = run_dir / _PLUGINS
+    if (run_dir / PLUGIN_FOLDER).is_dir():
+        found[PLUGIN_FOLDER] = run_dir / PLUGIN_FOLDER
     memories = sum(path.stat().st_size for path in files.clients.glob("*.safetensors"))
     if memories > _NOT_WORTH_ASKING_BYTES:
         from pipelines.tracking.serving import reads_memories

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.config.plugins import resolve_paths
-from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
+from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.partition import Partition

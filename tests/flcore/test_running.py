@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import torch
 
 import flcore
 from flcore import run, running
-from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.data.partition import Partition
@@ -354,12 +354,14 @@ def test_damaged_results_are_refused_until_restart_is_said(name: str, tmp_path: 
 # --------------------------------------------------------------------------------------------------------- plug-ins
 
 
-def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(plugin: Path, plugin_text: str, tmp_path: Path) -> None:
+def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(
+    plugin: Path, plugin_text: str, unload_plugins: Callable[[], None], tmp_path: Path
+) -> None:
     """Afterwards neither the file, nor the place of the folder, nor this process's memory of it are needed."""
     run({**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}, tmp_path / "run")
     assert (tmp_path / "run" / "plugins" / "mine.py").read_text() == plugin_text
     plugin.unlink()
-    plugins.unload("mine")
+    unload_plugins()
     (tmp_path / "run").rename(tmp_path / "moved")
     config = stored_config(tmp_path / "moved")
     assert (config.method.name, config.plugins[0].path) == ("mine", tmp_path / "moved" / "plugins" / "mine.py")

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from flcore.config.removed_keys import REMOVED
 from flcore.config.schema import Config
+from flcore.config.stored import REMOVED
 from flcore.data.dataset import Dataset
 from pipelines.cli import make_run
 

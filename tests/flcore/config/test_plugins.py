@@ -6,14 +6,15 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flcore.config import plugins
-from flcore.config.plugins import brought, keep, load, resolve_paths, unload
+from flcore.config.plugins import brought, keep, load
 from flcore.config.schema import Config
+from flcore.config.stored import resolve_paths
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared
 from flcore.methods import METHODS
@@ -39,20 +40,16 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Iterator[Write]:
-    """Writes plug-ins; they are forgotten afterwards."""
-    names = []
+def write(tmp_path: Path) -> Write:
+    """Writes plug-ins."""
 
     def writer(source: str = METHOD, name: str = "mine.py") -> Path:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(source)
-        names.append(path.stem)
         return path
 
-    yield writer
-    for name in names:
-        unload(name)
+    return writer
 
 
 def refusal(raw: object) -> str:
@@ -157,15 +154,15 @@ def test_a_method_of_a_plug_in_that_is_not_named_is_refused(write: Write) -> Non
     assert refusal({"method": {"name": "mine"}}) == (f"plugins: {path} is needed and not named; add it to plugins")
 
 
-def test_another_content_than_the_mapping_names_is_refused(write: Write) -> None:
+def test_another_content_than_the_mapping_names_is_refused(write: Write, unload_plugins: Callable[[], None]) -> None:
     path = write()
     mapping = Config.from_mapping({"plugins": [str(path)], "method": {"name": "mine"}}).to_mapping()
     before = digest(path)
-    unload("mine")  # as in a later process
+    unload_plugins()  # as in a later process
     write(METHOD + "# edited\n")
     assert refusal(mapping) == (
-        f"plug-in {path}: is not the file that this configuration names (its SHA-256 is {digest(path)[:8]}..., "
-        f"not {before[:8]}...); put that one back, or begin another run with this one"
+        f"plug-in {path}: has another content than this configuration names (SHA-256 {digest(path)[:8]}..., "
+        f"not {before[:8]}...); restore the file, or start a new run with it"
     )
 
 
@@ -233,7 +230,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
             METHOD.replace("(FedAvg)", "(Method)").replace(
                 "from flcore.methods.fedavg import FedAvg", "from flcore.methods import Method"
             ),
-            "mine.py: Mine does not answer reply",
+            "mine.py: Mine does not define reply",
         ),
     ],
 )

@@ -12,23 +12,12 @@ from flcore.core.registry import Registry
 
 def test_entries_stand_in_the_order_of_the_table_and_those_added_follow() -> None:
     table: Registry[object] = Registry("thing", {"path": "pathlib:Path", "counter": "collections:Counter"})
-    table.add("own", int)
+    table.added["own"] = int
     assert list(table) == ["path", "counter", "own"]
     assert (len(table), "own" in table, "other" in table) == (3, True, False)
     assert table["counter"].__name__ == "Counter"  # type: ignore[attr-defined]
     with pytest.raises(KeyError):
         table["other"]
-
-
-def test_a_name_is_not_taken_twice_and_the_tables_own_stay() -> None:
-    table: Registry[object] = Registry("thing", {"path": "pathlib:Path"})
-    with pytest.raises(ValueError, match="there is a thing called path already"):
-        table.add("path", int)
-    table.add("path", table["path"])  # the same thing again
-    table.add("own", int)
-    for name in ("own", "path", "own"):
-        table.remove(name)
-    assert list(table) == ["path"]
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:

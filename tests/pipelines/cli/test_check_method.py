@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flcore.config import plugins
 from flcore.testing import CHECKS
 from pipelines.cli.app import main
 from pipelines.cli.new_method import write
@@ -23,18 +22,14 @@ def test_a_file_that_passes_and_one_that_does_not(tmp_path: Path, capsys: pytest
     good, _ = write("checked_good", tmp_path)
     bad, _ = write("checked_bad", tmp_path)
     bad.write_text(bad.read_text() + FAULT)
-    try:
-        assert main(["check", "method", str(good), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [one["check"] for one in found] == list(CHECKS)
-        assert {one["check"] for one in found if one["result"] != "passed"} == {"workers"}
-        assert main(["check", "method", str(bad)]) == 4
-        said = capsys.readouterr()
-        assert said.out.splitlines()[0].startswith("checked_bad: 0 of 1")
-        assert "checked_bad: runs" in said.err
-    finally:
-        plugins.unload("checked_good")
-        plugins.unload("checked_bad")
+    assert main(["check", "method", str(good), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["check"] for one in found] == list(CHECKS)
+    assert {one["check"] for one in found if one["result"] != "passed"} == {"workers"}
+    assert main(["check", "method", str(bad)]) == 4
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].startswith("checked_bad: 0 of 1")
+    assert "checked_bad: runs" in said.err
 
 
 def test_what_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:

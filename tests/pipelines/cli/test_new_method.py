@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.config.plugins import load, unload
+from flcore.config.plugins import load
 from flcore.core.errors import ConfigError
 from pipelines.cli.new_method import write
 from pipelines.cli.registry import describe_one
@@ -42,13 +42,10 @@ def test_its_test_passes_in_a_folder_of_its_own(tmp_path: Path) -> None:
             if report.when == "call":
                 self.outcomes.append(report.outcome)
 
-    method, test = write("my_method", tmp_path)
+    _, test = write("my_method", tmp_path)
     results = Results()
     folders = (f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}")
-    try:
-        assert pytest.main([str(test), "-q", "-p", "no:cacheprovider", *folders], plugins=[results]) == 0
-    finally:
-        unload(method.stem)
+    assert pytest.main([str(test), "-q", "-p", "no:cacheprovider", *folders], plugins=[results]) == 0
     assert results.outcomes == ["passed"] * 2
 
 
@@ -56,12 +53,9 @@ def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:
     path, test = write("my_method", tmp_path / "made")
     assert (path, test) == (tmp_path / "made" / "my_method.py", tmp_path / "made" / "test_my_method.py")
     load(path)
-    try:
-        described = describe_one("method", "my_method")
-        assert described["search"]["weight"] == {"low": 1e-4, "high": 1.0, "log": True}
-        assert "class MyMethod(FedAvg)" in path.read_text()
-    finally:
-        unload("my_method")
+    described = describe_one("method", "my_method")
+    assert described["search"]["weight"] == {"low": 1e-4, "high": 1.0, "log": True}
+    assert "class MyMethod(FedAvg)" in path.read_text()
 
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "my-method", "class", ""])

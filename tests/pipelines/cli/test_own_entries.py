@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flcore
-from flcore.config.plugins import unload
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.engine.rounds import Observers
@@ -105,7 +103,7 @@ RAW: dict[str, Any] = {
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the file, under ``own.py`` and as the module ``own_lab.everything``, and parameters."""
     (tmp_path / "own.py").write_text(ALL_KINDS)
     package = tmp_path / "there" / "own_lab"
@@ -118,10 +116,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "params.yaml").write_text(json.dumps({**RAW, "plugins": ["own.py"]}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "there")
-    yield tmp_path
-    for name in ("own", "own_lab", "own_lab.everything", "own_lab.words"):
-        unload(name)
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def run(out: str, *more: str) -> bytes:
@@ -178,7 +173,7 @@ def test_a_run_that_goes_on_with_an_edited_file_is_refused(own: Path) -> None:
     assert main(("run", "--no-cache", "--out", "runs/first")) != 0
 
 
-def test_importable_classes_are_named_and_kept_with_the_run(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importable_classes_are_named_and_kept_with_the_run(own: Path, unload_plugins: Callable[[], None]) -> None:
     """The module and what it imports of its package; run folders and workers need the package no more."""
     place = "own_lab.everything"
     raw = {
@@ -189,7 +184,7 @@ def test_importable_classes_are_named_and_kept_with_the_run(own: Path, monkeypat
         "federation": {**RAW["federation"], "sampler": f"{place}:Pair"},
     }
     flcore.run({**RAW, "plugins": [str(own / "own.py")]}, own / "file")
-    unload("own")  # whose entries have the same names
+    unload_plugins()  # whose entries have the same names
     config = Config.from_mapping(raw)
     assert set(config.identity()["plugins"]) == {"own_lab", "own_lab.everything", "own_lab.words"}
     flcore.run(raw, own / "modules")
@@ -202,6 +197,12 @@ def test_importable_classes_are_named_and_kept_with_the_run(own: Path, monkeypat
     pooled["plugins"] = [{**entry, "path": str(own / "modules" / entry["path"])} for entry in pooled["plugins"]]
     flcore.run(pooled, own / "pool")
     assert (own / "pool" / "model.safetensors").read_bytes() == model
+
+
+def test_the_base_of_a_wrapper_method_may_be_an_importable_class(own: Path) -> None:
+    config = Config.from_mapping({"method": {"name": "ccvr", "base": "own_lab.everything:Method"}})
+    assert [method.name for method in config.methods] == ["ccvr", "own_method"]
+    assert set(config.identity()["plugins"]) == {"own_lab", "own_lab.everything", "own_lab.words"}
 
 
 def test_a_class_that_is_not_there(own: Path) -> None:

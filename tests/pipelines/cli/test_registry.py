@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from flcore.analyses import SUMMARIES
-from flcore.config.plugins import unload
 from flcore.config.schema import Config
 from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS
@@ -142,7 +142,9 @@ def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
 # ---------------------------------------------------------------------------------------------------------- plug-ins
 
 
-def test_methods_of_plug_ins_are_listed_and_shown(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_of_plug_ins_are_listed_and_shown(
+    plugin: Path, unload_plugins: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     line = "\nmine                 FedProx by another name  [nobody]\n"
     assert line not in said(capsys, "list", "methods")
     assert line in said(capsys, "list", "methods", "--plugin", str(plugin))
@@ -151,7 +153,7 @@ def test_methods_of_plug_ins_are_listed_and_shown(plugin: Path, capsys: pytest.C
     assert [parameter["name"] for parameter in shown["parameters"]] == ["mu"]
     schema = json.loads(said(capsys, "schema", "--plugin", "own/mine.py"))
     assert schema["definitions"]["method.mine"]["description"] == "FedProx by another name"
-    unload("mine")
+    unload_plugins()
     Path("own/given.yaml").write_text("plugins: [mine.py]\n")
     assert line in said(capsys, "list", "methods", "--params", "own/given.yaml")
     assert said(capsys, "show", "method", "mine", "--params", "own/given.yaml").startswith("mine: FedProx by another")

@@ -259,26 +259,21 @@ def test_without_an_archive_there_is_nothing_to_carry_out(capsys: pytest.Capture
 
 
 def test_code_in_an_archive_runs_only_where_that_is_allowed(
-    tmp_path: Path, plugin_text: str, capsys: pytest.CaptureFixture[str]
+    unload_plugins: Callable[[], None], plugin_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flcore.config import plugins
-
     Path("mine.py").write_text(f"from pathlib import Path\nPath('it-ran').touch()\n{plugin_text}")
     raw = {"data": {"limit_per_class": 20}, "partition": {"num_clients": 3, "min_size": 5}, "federation": {"rounds": 1}}
     run({**raw, "plugins": ["mine.py"], "method": {"name": "mine"}}, "run")
     archive(Path("run"), Path("x.zip"), licence="CC-BY-4.0")
-    plugins.unload("mine")
+    unload_plugins()
     Path("it-ran").unlink()
-    try:
-        _, error = carried_out("x.zip", code=2, capsys=capsys)
-        allow = "read it, then allow it to run with --trust-plugins"
-        assert error == f"protofl: x.zip: brings code of its own (plugins/mine.py); {allow}\n"
-        assert not Path("it-ran").exists()
-        lines, _ = carried_out("x.zip", "--trust-plugins", code=0, capsys=capsys)
-        assert lines[0] == "x.zip: 5 files of results are the same to the byte"
-        assert Path("it-ran").exists()
-    finally:
-        plugins.unload("mine")
+    _, error = carried_out("x.zip", code=2, capsys=capsys)
+    allow = "read it, then allow it to run with --trust-plugins"
+    assert error == f"protofl: x.zip: brings code of its own (plugins/mine.py); {allow}\n"
+    assert not Path("it-ran").exists()
+    lines, _ = carried_out("x.zip", "--trust-plugins", code=0, capsys=capsys)
+    assert lines[0] == "x.zip: 5 files of results are the same to the byte"
+    assert Path("it-ran").exists()
 
 
 def test_no_place_that_an_archive_names_is_gone_to(finished: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from flcore.config.plugins import unload
 
 ERRING = """
 from dataclasses import dataclass
@@ -31,9 +28,8 @@ class Erring(FedAvg):
 
 
 @pytest.fixture
-def erring(tmp_path: Path) -> Iterator[dict[str, Any]]:
+def erring(tmp_path: Path) -> dict[str, Any]:
     """Changes of the tiny configuration that choose the method."""
     path = tmp_path / "erring.py"
     path.write_text(ERRING)
-    yield {"plugins": [str(path)], "method": {"name": "erring"}}
-    unload("erring")
+    return {"plugins": [str(path)], "method": {"name": "erring"}}

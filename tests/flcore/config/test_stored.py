@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import flcore
-from flcore.config.removed_keys import without_removed
 from flcore.config.schema import Config
+from flcore.config.stored import without_removed
 from flcore.core.errors import ConfigError
 
 RAW = {"method": {"name": "local"}, "federation": {"rounds": 1}, "partition": {"num_clients": 2}}

@@ -1,0 +1,46 @@
+"""Read stored configurations: removed keys and relative plug-in paths. This module does not import torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PLUGIN_FOLDER = "plugins"
+"""Subfolder of a run folder that holds copies of the run's plug-ins."""
+
+REMOVED: Mapping[str, Mapping[str, Any]] = {"engine": {"stack_runs": False}}
+"""Section → removed key → the only value that is still supported."""
+
+
+def resolve_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration with absolute plug-in paths; relative ones start in ``folder``."""
+    entries = raw.get("plugins")
+    if not isinstance(entries, list | tuple):
+        return dict(raw)
+
+    at_home = os.path.expanduser  # `Path.expanduser` raises for unknown users
+
+    def resolve(entry: Any) -> Any:
+        if isinstance(entry, str | os.PathLike):
+            return str(folder.absolute() / at_home(entry))
+        if isinstance(entry, Mapping) and isinstance(entry.get("path"), str):
+            return {**entry, "path": resolve(entry["path"])}
+        return entry  # invalid: `plugins.load_all` raises
+
+    return {**raw, "plugins": [resolve(entry) for entry in entries]}
+
+
+def without_removed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration without removed keys that have their supported value."""
+    result = dict(stored)
+    for section, removed in REMOVED.items():
+        if isinstance(values := stored.get(section), Mapping):
+            result[section] = {k: v for k, v in values.items() if k not in removed or v != removed[k]}
+    return result
+
+
+def with_removed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with the removed keys, so that the names of stored runs stay the same."""
+    return {**identity, **{section: {**identity[section], **removed} for section, removed in REMOVED.items()}}
