@@ -206,12 +206,12 @@ class EngineConfig:
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
     durability: Literal["reply", "leg"] = param(
         "reply",
-        "what a kill inside a round can cost: the answers of the last durable_every seconds, or the exchange under way",
+        "what an interruption repeats: the last durable_every seconds (reply), or the current exchange (leg)",
     )
     durable_every: float = param(
         1.0,
-        "seconds of work that a power failure can cost; what is older lies safely on the disk. 0: waits for the disk "
-        "after every exchange, and writes every answer as soon as it is there",
+        "seconds of work that a power failure may lose; older results are synced to the disk. 0: sync after every "
+        "exchange and write every reply at once",
         low=0,
     )
 

@@ -1,10 +1,10 @@
-"""States that a running run puts aside, for analyses when it has finished: they are no part of what it goes on with.
+"""Snapshots of a run for later analyses; a resumed run does not read them.
 
 ::
 
     checkpoint/
-      rounds/0010.server.safetensors          what it held after a round of `evaluation.snapshots` (0: before the first)
-      rounds/0010.client.0003.safetensors     what a client remembered then
+      rounds/0010.server.safetensors          the server after a round of `evaluation.snapshots` (0: before the first)
+      rounds/0010.client.0003.safetensors     a client's state then
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from flcore.io.records import Record
 
 @dataclass(frozen=True)
 class Aside:
-    """What a checkpoint's folder holds of such states.
+    """The snapshots in a checkpoint's folder.
 
     Attributes:
-        directory: of the checkpoint. run: digest of the run's name. cure: what to do where something is damaged.
+        directory: of the checkpoint. run: digest of the run's name. cure: advice for errors.
     """
 
     directory: Path
@@ -32,20 +32,20 @@ class Aside:
 
     def keep_round(self, number: int, server: Record, client_states: Mapping[int, Record]) -> None:
         """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
-        remove_stale_temp(self.directory / "rounds")  # of a process that was killed here before the round was committed
+        remove_stale_temp(self.directory / "rounds")
         clients = {f"client.{client:04d}": record for client, record in client_states.items()}
         for name, record in {"server": server, **clients}.items():
             save_owned(self._file(number, name), record, [number, name], self.run)
         make_durable([self._file(number, name) for name in ("server", *clients)])
 
     def round(self, number: int) -> dict[str, Record]:
-        """What was kept of a round: ``server``, and ``client.<id>`` of those that remembered something.
+        """Return the snapshot of a round: ``server``, and ``client.<id>`` of each client with a state.
 
         Raises:
-            DataError: it is gone, or damaged.
+            DataError: it is missing or damaged.
         """
         stems = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.*.safetensors"))
-        names = {"server", *(stem.partition(".")[2] for stem in stems)}  # with the server's, so that its loss is told
+        names = {"server", *(stem.partition(".")[2] for stem in stems)}  # a missing server's file is an error
         return {
             name: load_owned(self._file(number, name), [number, name], self.run, self.cure) for name in sorted(names)
         }

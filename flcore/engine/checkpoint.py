@@ -1,29 +1,29 @@
-"""What a running run keeps on disk, so that it can be killed at any moment and end with the same bytes.
+"""The files of an unfinished run: killed at any moment and resumed, it ends with the same bytes.
 
 ::
 
     checkpoint/
-      state.json                   what holds after the last complete exchange; replaced atomically: the one commit
-      point durable.json                 the last one whose files all survive a power failure, where that is another
-      server.0007.safetensors      those payloads of the server that the run's 7th exchange changed history.jsonl
-      a record per evaluated round        timing.jsonl   seconds per exchange clients/0003.0007.safetensors   what
-      client 3 remembers since the run's 7th exchange exchanges/0008/0003.safetensors      the reply of client 3 in the
-      exchange under way (0003.json: why it failed)
+      state.json                        the state after the last complete exchange; replaced atomically
+      durable.json                      the last state that survives a power failure, if that is an older one
+      server.0007.safetensors           payloads of the server that the run's 7th exchange changed
+      history.jsonl                     a record per evaluated round
+      timing.jsonl                      seconds per exchange
+      clients/0003.0007.safetensors     state of client 3 since the run's 7th exchange
+      legs/0008/0003.safetensors         reply of client 3 in the current exchange (0003.json: its failure)
 
 A round has one exchange with nearly every method; then exchanges count rounds. The state names the exchange of every
-payload and of every client's memory, and how many lines of the records count. Whatever else lies around (a memory of
-the interrupted exchange, lines behind those that count) is either found again and used, or dropped. No pickle:
-safetensors and JSON.
+payload and of every client's state, and the number of committed lines of the records. Anything else in the folder, such
+as a state of the interrupted exchange or later lines, is reused or dropped. No pickle: safetensors and JSON.
 
-Every file has a check sum, and says whose it is and of which leg: what was changed, or has changed places, is refused,
-or where it is a reply, made again. A flipped bit would otherwise train on to other results.
+Every file has a check sum and names its run, client and exchange. A changed or moved file is refused; a changed reply
+is made again. A flipped bit would otherwise change later results.
 
-Everything that a commit names survives the end of every process. It survives a power failure, too, if
-``engine.durable_every`` seconds have passed since the last commit that does (0: always): to wait for the disk several
-times an exchange would take a quarter of the time of small models. A newest state that a power failure has damaged is
-found by its check sums, and the durable one takes its place; its files are kept until there is a later one.
+Everything that a commit names survives a kill. It survives a power failure if ``engine.durable_every`` seconds have
+passed since the last durable commit (0: always): syncing at every exchange would take a quarter of the time of small
+models. If check sums show that a power failure has damaged the newest state, the durable one replaces it; its files are
+kept until there is a later one.
 
-What came of clients' turns, replies and memories, is written by :mod:`flcore.engine.turn_results`.
+:mod:`flcore.engine.turn_results` writes clients' replies and states.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Checkpoint:
         self.directory = directory
         self.durable_every, self._clock = durable_every, clock
         self._synced_at = clock()
-        self._synced: set[Path] = set()  # files that survive a power failure: those of the last durable state
+        self._synced: set[Path] = set()  # files of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
         self.client_results = TurnResults(directory, CURE, durable_every, clock)
-        """Replies of the exchange under way, and clients' memories."""
+        """Replies of the current exchange, and clients' states."""
         self._run = ""
-        """Digest of the run's name; empty as long as nobody has said it."""
+        """Digest of the run's name; empty until it is known."""
         self._lines = RecordLines(directory, CURE)
 
     @property
@@ -93,17 +93,17 @@ class Checkpoint:
     # ---- the state -----------------------------------------------------------------------------------------------
 
     def start(self, state: RunState, *, replace: bool = False) -> None:
-        """Begin anew.
+        """Start with an empty folder.
 
         Args:
             state: before the first round.
-            replace: throw away what is here.
+            replace: delete the content of the folder.
 
         Raises:
             RunError: something is here, and ``replace`` is False.
         """
         if replace:
-            for path in (self.durable_file, self.state_file):  # first: what is left of them is nobody's state
+            for path in (self.durable_file, self.state_file):  # first: a partial removal leaves no state
                 disk.remove(path, missing_ok=True)
             disk.remove_tree(self.directory)
         elif self._holds_a_run():
@@ -116,12 +116,12 @@ class Checkpoint:
         self._write_state(state, durable=True)
 
     def load(self, name: RunName) -> RunState | None:
-        """The last complete exchange of a run; None where nothing is there. Records behind it are dropped.
+        """Return the state after the last complete exchange, None without any; drop later records.
 
         Where a power failure has damaged the newest state, the last durable one takes its place.
 
         Raises:
-            DataError: what is there is damaged. RunError: it is of another run, or of other code; says what differs.
+            DataError: a file is damaged. RunError: the state is of another run or other code; names the differences.
         """
         if not self._holds_a_run():
             return None
@@ -141,13 +141,13 @@ class Checkpoint:
         return state
 
     def _durable(self) -> dict[str, Any] | None:
-        """What the durable state's file says; None where there is none, or it is damaged."""
+        """Return the content of the durable state's file; None if it is missing or damaged."""
         with suppress(DataError):
             return self._content(self.durable_file) if self.durable_file.exists() else None
         return None
 
     def _checked(self, content: Mapping[str, Any], name: RunName) -> RunState:
-        """The state, if all that it names is there and is what was written; records behind it are dropped."""
+        """Return the state after checking all files that it names; drop later records."""
         self._refuse(content, name)
         state = self._state(content)
         for client in state.client_states:
@@ -182,7 +182,7 @@ class Checkpoint:
         return written
 
     def _holds_a_run(self) -> bool:
-        """Whether anything is here that a start which was interrupted would not have left."""
+        """Return whether the folder has more than an interrupted start leaves."""
         begun = {"clients", self.server_file(0).name}
         found = {path.name for path in self.directory.glob("*") if not path.name.startswith(".")}
         return bool(found - begun)
@@ -231,7 +231,7 @@ class Checkpoint:
         self.client_results.save_client_states(state.client_states, self._run)
         lines = self._lines.add(history, timing)
         self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
-        self._lines.count = lines  # not before: who failed until here may try again
+        self._lines.count = lines  # last: a failed commit is repeated
         self.client_results.committed()
         self._clear(state)
 
@@ -274,7 +274,7 @@ class Checkpoint:
         replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
-        """What a state names: files of the server's payloads and of clients' memories."""
+        """Return the files that a state names: the server's payloads and the clients' states."""
         client_states = {
             self.client_results.state_file(exchange, int(client)) for client, exchange in content["memories"].items()
         }
@@ -290,7 +290,7 @@ class Checkpoint:
             for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
                 if path not in named:
                     disk.try_to_remove(path)
-        if not self.durable_every:  # of a process that had another one
+        if not self.durable_every:  # from a process with durable_every > 0
             disk.try_to_remove(self.durable_file)
 
     @property
@@ -323,7 +323,7 @@ class Checkpoint:
     # ---- clients -------------------------------------------------------------------------------------------------
 
     def client_state(self, client: int, client_states: Mapping[int, int]) -> Record:
-        """What a client remembers; empty before its first participation, or where its method keeps nothing.
+        """Return a client's state; empty before its first participation or if its method keeps none.
 
         Raises:
             DataError: it is gone, or damaged.

@@ -1,8 +1,6 @@
 """A client's turn: receive, train, answer; for one client, or for a stack of them at once.
 
-All state comes in and goes out as records, so that nothing of one client can reach the next. Training
-(`flcore/engine/local`), the forward passes behind a reply (`flcore/evaluation/forward.py`) and the samples
-(`flcore/engine/client_data.py`) stand apart.
+All state comes in and goes out as records, so that nothing of one client can reach the next.
 """
 
 from __future__ import annotations
@@ -35,18 +33,18 @@ from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Excha
 ClientStates = Callable[[int], Record]
 
 ClientOutcome = tuple[Reply, Record] | Failure
-"""A client's reply and what it remembers; or why there is none."""
+"""A client's reply and its state, or its failure."""
 
 
 def make_trainer(experiment: Experiment) -> Trainer:
-    """Who trains: one client after the other, in stacks, or by programs."""
+    """Return the run's trainer: serial, stacked or compiled."""
     if experiment.compiled:
         return CompiledTrainer(experiment)
     return StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
 
 
 class ClientRunner:
-    """Carries out clients' turns in this process, on one intra-op thread."""
+    """Trains clients in this process, on one intra-op thread."""
 
     def __init__(
         self, experiment: Experiment, trainer: Trainer | None = None, clock: Clock = time.perf_counter
@@ -55,8 +53,8 @@ class ClientRunner:
 
         Args:
             experiment: the run.
-            trainer: stands in for the run's own.
-            clock: of the seconds that replies tell.
+            trainer: replaces the run's own.
+            clock: of the seconds in replies.
         """
         self.experiment = experiment
         self._clock = clock
@@ -70,15 +68,15 @@ class ClientRunner:
         self._setting = setting if initial is setting.initial else replace(setting, initial=initial)
 
     def train(self, work: LegWork, clients: Sequence[int], client_states: ClientStates) -> dict[int, ClientOutcome]:
-        """Carry out the turns of a stack of clients.
+        """Train a stack of clients in one exchange.
 
         Args:
             work: the exchange, with what each client is sent.
             clients: ids; more than one only where clients are stacked.
-            client_states: client id to what it kept; empty at its first turn.
+            client_states: client id to its state; empty at its first turn.
 
         Raises:
-            TurnError: an error that cannot be told to be one client's, or that is the machine's.
+            ClientError: an error of the whole stack, or of the machine.
         """
         experiment, method, place = self.experiment, self.experiment.method, work.place
         exchanges = method.round_exchanges(place.round, experiment.setting)
@@ -153,9 +151,7 @@ class ClientRunner:
     def tables(
         self, contexts: Sequence[ClientContext], data: Sequence[ClientData], exchange: Exchange
     ) -> Mapping[str, list[Tensor]]:
-        """What is known of all samples: what clients remember, and what frozen models say.
-
-        The latter where it is constant and cheaper than asking in every step.
+        """Return the per-sample inputs, and teachers' outputs where they are constant and cheaper than in every step.
 
         Args:
             contexts: of the clients. data: their samples. leg: what they train in.
@@ -164,14 +160,14 @@ class ClientRunner:
             By name and client [n_k, ...], on the device.
 
         Raises:
-            ValueError: a client does not remember a row for each of its samples.
+            ValueError: a client's table has not one row per sample.
         """
         method = self.experiment.method
         remembered = [method.per_sample_inputs(ctx) for ctx in contexts]
         for ctx, own, tables in zip(contexts, data, remembered, strict=True):
             for name, rows in tables.items():
                 if len(rows) != len(own):
-                    raise ValueError(f"client {ctx.client} remembers {len(rows)} rows of {name} for {len(own)} samples")
+                    raise ValueError(f"client {ctx.client} has {len(rows)} rows of {name} for {len(own)} samples")
         found = {name: [tables[name] for tables in remembered] for name in remembered[0]}
         frozen = [method.teachers(ctx) for ctx in contexts]
         if frozen[0] and self._asked_once(data, exchange):
@@ -183,7 +179,7 @@ class ClientRunner:
         return found
 
     def _asked_once(self, data: Sequence[ClientData], exchange: Exchange) -> bool:
-        """Whether frozen models are asked once per sample: images never change, and are met oftener than once."""
+        """Return whether teachers run once per sample: images are constant and used more than once."""
         config = self.experiment.config
         visits = sum(planned_steps(len(own), config.local, phase) for own in data for phase in exchange.phases)
         return config.data.augmentation == "none" and visits * config.local.batch_size >= sum(map(len, data))
@@ -202,7 +198,7 @@ class ClientRunner:
             kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
             kept = {**kept, **_private_model(kept, ctx.client_state, outcome.weights if trains else None)}
-        # The trained weights, which have been looked at, or as they leave a part of them.
+        # Payloads that are the trained weights were already checked for NaN.
         looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
         message = row_major(self._there(outgoing(message, experiment), "cpu"))
         kept = row_major(self._there(kept, "cpu"))
@@ -218,15 +214,15 @@ class ClientRunner:
 
 
 def _shares(seconds: float, steps: Sequence[int]) -> list[float]:
-    """Seconds of a stack by client, in proportion to its steps; alike where nobody made any."""
+    """Return a stack's seconds by client, in proportion to steps; equal parts without any step."""
     total = sum(steps)
     return [seconds * own / total if total else seconds / len(steps) for own in steps]
 
 
 class _Passes:
-    """Forward passes behind the replies of a stack.
+    """Forward passes for the replies of a stack.
 
-    On a GPU the models that were trained together are asked together. On a CPU one after the other is faster: ten
+    A GPU runs a stack's models together. On a CPU one after the other is faster: ten
     clients of 640 images take 1.3 (fedproto_cnn) to 3 times (fedgen_cnn) as long in a stack.
     """
 
@@ -295,14 +291,14 @@ class _Trained:
 
 
 def _private_model(kept: Payloads, client_state: Record, trained: Weights | None) -> dict[str, Payload]:
-    """What to remember as the client's own model: nothing where the method keeps that model itself."""
+    """Return the client's own model to keep; nothing if the method keeps that model itself."""
     if trained is None:
         return {PRIVATE: client_state[PRIVATE]} if PRIVATE in client_state else {}
     return {} if kept.get(MODEL) is trained else {PRIVATE: trained}
 
 
 def _not_finite(outcome: TrainResult) -> str | None:
-    """Why a client must be stopped before anything that is not a number is averaged or remembered."""
+    """Return why a client's result must not be averaged or kept; None: it is finite."""
     fine = _finite(outcome.weights) if outcome.finite is None else outcome.finite
     if fine and all(math.isfinite(value) for value in outcome.losses.values()):
         return None

@@ -1,7 +1,4 @@
-"""The one owner of clients' training samples for the length of a turn: indices, labels, normalised images.
-
-Who needs labels gets labels and no images; images are gathered and normalised once, and only when somebody asks.
-"""
+"""Clients' training samples in an exchange: indices, labels, and images that are normalised on first use."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ _BLOCK = 1024  # images that are normalised at a time
 
 
 class CohortSamples:
-    """The training samples of one client, or of several behind one another, on the device.
+    """Training samples of one client, or of several, concatenated, on the device.
 
     Attributes:
-        experiment: a run on the data that they are taken from.
+        experiment: the run.
         indices: int64 [n], of the training split.
         labels: int64 [n].
     """
@@ -40,15 +37,15 @@ class CohortSamples:
 
     def images(self, positions: Tensor) -> Tensor:
         """Normalised images at positions int64 [m]; the same bits whether they are held or not."""
-        # Who trains on a fifth of a client's images, or on each of them once, has no use for all of them: they are held
-        # once as many have been asked for as there are. That costs at most twice what foresight would.
+        # Training on a fifth of the images, or on each once, needs no copy of all: that is made once as many images
+        # were requested as there are, which costs at most twice the optimum.
         self._asked += len(positions)
         if self._normalised is None and (not self._fits or self._asked <= len(self.indices)):
             return self._load(self.indices.index_select(0, positions))
         return self._all().index_select(0, positions)
 
     def stored(self, positions: Tensor) -> Tensor:
-        """Images uint8 [m, C, H, W] at positions int64 [m], for who normalises them itself."""
+        """Return raw images uint8 [m, C, H, W] at positions int64 [m]."""
         return self.experiment.resident_train.images.index_select(0, self.indices.index_select(0, positions))
 
     def block(self, start: int, stop: int) -> Tensor:
@@ -92,7 +89,7 @@ class ClientData:
     def together(cls, parts: Sequence[ClientData]) -> list[ClientData]:
         """Samples that were gathered apart, by runs on the same data, gathered together in the order given."""
         indices = [own.gathered.indices[own.offset : own.offset + len(own)] for own in parts]
-        # Labels as each run has them: those of poisoned clients are drawn by its seed.
+        # Labels of poisoned clients depend on a run's seed.
         return cls._gathered(parts[0].gathered.experiment, indices, torch.cat([own.labels for own in parts]))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and in what groups: functions of (seed, round), the same for every method that samples."""
+"""Participants of a round and their stacks and groups, as functions of (seed, round)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEFAULT_STACK = {"cpu": 8, "cuda": 128}
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, in all of its exchanges that are for the cohort; ids ascending.
+    """Participants of a round's exchanges that are for the cohort; ids ascending.
 
     Attributes:
-        trainers: whose work counts.
-        stragglers: who were sent the messages but are not waited for.
+        trainers: clients that answer.
+        stragglers: clients that were sent messages but answer too late.
         seconds: simulated, from the first broadcast to the last reply that counts.
     """
 
@@ -33,13 +33,12 @@ class Cohort:
 
 
 def select_cohort(experiment: Experiment, round_number: int) -> Cohort:
-    """The cohort of a round; nobody where none of its exchanges is for a cohort.
+    """Return the cohort of a round; empty if none of its exchanges is for a cohort.
 
     ``max(1, round(participation · K))`` clients as ``federation.sampler`` chooses, or ``oversampling`` times as many,
-    of which the fastest are taken; those not done at the ``deadline`` are not waited for. A client's time is that of
-    all its own work in the round, whatever exchanges it is spread over. Simulated drop-out removes each with its
-    probability before that. Every influence has a stream of its own, so that switching one on changes nobody else's
-    draw.
+    and the fastest of these are taken, if they finish before the ``deadline``. A client's time covers its work in all
+    exchanges of the round. Simulated drop-out removes each with its probability before that. Each influence has its
+    own random stream, so that switching one on changes no other draw.
     """
     trainers, federation, seed = sorted(experiment.trainers), experiment.config.federation, experiment.config.seed
     exchanges = [
@@ -82,7 +81,7 @@ def _sampled(experiment: Experiment, count: int, round_number: int) -> list[int]
 def participants_of(
     experiment: Experiment, exchange: Exchange, cohort: Cohort, failed: Collection[int]
 ) -> tuple[int, ...]:
-    """Who works in a leg: everybody, or those of the cohort who have not failed earlier in the round."""
+    """Return the participants of an exchange: all clients, or the cohort without earlier failures of the round."""
     if exchange.participants == "all":
         return tuple(sorted(experiment.trainers))
     return tuple(client for client in cohort.trainers if client not in failed)
@@ -121,7 +120,7 @@ def leg_steps(experiment: Experiment, round_number: int, exchange: Exchange, cli
 
 
 def round_steps(experiment: Experiment, round_number: int) -> int:
-    """Mini-batches of a whole round, of all who take part in its exchanges, each over its own images, as planned."""
+    """Return the planned mini-batches of a round over clients' own images, for all participants."""
     cohort = select_cohort(experiment, round_number)
     return sum(
         leg_steps(experiment, round_number, exchange, client)
@@ -131,7 +130,7 @@ def round_steps(experiment: Experiment, round_number: int) -> int:
 
 
 def stacks(experiment: Experiment, round_number: int, exchange: Exchange, trainers: Sequence[int]) -> list[list[int]]:
-    """Who is trained together: each alone, or in stacks of nearly equal size whose members have similar step counts.
+    """Return the stacks: single clients, or stacks of nearly equal size with similar step counts.
 
     A function of the cohort alone: workers get whole stacks, so that no result depends on them.
     """
@@ -151,7 +150,7 @@ def stack_limit(experiment: Experiment) -> int:
 
 
 def _bytes_per_client(experiment: Experiment) -> int:
-    """Of tensors while a client trains in a stack: weights, gradients and two moments; activations by experience.
+    """Return the bytes of a client in a stack: weights, gradients, two moments and estimated activations.
 
     Activations are taken as what the first layers yield at most: 64 values per input value and sample.
     """

@@ -1,7 +1,7 @@
 """Energy by phase of a round (evaluation.md section 4): from counters where the machine has them, else nothing.
 
 A meter is read at the phases' borders, like the clock; nothing is estimated from a processor's rating. What a meter
-sees is the whole processor or GPU, whoever uses it: a figure means something on a machine that does nothing else.
+measures is the whole processor or GPU: a figure means something on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 Meter = Callable[[], float | None]
-"""Joules since some moment; None where nobody can tell."""
+"""Joules since some moment; None without a counter."""
 
 Clock = Callable[[], float]
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> str:
 class PowerIntegral:
     """Energy from samples of power, by the trapezoid rule, taken in a thread at least five times a second.
 
-    The thread ends when nobody holds the meter any more: a process may carry out many runs.
+    The thread ends with the last reference to the meter: a process may do many runs.
     """
 
     def __init__(self, watts: Callable[[], float], clock: Clock = time.perf_counter, period: float = 0.1) -> None:

@@ -1,9 +1,8 @@
-"""Where a run can fail, said in one way: in this process, in a worker, on a cluster, one client or a stack of them.
+"""Errors of a run with their place, the same in this process, in a worker and on a cluster.
 
-The code that carries out a client's turn puts :func:`turn_part` around each part of it, the round puts :func:`located`
-around a server stage. What is raised inside comes out as a :class:`~flcore.core.errors.RunError` that names the place;
-what the user can mend (:class:`~flcore.core.errors.ConfigError`, :class:`~flcore.core.errors.DataError`) comes out as
-it is.
+:func:`client_step` wraps each part of a client's turn, :func:`error_context` a server step. An exception becomes a
+:class:`~flcore.core.errors.RunError` that names the place; :class:`~flcore.core.errors.ConfigError` and
+:class:`~flcore.core.errors.DataError`, which the user can mend, pass unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from flcore.io.messages import Payload, Prototypes, Weights
 
 
 class LocatedError(RunError):
-    """An error that says already where it happened."""
+    """An error that names its place."""
 
 
 class ClientError(LocatedError):
@@ -30,7 +29,7 @@ class ClientError(LocatedError):
 
     Attributes:
         round: 1-based. leg: its name.
-        clients: whose turn it was; several where a stack of them was trained at once.
+        clients: in the stack that was trained.
         part: of the turn, such as ``local training, phase 2``; may be empty.
         cause: type and message of what was raised, in one line.
         details: its traceback.
@@ -52,7 +51,7 @@ class ClientError(LocatedError):
 
 
 def part_label(exchange: str, part: str) -> str:
-    """How a part of a turn is called."""
+    """Return the label of a part of a turn."""
     return f"{exchange}, {part}" if part else exchange
 
 
@@ -62,10 +61,10 @@ def _named(clients: Sequence[int]) -> str:
 
 @contextmanager
 def client_step(place: ExchangeId, leg_name: str, clients: Sequence[int], part: str) -> Iterator[None]:
-    """One part of the turn of one client, or of a stack; what it raises says where.
+    """Add the place to errors of one part of a client's or a stack's turn.
 
     Raises:
-        TurnError: for whatever was raised inside but a ConfigError, a DataError or another TurnError.
+        ClientError: instead of any exception except ConfigError, DataError and LocatedError.
     """
     try:
         yield
@@ -77,13 +76,12 @@ def client_step(place: ExchangeId, leg_name: str, clients: Sequence[int], part: 
 
 @contextmanager
 def error_context(where: str) -> Iterator[None]:
-    """Work outside of clients' turns, such as ``round 3, server stage calibrate``.
+    """Add the place to errors outside of clients' turns, such as ``round 3, server stage calibrate``.
 
-    A plain ValueError or ArithmeticError is how a method says that it cannot go on: its message is meant for people and
-    stands alone.
+    A plain ValueError or ArithmeticError is a method's own message and is shown without its type.
 
     Raises:
-        LocatedError: for whatever was raised inside but a ConfigError, a DataError or another LocatedError.
+        LocatedError: instead of any exception except ConfigError, DataError and LocatedError.
     """
     try:
         yield
@@ -116,9 +114,9 @@ def is_the_machines(error: ClientError) -> bool:
 
 
 def misfit(answer: Payload, sent: Payload | None) -> str | None:
-    """Why an answer cannot be folded with others' to what was sent; None if it can, or nothing of its kind was sent.
+    """Return why an answer does not fit what was sent; None if it does, or nothing of its kind was sent.
 
-    An array of one value would be added to every value of a mean without a word, and one too many would be passed over.
+    Without this check an array of one value would be broadcast over a mean, and an extra array ignored.
     """
     groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
     if isinstance(answer, Weights) and isinstance(sent, Weights):
@@ -143,7 +141,7 @@ def failure_of(error: ClientError) -> Failure:
 
 
 def failed(place: ExchangeId, leg_name: str, client: int, failure: Failure) -> ClientError:
-    """The error that stops a run for one client's failure."""
+    """Return the error that stops a run for one client's failure."""
     return ClientError(place.round, leg_name, [client], failure.part, failure.cause, failure.details)
 
 
@@ -153,7 +151,7 @@ _PLAIN: dict[str, type[ProtoflError]] = {cls.__name__: cls for cls in (ConfigErr
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
-    """What a worker sends of an error: plain values, so that the other side needs none of the code that raised it."""
+    """Return an error as plain values, which the parent reads without the code that raised it."""
     if isinstance(error, ClientError):
         ctx = [error.round, error.exchange, list(error.clients), error.part, error.cause]
         return {"type": "TurnError", "values": ctx, "details": error.details}
@@ -166,7 +164,7 @@ def pack_error(error: Exception) -> dict[str, Any]:
 
 
 def unpack_error(message: Mapping[str, Any]) -> Exception:
-    """The error again, equal to what it would be in this process."""
+    """Return the error that :func:`pack_error` packed."""
     name, values, details = message["type"], message["values"], message["details"]
     if name == "TurnError":
         number, exchange, clients, part, cause = values

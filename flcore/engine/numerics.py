@@ -1,4 +1,4 @@
-"""Arithmetic of this process: what a result's last bits depend on, and no configuration says."""
+"""Process-wide settings that a result's last bits depend on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ _ONE_RUN = threading.RLock()
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One run at a time in this process: on another thread the next one waits at this block until the first has left.
+    """Allow one run at a time in this process; a second thread waits. Restore PyTorch's threads afterwards.
 
-    What last bits depend on belongs to a process, not to a thread: the generator from which modules are initialised,
-    MKL's threads, TF32. Two runs at once would change it for each other. Little is lost, as each has one intra-op
-    thread and Python's own work would not overlap in any case; several at once are several processes. Behind the block
-    PyTorch has the threads that it had before.
+    Floating-point settings are process-wide, so runs must not overlap: the generator that initialises modules, MKL's
+    threads, TF32. Parallel runs are separate processes.
     """
     with _ONE_RUN:
         threads = torch.get_num_threads()
@@ -35,9 +33,9 @@ def single_thread() -> None:
 
 
 def set_numerics(precision: str) -> None:
-    """TF32 where ``engine.precision`` is ``tf32``, and on a GPU the same bytes each time.
+    """Allow TF32 if ``engine.precision`` is ``tf32``, and make GPU results deterministic.
 
-    cuBLAS is the same each time only with its workspace fixed, and reads that when its first handle is made.
+    cuBLAS is deterministic with a fixed workspace, which it reads with its first handle.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     tf32 = precision == "tf32"

@@ -1,4 +1,4 @@
-"""How the pieces of a round are carried out: simply called, or shown, timed and retried by somebody's orchestrator."""
+"""Orchestrators call the parts of a round, and may show, time and retry them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ T = TypeVar("T")
 
 
 class Orchestrator(Protocol):
-    """Carries out rounds and their pieces; results must not depend on it."""
+    """Calls rounds and their parts; results must not depend on it."""
 
     def round(self, number: int, pieces: Sequence[str], function: Callable[[], T]) -> T:
-        """Carry out a round; its pieces come to :meth:`call` and :meth:`map` meanwhile.
+        """Call a round, which calls its parts by :meth:`call` and :meth:`map`.
 
         Args:
             number: of the round.
             pieces: their names, in order.
-            function: the rest of the round; what a call of it left undone, another one does.
+            function: the rest of the round; a second call continues after the last commit.
         """
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Carry out one named piece of work."""
+        """Call one named part."""
 
     def map(self, name: str, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Carry out one named piece of work per item, perhaps at the same time; results in the order of the items."""
+        """Call a named part for each item, perhaps in parallel; return results in the order of items."""
 
 
 class InlineOrchestrator:
-    """Plain calls; of mapped work as many at the same time as there are workers to wait for."""
+    """Plain calls; ``map`` uses one thread per worker."""
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
@@ -42,10 +42,9 @@ class InlineOrchestrator:
         return function(*arguments)
 
     def map(self, name: str, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Call it for each item; results in the order of the items.
+        """Call the function for each item and return results in the order of items.
 
-        The first error, or Ctrl-C, is raised at once: nothing new is begun, and what is under way is left to whoever
-        closes the workers.
+        The first error, or Ctrl-C, is raised at once and nothing new starts; closing the workers stops running calls.
         """
         if self._workers <= 1:
             return list(map(function, items))

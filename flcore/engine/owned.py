@@ -1,4 +1,4 @@
-"""Records that say whose they are and where they belong: one that has changed places is not taken for another."""
+"""Records that name their run and their place in it: a moved file is not read as another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def save_owned(path: Path, record: Payloads, place: Any, run: str) -> None:
 
     Args:
         path: the file. record: its content.
-        place: in the run, as a JSON value. run: digest of the run's name; empty where nobody has said it.
+        place: in the run, as a JSON value. run: digest of the run's name; empty if unknown.
     """
     save_record(path, record, {"place": place, "run": run})
 

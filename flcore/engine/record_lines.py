@@ -1,4 +1,4 @@
-"""``history.jsonl`` and ``timing.jsonl`` of a run under way: lines that count, and others behind them that do not."""
+"""Append-only ``history.jsonl`` and ``timing.jsonl`` of a run; bytes after the committed length are discarded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("history.jsonl", "timing.jsonl")
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the lines that count end, in bytes by file, and the check sum of those of the history."""
+    """Committed length in bytes by file, and the check sum of the history."""
 
     ends: Mapping[str, int]
     check: int = 0
@@ -28,8 +28,8 @@ class RecordLines:
     """The two files in a checkpoint's folder.
 
     Attributes:
-        directory: the folder. cure: what to do where something is damaged.
-        count: of the lines that count.
+        directory: the folder. cure: advice for errors.
+        count: the committed length.
     """
 
     directory: Path
@@ -43,7 +43,7 @@ class RecordLines:
         return [path for name in NAMES if (path := self.directory / name).exists()]
 
     def add(self, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> Ends:
-        """Write a line each, where there is one; they count once :attr:`count` is what this returns."""
+        """Append a line each, and return the length to commit by setting :attr:`count`."""
         records = {"history.jsonl": history, "timing.jsonl": sealed(timing)}
         lines = {name: _line(record) for name, record in records.items() if record is not None}
         ends = {name: append(self.directory / name, line, at=self.count.ends[name]) for name, line in lines.items()}
@@ -54,8 +54,8 @@ class RecordLines:
         """Drop lines that were never committed, one cut off by a kill included.
 
         Args:
-            evaluated, legs: how many lines of the history and of the times count.
-            check: what the sum of those of the history shall be.
+            evaluated, exchanges: committed lines of the history and of the times.
+            check: expected check sum of the history.
 
         Raises:
             DataError: they are not what was written.
@@ -75,7 +75,7 @@ class RecordLines:
         return read_lines(path, self.cure) if path.exists() else []
 
     def _keep(self, name: str, count: int) -> bytes:
-        """The lines that count; what lies behind them goes."""
+        """Truncate a file to its committed lines and return them."""
         path = self.directory / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = b"".join(lines[:count])

@@ -1,7 +1,7 @@
 """A client's reply as a file: safetensors, or JSON that says why there is none.
 
-Each says of which run, exchange and client it is. Whoever reads one that is damaged, or somebody else's, reads nothing:
-the reply is then made again, with the same bytes.
+Each names its run, exchange and client. A damaged or foreign file counts as missing: the reply is made again, with the
+same bytes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ ExchangeKey = tuple[int, int]
 
 
 def save_result(path: Path, result: ClientResult, place: ExchangeKey, run: str) -> None:
-    """Write a reply to ``path``; why there is none, to its sister that ends on ``.json``.
+    """Write a reply to ``path``; a failure, to the same name with ``.json``.
 
     Args:
         path: of the reply.
         result: to be written.
-        place: whose it is.
+        place: its exchange and client.
         run: digest of the run's name.
     """
-    whose = {"place": list(place), "run": run}
+    owner = {"place": list(place), "run": run}
     if isinstance(result, Failure):
-        write_json(path.with_suffix(".json"), sealed({**vars(result), **whose}))
+        write_json(path.with_suffix(".json"), sealed({**vars(result), **owner}))
         return
     names = ("losses", "steps", "has_state", "seconds")
-    said = {name: getattr(result, name) for name in names}
-    save_record(path, result.message, {**said, **whose, "losses": dict(result.losses)})
+    values = {name: getattr(result, name) for name in names}
+    save_record(path, result.message, {**values, **owner, "losses": dict(result.losses)})
 
 
 def load_result(path: Path, place: ExchangeKey, run: str | None) -> ClientResult | None:
-    """What :func:`save_result` wrote; None where there is nothing, or it is damaged, or not of this place and run.
+    """Return the result that :func:`save_result` wrote; None if it is missing, damaged, or of another place or run.
 
     Args:
-        path: of the reply. place: whose it shall be.
+        path: of the reply. place: expected exchange and client.
         run: digest of the run's name; None: any.
     """
     try:
@@ -62,6 +62,6 @@ def load_result(path: Path, place: ExchangeKey, run: str | None) -> ClientResult
 
 
 def _is_of(content: dict[str, Any], place: ExchangeKey, run: str | None) -> bool:
-    """Whether a file is of this place and run; takes both out of it."""
-    own, whose = content.pop("place") == list(place), content.pop("run")
-    return own and run in (None, whose)
+    """Return whether a file is of this place and run; remove both from its content."""
+    same_place, owner = content.pop("place") == list(place), content.pop("run")
+    return same_place and run in (None, owner)

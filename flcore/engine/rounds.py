@@ -1,7 +1,7 @@
 """The round, written once: per exchange, train the cohort, let the server work, commit; then score.
 
-Who watches is not known here. Each piece of work is handed to an :class:`~flcore.engine.orchestrator.Orchestrator`,
-which may simply call it, or show it as a task; records of evaluated rounds go to a callback.
+Each part is called by an :class:`~flcore.engine.orchestrator.Orchestrator`, which may show it as a task; records of
+evaluated rounds go to a callback.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ RoundRecord = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Observers:
-    """Who is told of progress, and what measures it.
+    """Callbacks of progress, and clocks and meters.
 
     Attributes:
         on_round: called after every round with its number and its record, or None where it was not evaluated.
         clock: of the timing. meter: of the energy.
-        on_start: called with the number of complete rounds that are there already.
+        on_start: called with the number of rounds that are complete already.
         wall_clock: of the time of day, in seconds since 1970; it says when an exchange began and ended.
     """
 
@@ -57,7 +57,7 @@ class Observers:
 
 @dataclass(frozen=True)
 class _Run:
-    """What all rounds of a run have in common."""
+    """Objects that all rounds of a run share."""
 
     experiment: Experiment
     checkpoint: Checkpoint
@@ -69,7 +69,7 @@ class _Run:
 
 @dataclass
 class _Latest:
-    """The state that was committed last: whoever carries out a round may try it again, which then goes on from here."""
+    """Last committed state; a retried round resumes here."""
 
     state: RunState
 
@@ -88,9 +88,9 @@ def run_rounds(
     Starting again after a kill continues inside the interrupted round; the result is the same to the byte.
 
     Args:
-        experiment: the run. checkpoint: its folder. executor: who trains. orchestrator: who carries out the pieces.
-        observers: who is told.
-        restart: throw away a checkpoint that cannot be gone on with; one that can gives the same result sooner.
+        experiment: the run. checkpoint: its folder. executor: of training. orchestrator: of the parts.
+        observers: of progress.
+        restart: discard an unusable checkpoint; a usable one gives the same result sooner.
 
     Raises:
         RunError: training failed; names round, client and cause. Or the checkpoint is of another run or other code.
@@ -120,12 +120,12 @@ def run_rounds(
 
 
 def run_name(experiment: Experiment) -> RunName:
-    """What the run's checkpoint belongs to."""
+    """Return the name of the run and its code."""
     return RunName(experiment.hash, code_modules(experiment.config))
 
 
 def _pieces(experiment: Experiment, number: int, done: int) -> list[str]:
-    """Names of what is left of a round, of whose exchanges so many are done."""
+    """Return the names of a round's remaining parts; ``done`` of its exchanges are complete."""
     names: list[str] = []
     exchanges = experiment.method.round_exchanges(number, experiment.setting)
     twice = [name for name, count in Counter(exchange.name for exchange in exchanges).items() if count > 1]
@@ -140,7 +140,7 @@ def _pieces(experiment: Experiment, number: int, done: int) -> list[str]:
 
 
 def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
-    """The rest of the round under way, exchange by exchange; each ends with a commit."""
+    """Run the remaining exchanges of the current round; each ends with a commit."""
     state = latest.state
     number = state.round + 1
     cohort = select_cohort(run.experiment, number)
@@ -162,7 +162,7 @@ def _run_round(run: _Run, latest: _Latest) -> RoundRecord | None:
             after = replace(after, evaluated=after.evaluated + 1, failures=())
             watch.lap("evaluate")
         if last and number in run.experiment.config.evaluation.snapshots:
-            run.checkpoint.keep_round(after)  # before the commit: who is killed in between does it again
+            run.checkpoint.keep_round(after)  # before the commit: after a kill it is repeated
         clients = {str(client): reply.seconds for client, reply in replies.items()}
         timing = {"round": number, "leg": exchange.name, "steps": steps, **watch.record()}
         times = {"began_ms": _milliseconds(began), "ended_ms": _milliseconds(run.observers.wall_clock())}
@@ -188,11 +188,11 @@ def _scores(run: _Run, state: RunState) -> Scores:
 def _run_leg(
     run: _Run, state: RunState, exchange: Exchange, cohort: Cohort, watch: Stopwatch
 ) -> tuple[RunState, Mapping[int, Reply], int]:
-    """One leg: who takes part is trained, then the server's stages work on the replies.
+    """Run one exchange: train its participants, then call the server's steps on their replies.
 
     Returns:
-        The state after it, the replies, and the mini-batches that were trained on now: those of replies from before an
-        interruption have taken none of the seconds on ``watch``.
+        The state after it, the replies, and the mini-batches that were trained on now, without replies from before an
+        interruption.
     """
     experiment, place = run.experiment, state.place
     failed = {client for number, client, _ in state.failures if number == place.round}
@@ -244,10 +244,7 @@ def _run_leg(
 
 
 def _remembered(client_states: Mapping[int, int], replies: Mapping[int, Reply], exchange: int) -> dict[int, int]:
-    """Return the exchange that left each client's state; a reply says what is kept from now on, which may be nothing.
-
-    Who took no part, or failed, remembers what it did.
-    """
+    """Return the exchange that left each client's state; a reply replaces or drops it."""
     kept = {client: own for client, own in client_states.items() if client not in replies}
     return kept | {client: exchange for client, reply in replies.items() if reply.has_state}
 
@@ -271,7 +268,7 @@ def _run_stage(
 
 
 def _round_facts(after: RunState, cohort: Cohort, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the round: what its exchanges tell; since the start: bytes and scalars by direction and kind."""
+    """Return a round's facts, and bytes and scalars since the start by direction and kind."""
     record: dict[str, Any] = {
         **round_facts(told),
         "bytes_up": {kind: size.bytes for kind, size in after.up.items()},

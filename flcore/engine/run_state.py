@@ -1,4 +1,4 @@
-"""Where a run stands between two exchanges, and whose it is."""
+"""The state of a run between two exchanges, and the run's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flcore.io.records import Record
 
 @dataclass(frozen=True)
 class RunName:
-    """What a checkpoint belongs to: a run and the code that carries it out, since other code would mix two runs.
+    """A run and its code; a checkpoint of other code is refused.
 
     Attributes:
         run: names configuration, data and partition.
@@ -31,11 +31,11 @@ class RunName:
 
     @cached_property
     def digest(self) -> str:
-        """Both in one short word."""
+        """A short hash of both."""
         return hashlib.sha256(json.dumps([self.run, dict(self.code)], sort_keys=True).encode()).hexdigest()[:16]
 
     def difference(self, other: RunName) -> str | None:
-        """How the run called ``other`` differs from this one, for people; None where it does not."""
+        """Return how the run ``other`` differs from this one, for people; None: it does not."""
         if self.run != other.run:
             return "another run: its configuration, data or partition differ"
         modules = self.code.keys() | other.code.keys()
@@ -69,8 +69,8 @@ def round_facts(exchanges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     ``participants`` are the clients of the round's training cohort that answered; ``train_loss`` and
     ``train_loss_max`` the mean and the largest value over clients of each loss term; ``server`` the facts of the
-    server's stages. Where two exchanges use a name, it is that of the first loss and of the last fact, which is the
-    state in which the round ends; the others have their leg's name in front.
+    server's steps. If two exchanges use a name, the first loss and the last fact have it, as the round ends with the
+    latter; the others get their exchange's name in front.
 
     Args:
         legs: what :func:`leg_facts` returned for each, in order.
@@ -112,7 +112,7 @@ class RunState:
         failures: (round, client, cause) of every client dropped since the last record, which took over those before it.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
-        told: what the complete exchanges of the round under way add to its record, see :func:`leg_facts`.
+        told: parts of the current round's record by complete exchange, see :func:`leg_facts`.
     """
 
     round: int

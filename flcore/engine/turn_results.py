@@ -1,8 +1,8 @@
-"""Replies of the exchange under way and clients' states: held in memory, then written to files.
+"""Replies of the current exchange and clients' states: held in memory, then written to files.
 
-Replies and memories survive as files. The process that commits holds them in memory before, until the commit
-(``engine.durability: leg``) or for ``durable_every`` seconds; whoever is killed trains these again. Workers write
-memories, which they alone read, and hand over replies.
+Replies and states survive as files. The process that commits holds them in memory before, until the commit
+(``engine.durability: leg``) or for ``durable_every`` seconds; after a kill these are trained again. Workers write
+states, which they alone read, and send replies.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class TurnResults:
         self._holding = threading.Lock()  # a pool's results come on several threads
 
     def reply_file(self, exchange: int, client: int) -> Path:
-        """Where a client's reply of an exchange lies."""
+        """Return the file of a client's reply in an exchange."""
         return self._directory / "legs" / f"{exchange:04d}" / f"{client:04d}.safetensors"
 
     def state_file(self, exchange: int, client: int) -> Path:
-        """Where lies what a client remembers since its turn in an exchange."""
+        """Return the file of a client's state since an exchange."""
         return self._directory / "clients" / f"{client:04d}.{exchange:04d}.safetensors"
 
     def hold(
@@ -61,7 +61,7 @@ class TurnResults:
         Safe to call from several threads.
 
         Args:
-            exchange, client: whose turn it was. result: what came of it.
+            exchange, client: of the turn. result: its result.
             client_state: what the client keeps; None: that has been written (:meth:`save_client_state`).
             run: digest of the run's name.
             spill: write all that is held where nothing has been written for ``durable_every`` seconds.
@@ -92,23 +92,23 @@ class TurnResults:
                 self.save_client_state(exchange, client, client_state, run)
 
     def load(self, exchange: int, client: int, run: str | None = None) -> ClientResult | None:
-        """A reply or failure that is already there; None where there is none, or it is damaged or another ``run``'s.
+        """Return an existing reply or failure; None if it is missing, damaged or of another ``run``.
 
-        A worker whose parent was killed finishes its stack, perhaps in a folder where another run has begun since.
+        A worker whose parent was killed finishes its stack, perhaps in a folder of another run by now.
         """
         held = self._held.get((exchange, client))
         if held is not None:
             return held[0]
         result = load_result(self.reply_file(exchange, client), (exchange, client), run)
         if isinstance(result, Reply) and result.has_state:
-            try:  # what it keeps may be gone, or damaged by a power failure that the reply has survived
+            try:  # a power failure may damage the state and not the reply
                 load_owned(self.state_file(exchange, client), [exchange, client], run or "", self._cure)
             except DataError:
                 return None
         return result
 
     def load_all(self, exchange: int, clients: Sequence[int], run: str) -> dict[int, ClientResult | None]:
-        """As :meth:`load`, by client; where nothing of an exchange lies on the disk, it is asked once."""
+        """Load results by client, with one look at the disk if it has none of the exchange."""
         held = {client: self._held.get((exchange, client), (None, None))[0] for client in clients}
         # Asked second: what another group's thread spills in between is on the disk before it is held no more.
         there = self.reply_file(exchange, 0).parent.exists()
@@ -118,7 +118,7 @@ class TurnResults:
         }
 
     def client_state(self, exchange: int, client: int, run: str) -> Record:
-        """What a client remembers since its turn in an exchange.
+        """Return a client's state since an exchange.
 
         Raises:
             DataError: it is gone, or damaged.
@@ -133,6 +133,6 @@ class TurnResults:
         self._held, self._written_at = {}, self._clock()
 
     def forget(self, exchange: int) -> None:
-        """Drop the replies and failures of an exchange that is not committed, so that it is done anew."""
+        """Drop the replies and failures of an exchange that is not committed; it is repeated."""
         disk.remove_tree(self.reply_file(exchange, 0).parent)
         self._held = {}

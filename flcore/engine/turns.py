@@ -1,4 +1,4 @@
-"""What a client's turn is known by and what comes of it: the words that workers, checkpoints and the round share."""
+"""Types of clients' turns that workers, checkpoints and the round share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flcore.methods.types import Exchange, FederationContext, RoundContext
 
 @dataclass(frozen=True)
 class ExchangeId:
-    """Where a run is: the round under way (1-based) and the exchange of it (0-based)."""
+    """An exchange: its round (1-based) and its place in it (0-based)."""
 
     round: int
     exchange: int
@@ -27,9 +27,8 @@ class LegWork:
     Attributes:
         place: the round and exchange. number: of the exchange, counted over the run from 1.
         run: digest of the run's name.
-        received: by client the message that it is sent; what clients share is one object.
-        client_states: client to the number of the exchange that left what it remembers, of those that remember
-        anything.
+        received: message by client; what clients share is one object.
+        client_states: client to the exchange that left its state, for clients with a state.
     """
 
     place: ExchangeId
@@ -47,17 +46,15 @@ class LegWork:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server learns of one client's turn.
+    """One client's answer.
 
     Attributes:
         message: what goes up.
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
         has_state: whether the client keeps a memory for its next turn.
-        seconds: that training and answering took; of a stack each client has the share that it has of the steps. What a
-            turn is does not depend on them, so that they are not compared.
-        trained: the weights on the device that trained them, where the message holds copies of them
-            (`flcore/io/twins.py`); they live as long as the reply.
+        seconds: of training and answering; in a stack in proportion to steps. Timing is excluded from equality.
+        trained: the weights on the device that trained them, if the message has copies (`flcore/io/twins.py`).
     """
 
     message: Record
@@ -70,7 +67,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that could not finish its turn.
+    """A client without a reply.
 
     Attributes:
         cause: for people, in one line.

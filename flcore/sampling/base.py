@@ -1,4 +1,4 @@
-"""What a client sampler is: who is invited to a round, as a pure function of seed, round and clients' sizes."""
+"""Client samplers choose the clients of a round, as pure functions of seed, round and clients' sizes."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from flcore.sampling.base import Sampler
 
 @dataclass(frozen=True)
 class Trace(Sampler):
-    """Of the clients available in a round, every one alike, without replacement; all, where they are too few.
+    """Draws uniformly from the available clients of a round, without replacement; all, if they are too few.
 
-    After the last round of the trace it starts again. In a round that it does not name nobody is available.
+    After its last round the trace starts again. In a round that it does not name no client is available.
     """
 
     name: ClassVar[str] = "trace"

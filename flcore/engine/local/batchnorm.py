@@ -13,7 +13,7 @@ from flcore.experiment.experiment import Experiment
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a BatchNorm layer normalises with the statistics of the mini-batch now."""
+    """Return whether a BatchNorm layer normalises with the mini-batch's statistics now."""
     return any(layer.training for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
 
 
@@ -31,9 +31,9 @@ def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """BatchNorm whose batch statistics leave out padded samples; with ``mask`` None it is PyTorch's own.
+    """BatchNorm with batch statistics that leave out padded samples; with ``mask`` None it is PyTorch's own.
 
-    Samples behind those of the mask are none of the batch's, and count.
+    Samples after the mask's are extra inputs and count.
     """
 
     mask: Tensor | None
@@ -42,7 +42,7 @@ class MaskedBatchNorm(_BatchNorm):
         """Inputs of 2 to 5 dimensions; what the replaced layer took."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Normalise [B, C, ...]; in training mode with the statistics of the samples whose mask [B] is 1."""
+        """Normalise [B, C, ...]; in training mode with the statistics of samples of mask 1, mask [B]."""
         if self.mask is None or not self.training:
             return super().forward(values)
         over = [0, *range(2, values.ndim)]

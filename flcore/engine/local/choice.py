@@ -4,8 +4,7 @@ On a CPU stacking helps small models and hurts large convolutions, and compiled 
 compiled, which takes a minute; on a GPU stacks should win by far. So it is measured, per method, model, batch and
 device, and remembered. What is compiled already costs nothing, and what comes to the graph of another step some
 seconds of tracing; anything else is compiled once the runs that wanted it, this one included, are together long enough
-to give that time back: whoever rents until he has paid the price pays at most twice what the best choice would have
-cost.
+to give that time back (the ski-rental rule: at most twice the optimal cost).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at l
 
 @dataclass(frozen=True)
 class EngineDecision:
-    """How to train, and why.
+    """The chosen way to train, and the reason.
 
     Attributes:
         stack: in stacks. compile: by programs. fuse: on a GPU, by such as were compiled before they were recorded.
@@ -69,7 +68,7 @@ class EngineDecision:
 
     @property
     def choice(self) -> EngineChoice:
-        """What the engine has to know of it."""
+        """The choice without its reason."""
         return EngineChoice(self.stack, self.compile, self.fuse)
 
     @classmethod
@@ -112,7 +111,7 @@ def decide(
     missing = compiler_missing() if engine.compile != "none" and engine.device == "cpu" else None
     if missing and engine.compile == "default":
         raise ConfigError(
-            f"engine.compile = default: {missing}; install one, or use engine.compile=auto, which goes on without"
+            f"engine.compile = default: {missing}; install one, or use engine.compile=auto, which then compiles nothing"
         )
     if engine.stack != "auto" and (engine.compile != "auto" or missing):
         return EngineDecision(engine.stack, engine.compile == "default", reason=missing or "as configured")
@@ -120,7 +119,7 @@ def decide(
     try:
         disk.make_folder(path.parent)
         lock = disk.open_lock(path.with_suffix(".lock"))
-    except OSError as error:  # such as a container whose home is read-only
+    except OSError as error:  # such as a read-only home
         decision, _ = measure_speed(experiment, clock, programs)
         return replace(decision, reason=f"{decision.reason}; not remembered ({error.filename}: {error.strerror})")
     with lock as file:
@@ -140,7 +139,7 @@ def decide(
 
 
 def default_cache() -> Path:
-    """Where decisions of this machine are kept.
+    """Return the folder of this machine's decisions.
 
     Raises:
         ConfigError: as :func:`flcore.io.user_cache.user_cache`.
@@ -194,7 +193,7 @@ def measure_speed(
     cohort = participants_of(experiment, exchange, select_cohort(experiment, 1), ())
     group = stacks(stacked_run, 1, exchange, cohort)
     if not group:
-        return EngineDecision(stack, compile_, reason="nobody trains in the first round"), None
+        return EngineDecision(stack, compile_, reason="no client trains in the first round"), None
     probe = StepTimer(experiment, exchange, group[0], clock)
     serial = SerialTrainer(replace(experiment, choice=EngineChoice(False, False)))
     probe.seconds(serial, 1, 2)
@@ -337,13 +336,13 @@ def _tried(experiment: Experiment, probe: StepTimer, *, fuse: bool, reasons: lis
 
 
 def _expected_seconds(folder: Path) -> float:
-    """What a program takes to compile here, from those that are there."""
+    """Return the seconds that a program takes to compile here, from earlier ones."""
     known = [_seconds_in(path) for path in folder.glob("*.json")]
     return statistics.median([seconds for seconds in known if seconds] or [_COMPILE_SECONDS])
 
 
 def _seconds_in(path: Path) -> float | None:
-    """What a file of this machine says that something took; None where it says nothing, or is damaged."""
+    """Return the seconds in a file; None if it is missing or damaged."""
     with suppress(DataError):
         seconds = read_json(path, "").get("seconds")
         return float(seconds) if isinstance(seconds, float | int) else None

@@ -17,7 +17,7 @@ from flcore.models.view import ModuleView
 
 
 class MaskedView(ModuleView):
-    """A client as its loss sees it, whose mini-batch may be padded."""
+    """A client's model in its loss, for a mini-batch that may be padded."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class MaskedView(ModuleView):
         return super().ask(part, inputs, weights)
 
     def beside(self) -> ModuleView:
-        """For inputs none of which is padded."""
+        """The model for inputs without padding."""
         return MaskedView(self._module, self._network, self.params, None, self._layers, None)
 
 

@@ -5,7 +5,7 @@ nothing, and a call costs microseconds, so that stacking would add passes over l
 it is the step of a stack, recorded.
 
 Results agree with the serial trainer to float32 rounding, and are the same bytes wherever the same program runs. A
-step that cannot be a program is carried out as without: serially, or in a stack as it is.
+step that cannot be a program runs uncompiled: serially or in its stack.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 
 
 class CompiledTrainer(StackedTrainer):
-    """Trains by programs: clients one after the other, or where the run stacks them, those of a stack at once."""
+    """Trains with compiled steps: clients one after the other, or stacks at once."""
 
     def __init__(self, experiment: Experiment, maker: StepCompiler | None = None) -> None:
         """Build the module.
@@ -128,7 +128,7 @@ class CompiledTrainer(StackedTrainer):
     def _moments(
         self, batches: StackedBatches, rates: Sequence[Tensor]
     ) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
-        """What is each step's own, some steps at a time: in what order, and by step the tensors."""
+        """Yield the inputs of each step, some steps at a time: their order, and the tensors by step."""
         alive = batches.going_on()
         a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
         at_once = max(1, _MOST_BYTES[self.experiment.config.engine.device] // a_step)
@@ -153,7 +153,7 @@ class CompiledTrainer(StackedTrainer):
             yield list(found), list(zip(*by_path, strict=True))
 
     def _program(self, phase: Phase, function: StepFunction, example: Mapping[Path, Tensor], moved: int) -> Program:
-        """The program of a phase, whose name says all that its step depends on besides tensors.
+        """Return the program of a phase; its key has everything that a step depends on except tensors.
 
         Raises:
             NotCompilableError: it cannot be one.
@@ -188,7 +188,7 @@ class CompiledTrainer(StackedTrainer):
         }
 
     def _noted(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
-        """What a step noted, [A, C, d] and [A, C]."""
+        """Return the recorded features of a step, [A, C, d] and [A, C]."""
         labels, weight = moment["labels",], moment["weight",]
         if not self.experiment.stacked:
             features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
@@ -207,7 +207,7 @@ class CompiledTrainer(StackedTrainer):
 
 
 def _described(move: Step) -> list[Any]:
-    """All that a step depends on of an update, besides tensors; rates are some, and change from round to round."""
+    """Return the constants of an update that a step depends on; learning rates are tensors."""
     optimizer = copy(move.optimizer)
     optimizer.lr = 0.0
     moved_by = repr(optimizer)
@@ -217,7 +217,7 @@ def _described(move: Step) -> list[Any]:
 
 
 def _named(role: str, function: object) -> str:
-    """What a program is found again by, of a loss or a probe."""
+    """Return the cache key of a loss or a perturbation."""
     name = name_of(function)
     if name is None:
         called = getattr(function, "__qualname__", type(function).__qualname__)
@@ -228,14 +228,14 @@ def _named(role: str, function: object) -> str:
 
 
 def _maker(experiment: Experiment) -> StepCompiler:
-    """Of a run's programs."""
+    """Return the compiler of a run's programs."""
     if experiment.config.engine.device == "cuda":
         return Recorder(fuse=experiment.chosen.fuse)
     return Compiler(default_folder())
 
 
 def _facts(experiment: Experiment) -> dict[str, Any]:
-    """What every step of a run depends on besides tensors."""
+    """Return the constants that every step of a run depends on."""
     mapping = experiment.config.to_mapping()
     chosen = ("optimizer", "momentum", "weight_decay", "clip", "batch_size")
     return {
@@ -250,7 +250,7 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def _constants(inputs: StackedContext, device: str) -> tuple[dict[Path, Any], dict[Path, Tensor]]:
-    """Of a context what a program is made for, and what it is given: numbers too, which change from round to round."""
+    """Split loss inputs into a program's constants and its inputs; numbers change with rounds and are inputs."""
     numbers = {path: value for path, value in inputs.plain.items() if isinstance(value, float)}
     plain = {path: value for path, value in inputs.plain.items() if path not in numbers}
     found = {

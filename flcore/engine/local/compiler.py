@@ -102,7 +102,7 @@ class Compiler:
         return CompiledProgram(tuple(known["terms"]), _loaded(library))
 
     def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
-        """Where the program is described, once it is there."""
+        """Return the file that describes the program."""
         return self.folder / f"{program_name(example, facts, _processor())}.json"
 
     def _known(self, path: Path) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class Compiler:
         return known if is_whole else None
 
     def _has_like(self, kind: str) -> bool:
-        """Whether a step of this kind was compiled here, with other values or by other code."""
+        """Return whether a step of this kind was compiled here, with other values or by other code."""
         for path in self.folder.glob("*.json"):
             with suppress(DataError):
                 if read_json(path, "").get("kind") == kind:
@@ -171,7 +171,7 @@ class Compiler:
         return True
 
     def _forget_oldest(self) -> None:
-        """Keep :data:`MOST_KEPT`; one that a process has loaded goes on working there."""
+        """Keep :data:`MOST_KEPT`; a loaded library works on in its process."""
         for pattern in ("*.json", "*.so"):
             for path in sorted(self.folder.glob(pattern), key=_last_used)[:-MOST_KEPT]:
                 for left in (path, _lock_of(path)):
@@ -179,7 +179,7 @@ class Compiler:
 
 
 def _lock_of(path: Path) -> Path:
-    """Whoever makes a description or a library holds this."""
+    """Return the lock for writing a description or a library."""
     return path.with_name(f"{path.name}.lock")
 
 
@@ -228,20 +228,20 @@ def check_compiler(name: str) -> None:
     if not shares:
         raise RunError(
             f"engine.compile: {name} puts a C++ library of its own into what it makes, which PyTorch cannot load "
-            f"beside its own (is libstdc++.so missing, or -static-libstdc++ set?); {cure}"
+            f"with its own (is libstdc++.so missing, or -static-libstdc++ set?); {cure}"
         )
 
 
 def _options(graph: torch.fx.GraphModule) -> dict[str, Any]:
-    """What PyTorch's compiler is told for a graph."""
+    """Return the options of PyTorch's compiler for a graph."""
     return {
         "cpp.threads": 1,
         "compile_threads": 1,  # or it keeps processes of its own
         # Convolutions would be turned to channels-last, and every pass over a handful of channels be strided: 2 to 4
         # times as long as the same pass over rows.
         "layout_optimization": False,
-        # What several places read is written down once: recomputed in every column of a convolution, a maximum of four
-        # values takes longer than all products together.
+        # Values with several readers are computed once: recomputed in every column of a convolution, a maximum of
+        # four values takes longer than all products together.
         "realize_reads_threshold": 1,
         "realize_opcount_threshold": 5,
         # By its rules of thumb it leaves passes that read every second pixel scalar; a pooling takes a seventh of the
@@ -295,7 +295,7 @@ def _last_used(path: Path) -> float:
 
 @cache
 def _processor() -> str:
-    """What machine code is made for: the instructions of this processor, and the compiler's name for it."""
+    """Return the target of machine code: the processor's instructions, and the compiler's name for it."""
     capability = torch.backends.cpu.get_cpu_capability()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,9 +1,9 @@
 """Small convolutions as matrix products, for steps that are compiled.
 
 A convolution of a few channels spends its time in the layouts that a library's kernels want, backwards more than
-forwards. As one product of the weights [O, C·h·w] with the columns [C·h·w, B·H·W] of a mini-batch everything lies
-channel by channel: the passes of bias, BatchNorm and activation over it are contiguous, and the compiler fuses the
-columns with whatever was in front of them. Columns that no cache holds lose that again, hence :data:`MOST_BYTES`.
+forwards. As one product of the weights [O, C·h·w] with the columns [C·h·w, B·H·W] of a mini-batch all values are
+in order of channels: the passes of bias, BatchNorm and activation over it are contiguous, and the compiler fuses the
+columns with the operation before them. Columns that no cache holds lose that again, hence :data:`MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -108,10 +108,9 @@ def unfolded(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tenso
 
 
 def folded(spread: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The adjoint of :func:`unfolded`: gradients by column to those of images [C, B, H, W].
+    """The adjoint of :func:`unfolded`: maps gradients by column to image gradients [C, B, H, W].
 
-    Pixels fall into stride·stride lattices, each of which only some weights reach; shifted, these are added up, which
-    one fused pass does.
+    Pixels form stride·stride lattices, and only some weights reach each; their shifted sums are one fused pass.
     """
     channels, batch, height, width = shape
     rows, columns = output_size((height, width), kernel, stride, padding)

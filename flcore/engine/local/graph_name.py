@@ -1,4 +1,4 @@
-"""A word for what a traced step does, so that whatever comes to the same is compiled once.
+"""A hash of a traced step: equal steps are compiled once.
 
 Two values of a hyper-parameter that no loss reads, such as a threshold of the server's, give one graph; so does code
 before and after an edit that no step notices. Compiling takes a minute, tracing some seconds.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _NAMESPACES = ("aten", "prims")
-"""Of the operations that PyTorch's version says all about; others, such as a plug-in's, may change under their name."""
+"""Namespaces of operations that PyTorch's version fixes; a plug-in's may change under its name."""
 
 
 def graph_name(graph: torch.fx.GraphModule, example: Sequence[Tensor], made_with: Mapping[str, Any]) -> str | None:
@@ -24,7 +24,7 @@ def graph_name(graph: torch.fx.GraphModule, example: Sequence[Tensor], made_with
 
     Args:
         graph: as traced. example: the tensors that it is called with; their values do not count.
-        made_with: all that a program depends on besides, as JSON values.
+        made_with: everything else that a program depends on, as JSON values.
 
     Returns:
         24 hexadecimal digits; None where what is written in the graph does not say all that it does.

@@ -1,4 +1,4 @@
-"""First steps of a run, trained to see how long they take; what they give is thrown away."""
+"""Timing of a run's first steps; their results are discarded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepTimer:
         )
 
     def seconds(self, trainer: Trainer, count: int, steps: int) -> float:
-        """Of so many steps of the first ``count`` clients."""
+        """Return the seconds of ``steps`` steps of the first ``count`` clients."""
         phases = [replace(self.exchange.phases[0], steps=steps, epochs=None)]
         training = replace(self.training.of(range(count)), phases=phases)
         begin = self.clock()

@@ -27,11 +27,11 @@ class NotCompilableError(Exception):
 
 
 class CacheMissError(Exception):
-    """A program that would have to be compiled, where nobody wants to wait for that."""
+    """A program that is not in the cache, where compiling is not allowed."""
 
 
 class Program(Protocol):
-    """A step that is ready to be carried out again and again, with tensors of the same shapes, contiguous."""
+    """A compiled step for contiguous tensors of fixed shapes."""
 
     @property
     def terms(self) -> Sequence[str]:
@@ -46,19 +46,19 @@ class Program(Protocol):
         """
 
     def finish(self) -> None:
-        """After the last step of a phase: whatever moved is where it was given."""
+        """Write moved values back to their tensors after the last step of a phase."""
 
 
 class StepCompiler(Protocol):
     """Makes programs."""
 
     def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
-        """A program for tensors like those of ``example``.
+        """Make a program for tensors like ``example``.
 
         Args:
             function: the step. example: what it is called with; not changed.
             moved: how many of them, the first ones, the step moves.
-            facts: all that the function depends on besides, as JSON values.
+            facts: everything else that the function depends on, as JSON values.
 
         Raises:
             NotCompilableError: the function cannot be one.
@@ -69,7 +69,7 @@ class StepCompiler(Protocol):
 
 
 def default_folder() -> Path:
-    """Where this machine's programs are kept.
+    """Return the folder of this machine's programs.
 
     Raises:
         ConfigError: as :func:`flcore.io.user_cache.user_cache`.
@@ -94,23 +94,22 @@ def traced(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.hub import tqdm  # type: ignore[attr-defined]  # where it is not installed, something of the same name
+    from torch.hub import tqdm  # type: ignore[attr-defined]  # or its stand-in
 
-    # Tracing makes bars that nobody sees, with a lock for several processes: one that is ended from outside, as idle
-    # workers are, would leave it behind, and Python would warn of that when the command ends.
+    # Tracing makes hidden bars with a lock for several processes, which a killed worker would leak with a warning.
     if hasattr(tqdm, "set_lock"):
         tqdm.set_lock(threading.RLock())
     with mode or FakeTensorMode() as shapeless:
         shapes = [shapeless.from_tensor(tensor, static_shapes=True) for tensor in example]
         try:
             return make_fx(function)(*shapes)
-        except Exception as error:  # whatever a loss does that has no graph
+        except Exception as error:  # a loss without a graph
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise NotCompilableError(first[:200]) from error
 
 
 def compiler_failed(error: Exception) -> RunError:
-    """What a person is told of it."""
+    """Return the message for people."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return RunError(
         f"engine.compile: the compiler failed ({first[:200]}); use engine.compile=none, or mend what it says"

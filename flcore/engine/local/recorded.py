@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class RecordedProgram:
-    """The kernels of a step as a CUDA graph: launched at once, whatever Python would have taken to launch them."""
+    """The kernels of a step as a CUDA graph, which launches without Python."""
 
     def __init__(self, function: Function, example: Sequence[Tensor], moved: int) -> None:
-        """Record; tensors of its own stand for those that it will be given."""
+        """Record on own tensors, which later inputs are copied to."""
         self._static = [tensor.clone() for tensor in example]
         self._moved = moved
         self._fixed: list[Tensor] | None = None
@@ -166,5 +166,5 @@ def fused(function: Function, example: Sequence[Tensor]) -> Function:
 
 
 def has_triton() -> bool:
-    """Whether there is the compiler of GPU kernels."""
+    """Return whether the compiler of GPU kernels is installed."""
     return importlib.util.find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""What the mini-batches of a phase are taken from: a client's samples, or inputs that the method made.
+"""Sources of a phase's mini-batches: a client's samples, or inputs that the method made.
 
 With images may come *tables*, one row per sample: of what the client remembers of it
 (:meth:`flcore.methods.api.Method.per_sample_inputs`), or of what a frozen model says of it, looked up instead of
@@ -19,7 +19,7 @@ from flcore.methods.types import LossInputs, Phase
 
 
 class Samples(Protocol):
-    """Inputs and labels that batches are taken from, on the device; perhaps of several clients behind one another."""
+    """Inputs and labels of batches, on the device; those of several clients are concatenated."""
 
     @property
     def labels(self) -> Tensor:
@@ -38,7 +38,7 @@ class Samples(Protocol):
 
 @dataclass
 class ImageSamples:
-    """Images that a stack gathered, with the tables of its clients behind one another."""
+    """Images that a stack gathered, with the concatenated tables of its clients."""
 
     gathered: CohortSamples
     tables: Mapping[str, Tensor] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class GivenSamples:
 def phase_samples(
     phase: Phase, data: Sequence[ClientData], all_inputs: Sequence[LossInputs], tables: Mapping[str, Sequence[Tensor]]
 ) -> tuple[Samples, list[int]]:
-    """What a phase goes through, for all clients of a stack behind one another, and how much of it is whose.
+    """Return the concatenated samples of a stack's clients in a phase, and the number of each client.
 
     Args:
         phase: images, or a source of the method's own.
         data: the clients' samples, gathered together.
-        contexts: of the clients, where the method's sources stand.
+        contexts: loss inputs of the clients, with the method's own samples.
         tables: by name and client.
     """
     if phase.source is None:

@@ -36,13 +36,13 @@ from flcore.models.base import laid_out, load_weights, snapshot
 from flcore.models.view import ModuleView
 
 Tables = Mapping[str, Sequence[Tensor]]
-"""What is known of every sample, by name and client of the stack, [n_k, ...] on the device: what the client remembers
-of it (:meth:`flcore.methods.api.Method.per_sample_inputs`), and what frozen models say of it."""
+"""Per-sample inputs by name and client of the stack, [n_k, ...] on the device: clients' own
+(:meth:`flcore.methods.api.Method.per_sample_inputs`) and the outputs of teachers."""
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What clients of one exchange are to be trained in, and from what; of one client or more, in order.
+    """The local training of one client or more in an exchange, in order.
 
     Attributes:
         contexts: of the clients. data: their samples. starts: the weights they begin with, buffers included.
@@ -59,7 +59,7 @@ class TrainJob:
     tables: Tables = field(default_factory=dict)
 
     def of(self, clients: Iterable[int]) -> TrainJob:
-        """That of some of the clients alone, by their places."""
+        """Return the job of some clients, by their places."""
         chosen = list(clients)
         return replace(
             self,
@@ -72,7 +72,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What local training leaves.
+    """The result of a client's local training.
 
     Attributes:
         weights: the trained model with its buffers, on the device.
@@ -81,8 +81,8 @@ class TrainResult:
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
         noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
             Where passes are noted, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
-        finite: whether no weight is infinite or not a number; None: nobody has looked.
-        there: the weights, where they lie on a GPU, have twins on the CPU and may stay until they are folded.
+        finite: whether all weights are finite; None: not checked.
+        there: the weights on a GPU, if they have twins on the CPU and may stay until the aggregation.
     """
 
     weights: Weights
@@ -103,7 +103,7 @@ class Trainer(Protocol):
 
 @dataclass
 class _Totals:
-    """What one client's phases add up to."""
+    """Sums over one client's phases."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)

@@ -57,7 +57,7 @@ class StackedTrainer:
     """Trains the clients of a stack at once in one thread."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module whose values each step swaps for the stack's."""
+        """Build the module for the steps, which use the stack's values in it."""
         self.experiment = experiment
         self.loss = ClientLoss(experiment)
         self.module = self.loss.module
@@ -126,7 +126,7 @@ class StackedTrainer:
     def _batches(
         self, training: TrainJob, all_inputs: Sequence[LossInputs], number: int, phase: Phase
     ) -> tuple[list[int], list[BatchPlan], StackedBatches]:
-        """What a phase goes through, for a module that has been prepared for it.
+        """Return the samples and batches of a phase, for a module that was prepared for it.
 
         Args:
             training: of the stack. contexts: of its clients. number: of the phase within the round. phase: itself.
@@ -151,10 +151,10 @@ class StackedTrainer:
         return order, tapes, batches
 
     def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
-        """Each client's weights, rows of the stack as they are, with twins on the CPU where they lie elsewhere.
+        """Return each client's weights as rows of the stack, with twins on the CPU if the stack is on a GPU.
 
         Returns:
-            The rows; whether those of a round are few enough to stay on the device until they are folded.
+            The rows; whether those of a round are few enough to stay on the device until the aggregation.
         """
         rows = _by_client(params, buffers)
         if self.experiment.config.engine.device == "cpu":
@@ -171,7 +171,7 @@ class StackedTrainer:
 
     def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         device = self.experiment.config.engine.device
-        # First to the device: a client's kept layers lie there, those of one at its first turn on the CPU still.
+        # First to the device: kept layers are there, initial ones still on the CPU.
         return {name: torch.stack([value[name].to(device) for value in values]) for name in values[0]}
 
     def _run_phase(
@@ -186,7 +186,7 @@ class StackedTrainer:
 
         Returns:
             Per client of the stack the sum over its steps of every loss term; and sums and counts of what the clients
-            noted, [A, C, d] and [A, C], None where nobody noted anything.
+            recorded features, [A, C, d] and [A, C], or None.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
         moves = build_steps(self.experiment, self.module, phase, round_number)
@@ -270,10 +270,12 @@ class StackedTrainer:
 
 def _by_client(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Weights]:
     """Rows of stacks, [A, ...] each."""
-    own, beside = (zip(*(value.unbind(0) for value in part.values()), strict=True) for part in (params, buffers))
+    params_of, buffers_of = (
+        zip(*(value.unbind(0) for value in part.values()), strict=True) for part in (params, buffers)
+    )
     if not buffers:
-        return [Weights(dict(zip(params, row, strict=True))) for row in own]
+        return [Weights(dict(zip(params, row, strict=True))) for row in params_of]
     return [
         Weights(dict(zip(params, row, strict=True)), dict(zip(buffers, statistics, strict=True)))
-        for row, statistics in zip(own, beside, strict=True)
+        for row, statistics in zip(params_of, buffers_of, strict=True)
     ]

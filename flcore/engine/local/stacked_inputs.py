@@ -1,4 +1,4 @@
-"""What the clients of a stack bring: samples, tapes and contexts, laid side by side."""
+"""Samples, batch plans and loss inputs of a stack's clients, as stacked tensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ StackedBatch = dict[str, Any]
 
 
 Path = tuple[str, ...]
-"""Where a value stands in nested mappings."""
+"""The keys of a value in nested mappings."""
 
 
 class StackedBatches:
-    """The mini-batches of a phase for a stack whose clients are ordered by their number of steps, a step at a time."""
+    """The mini-batches of a phase by step, for clients in order of their number of steps."""
 
     def __init__(self, tapes: Sequence[BatchPlan], offsets: Sequence[int], samples: Samples, device: str) -> None:
         """Lay tapes side by side, and on the device.
@@ -57,11 +57,11 @@ class StackedBatches:
         return len(self._sizes)
 
     def active(self, step: int) -> int:
-        """How many clients, the first ones, still have this step."""
+        """Return the number of clients with this step; they come first."""
         return int((self._sizes[:, step] > 0).sum())
 
     def read(self, step: int) -> tuple[StackedBatch, dict[str, Tensor]]:
-        """Of the clients that still have this step, as wide as the widest: ``images`` [A·W, ...], the rest by client.
+        """Return the batch of clients still training, padded to the largest: ``images`` [A·W, ...], others by client.
 
         Returns:
             The batch ([A, W, ...], draws [A, ...]; a weight only where something is padded), and draws for images
@@ -128,21 +128,21 @@ class StackedBatches:
         return drawn_labels(self._samples.labels[self._rows], self._sizes.t(), num_classes)
 
     def going_on(self) -> Tensor:
-        """Bool [S, A]: who still has which step."""
+        """Return bool [S, A]: whether a client has a step."""
         return (self._sizes > 0).t().contiguous().to(self._device)
 
     def pass_numbers(self, step: int, clients: int) -> Tensor:
-        """Int64 [clients]: of which pass this step is, for each of the first ones; there are ``passes`` at most."""
+        """Return int64 [clients]: the pass of this step, below ``passes``."""
         return self._pass_numbers[:clients, step]
 
     def noting(self, step: int, clients: int) -> Tensor | None:
-        """Float [clients, 1], 1 for those of the first ones whose features of this step are averaged; or None."""
+        """Return float [clients, 1], 1 for clients with averaged features in this step; None without any."""
         wanted = self._noted_from[:clients] <= step
         return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """[S_k, ...] of each client to [S, A, ...] with zeros behind the shorter ones; the longest comes first."""
+    """Stack [S_k, ...] of each client to [S, A, ...], padded with zeros; the longest comes first."""
     if all(part.shape == parts[0].shape for part in parts):
         return torch.stack(list(parts), dim=1)
     stacked = parts[0].new_zeros(len(parts[0]), len(parts), *parts[0].shape[1:])
@@ -200,7 +200,7 @@ class StackedContext:
             )
 
     def stacked(self, active: int) -> list[Tensor]:
-        """What differs between clients, [A, ...] each."""
+        """Inputs that differ between clients, [A, ...] each."""
         return [tensor[:active] for tensor in self.own.values()]
 
     def rebuild(self, own: Sequence[Tensor]) -> LossInputs:

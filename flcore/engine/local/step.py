@@ -1,4 +1,4 @@
-"""What a step of local training is made of besides the loss, the same for one client and for a stack."""
+"""Parts of a training step that one client and a stack share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Asked = tuple[dict[str, Tensor], list[Tensor]]
 
 @dataclass(frozen=True)
 class Step:
-    """An update of a phase, ready to be carried out in step after step.
+    """An update of a phase with its optimiser.
 
     Attributes:
         loss: what the gradient is of. probe: where it is taken; None: where the weights are.
@@ -57,11 +57,11 @@ def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_nu
 
 
 def probed(move: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
-    """What moves, by name, at the point where its gradient is to be taken: leaves anew.
+    """Return the moved parameters at the point of the gradient, as new leaves.
 
     Args:
-        move: with a probe. leaves: the weights, of which those that move are taken. grads: of these, in order.
-        stacked: whether all have a leading dimension for clients, each of whom is asked by itself.
+        move: with a probe. leaves: all weights. grads: of the moved ones, in order.
+        stacked: whether all have a leading dimension for clients; the perturbation is mapped over it.
     """
     assert move.probe is not None
     probe = torch.vmap(move.probe) if stacked else move.probe
@@ -104,7 +104,7 @@ def gradients(
 def name_of(function: object) -> str | None:
     """A name that says all that a loss or a probe does, the same in every process of this code.
 
-    A module's function has one, and what is bound to a dataclass, whose values it says.
+    A module's function has one, and so has a method of a dataclass, with the values of its fields.
 
     Returns:
         The name; None for a function that is not found under it again, such as a lambda or one made inside of another:
@@ -126,7 +126,7 @@ def name_of(function: object) -> str | None:
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:
-    """What is minimised: the sum of all terms, and of all clients of a stack."""
+    """Return the minimised value: the sum of all terms and clients."""
     if len(terms) > 1:
         return torch.stack(tuple(terms.values())).sum()
     (term,) = terms.values()
@@ -191,7 +191,7 @@ def augmented(experiment: Experiment, images: Tensor, draws: Mapping[str, Tensor
 
 
 def precision(experiment: Experiment) -> AbstractContextManager[object]:
-    """bfloat16 where the engine is told to: parameters, gradients and messages stay float32."""
+    """Return a context for ``engine.precision``: autocast for bf16; weights and messages stay float32."""
     engine = experiment.config.engine
     if engine.precision == "bf16":
         return torch.autocast(engine.device, dtype=torch.bfloat16)
@@ -199,7 +199,7 @@ def precision(experiment: Experiment) -> AbstractContextManager[object]:
 
 
 def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tuple[Tensor, Tensor]:
-    """What a mini-batch notes, where passes are averaged by themselves: means of its classes, at the row of its pass.
+    """Return a mini-batch's class means in the row of its pass, for averages by pass.
 
     Args:
         found: sums of features ``[..., C, d]`` and how many they are ``[..., C]``.

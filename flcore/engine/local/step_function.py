@@ -21,12 +21,12 @@ from flcore.engine.local.stacked_inputs import Path, nested
 from flcore.engine.local.step import Asked, Step, gradients, precision, together
 
 Inputs = Mapping[Path, Tensor]
-"""What a step reads, by path; the first part of a path is its kind:
+"""Inputs of a step by path; the first part of a path is its kind:
 
 ``value`` (parameters and buffers by name, moved), ``memory`` (of each update's optimiser by number, moved), ``rates``
-(likewise by number), ``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the context ``own``,
-``shared`` and ``number``; in a stack ``alive``, bool [A], who moves at all. Images that are uint8 are multiplied by
-``scale`` and moved by ``shift``, [C, 1, 1] each, first.
+(likewise by number), ``images``, ``labels``, ``weight``, ``drop``, ``draw``, ``frozen``; of the loss inputs ``own``,
+``shared`` and ``number``; in a stack ``alive``, bool [A], whether a client still trains. uint8 images are first
+multiplied by ``scale`` and moved by ``shift``, [C, 1, 1] each.
 """
 
 
@@ -36,7 +36,7 @@ class StepFunction:
 
     Attributes:
         loss: of a client.
-        moves: the updates, of whose optimisers :meth:`~flcore.core.optim.Optimizer.move` is used.
+        moves: the updates; their optimisers' :meth:`~flcore.core.optim.Optimizer.move` is used.
         plain: values of the context that are no tensors.
         stacked: whether there is a leading dimension.
         noting: whether features are noted.
@@ -57,7 +57,7 @@ class StepFunction:
         if inputs["images",].dtype == torch.uint8:
             inputs = {**inputs, ("images",): scaled(inputs["images",], inputs["scale",], inputs["shift",])}
         values, memory = kind(inputs, "value"), kind(inputs, "memory")
-        # Who has no step of its own any more is computed and thrown away: shapes stay as they are.
+        # Clients without a further step are computed and discarded: shapes stay fixed.
         work = {name: value.clone() for name, value in values.items()} if self.stacked else values
         kept = {path: tensor.clone() for path, tensor in memory.items()} if self.stacked else memory
         terms: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ _BY_CLIENT = ("images", "labels", "weight", "drop", "draw", "frozen", "own")
 
 
 def kind(inputs: Mapping[Path, Tensor], *kinds: str) -> dict[Any, Tensor]:
-    """Tensors of some kinds by the rest of their path; by name where one kind is asked for whose paths are names."""
+    """Return tensors of some kinds by the rest of their path, or by name if that is all of it."""
     found = {path[1:]: tensor for path, tensor in inputs.items() if path[0] in kinds}
     named = kinds[0] in ("value", "drop", "draw", "frozen")
     return {path[0]: tensor for path, tensor in found.items()} if named else found
@@ -129,6 +129,6 @@ def _batch(inputs: Mapping[Path, Tensor]) -> dict[str, Any]:
 
 
 def _replace(places: Sequence[Tensor], values: Sequence[Tensor], alive: Tensor) -> None:
-    """Put [A, ...] values into their places for those who are alive."""
+    """Write [A, ...] values for clients that still train."""
     for place, value in zip(places, values, strict=True):
         place.copy_(torch.where(alive.reshape((-1,) + (1,) * (value.ndim - 1)), value, place))

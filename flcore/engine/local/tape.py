@@ -122,7 +122,7 @@ def plan_batches(
 
 
 def _filled(rows: Sequence[Tensor], sizes: Sequence[int], width: int) -> Tensor:
-    """Rows behind one another, int64 [S, width]; shorter ones are filled up with zeros."""
+    """Stack rows to int64 [S, width]; shorter ones are padded with zeros."""
     if rows and min(sizes) == width:
         return torch.stack(list(rows))
     positions = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -139,14 +139,14 @@ def passes(local: LocalConfig, phase: Phase) -> tuple[int, int | None]:
 
 
 def steps_per_pass(size: int, local: LocalConfig) -> int:
-    """How many mini-batches one pass over ``size`` samples has."""
+    """Return the number of mini-batches of one pass over ``size`` samples."""
     if local.batches == "all":
         return -(-size // local.batch_size)
     return max(size // local.batch_size, min(size, 1))
 
 
 def planned_steps(size: int, local: LocalConfig, phase: Phase) -> int:
-    """How many mini-batches a phase over ``size`` samples has (single ones that BatchNorm skips included)."""
+    """Return the mini-batches of a phase over ``size`` samples, with single ones that BatchNorm skips."""
     epochs, steps = passes(local, phase)
     if size == 0:
         return 0
@@ -173,7 +173,7 @@ def _is_endless(local: LocalConfig, phase: Phase) -> bool:
 
 
 def _steps_before(local: LocalConfig, ctx: ClientContext, phase: Phase) -> int:
-    """Return how many mini-batches of a phase's chain of passes lie before its first one in this round."""
+    """Return the number of mini-batches of a phase's chain of passes before this round."""
     _, steps = passes(local, phase)
     return (ctx.round - 1) * steps if steps is not None and _is_endless(local, phase) else 0
 
@@ -183,8 +183,8 @@ def batch_positions(
 ) -> Iterator[Tensor]:
     """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
 
-    With ``steps``, passes are chained and cut after so many batches. With ``full``, a last batch that is smaller is
-    left out, but where it is the only one (fedpa.md, 7l). Without data there are none.
+    With ``steps``, passes are chained and cut after that number of batches. With ``full``, a smaller last batch is left
+    out unless it is the only one (fedpa.md, 7l).
     """
     if size == 0:
         return
@@ -204,11 +204,10 @@ def batch_positions(
 def endless_positions(
     size: int, batch_size: int, begin: int, steps: int, generator_of: Callable[[int], torch.Generator]
 ) -> Iterator[Tensor]:
-    """``steps`` full mini-batches, from the one with number ``begin`` on, of an endless chain of shuffled passes.
+    """Yield ``steps`` full mini-batches, from number ``begin`` on, of an endless chain of shuffled passes.
 
-    What a data loader gives whose iterator outlives the round, as in the releases of FedGen and FedPA (fedpa.md,
-    section 2). The chain runs on with the rounds, also with those in which the client is not drawn, so that nothing of
-    it has to be kept: which of its samples come is a function of the round.
+    Like a data loader with an iterator that outlives the round, as in the releases of FedGen and FedPA (fedpa.md,
+    section 2). The chain advances in every round, also without the client, so that it is a function of the round.
 
     Args:
         size: samples of the client. batch_size: B; a client with fewer has one batch a pass.

@@ -1,1 +1,1 @@
-"""Who trains: this process, a pool of processes, or Ray actors."""
+"""Executors: this process, a pool of processes, or Ray actors."""

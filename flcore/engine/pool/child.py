@@ -1,8 +1,8 @@
-"""Python processes that carry out one function of the package, beside the one that starts them.
+"""Python processes that call one function of the package.
 
-Not `multiprocessing`, whose processes import the main module of the one that starts them once more: a script that calls
-:func:`flcore.run` at its top would call it again in each, and a command would load what only it needs. These import
-the function's module, and nothing of whoever started them but the search path.
+Not `multiprocessing`: its processes import the parent's main module, so that a script which calls :func:`flcore.run` at
+its top would call it again in each, and a command would load modules that only it needs. These import
+the function's module, with the parent's search path.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class WorkerProcess:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
         _started.add(self)
-        with suppress(OSError):  # it has ended already, which the first who reads from it is told
+        with suppress(OSError):  # it has exited already, which the first read reports
             self.pipe.send((loaded_code.digests(), arguments))
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
     def ended(self, seconds: float) -> str:
-        """How it has ended: ``by SIGKILL``, ``with exit code 1``; waits for it so long, then ``without closing``."""
+        """Wait for the exit and say how: ``by SIGKILL``, ``with exit code 1``; after a timeout ``without closing``."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ def begin() -> None:
     try:
         parent, arguments = pipe.recv()
     except (EOFError, OSError):
-        return  # whoever started it is gone
+        return  # the parent has exited
     loaded_code.compare_with_parent(parent)  # this process has read the files later
     getattr(importlib.import_module(module), name)(pipe, *arguments)
 

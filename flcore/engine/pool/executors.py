@@ -1,8 +1,8 @@
-"""Where clients are trained: in this process, or by long-lived workers. Same interface, same bytes, same errors.
+"""Executors train clients in this process or in long-lived workers: same interface, bytes and errors.
 
 An executor is handed a group, that is some stacks of clients, and returns their results by client id. A result that is
-there already is not computed again. Whoever has trained, this process keeps the results, in memory and on the disk, as
-``engine.durability`` says: that every worker writes its replies, and this process reads them, took longer than sending.
+there already is not computed again. This process keeps all results, in memory and on the disk, as ``engine.durability``
+says: workers that write replies for this process to read took longer than sending them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Executor(Protocol):
     def score(
         self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
     ) -> Sequence[Record] | None:
-        """Return the answers to the parts of a scoring, in their order; None where whoever asks does that better.
+        """Return the answers to the parts of a scoring, in order; None if the caller should score itself.
 
         Args:
             request: what is scored. parts: of it, with what answers are made from.
@@ -59,7 +59,7 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """End workers, and work that is under way on other threads."""
+        """Stop workers and running work on other threads."""
 
 
 # ---- in this process ---------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class InlineExecutor:
         Args:
             experiment: the run.
             checkpoint: its folder; the very object that commits, since it may hold results in memory.
-            trainer: who does local training; None: the run's own.
+            trainer: of local training; None: the run's own.
         """
         self._runner = ClientRunner(experiment, trainer)
         self._checkpoint = checkpoint
@@ -94,7 +94,7 @@ class InlineExecutor:
     def score(
         self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
     ) -> Sequence[Record] | None:
-        """None: who asks is in the same process."""
+        """Return None: the caller is in the same process."""
         return None
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class WorkerHandle(ABC):
         """
 
     shares_scoring: ClassVar[bool] = False
-    """Whether :meth:`score` is there to be asked."""
+    """True: the worker has :meth:`score`."""
 
     def score(
         self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int], run: str
@@ -236,7 +236,7 @@ class PoolExecutor:
         """
         place = self._idle.get()
         if place is None:
-            self._idle.put(None)  # for the next one who waits
+            self._idle.put(None)  # for the next waiting thread
             raise StoppedError
         try:
             return work(self._worker(place))
@@ -270,7 +270,7 @@ class PoolExecutor:
             self._keeper.keep(work, client, Failure(cause), None)
 
     def close(self) -> None:
-        """End all workers; whoever waits for one is told that training was stopped."""
+        """Stop all workers; threads that wait for one get a StoppedError."""
         with self._lock:
             if self._closed:
                 return

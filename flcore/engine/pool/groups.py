@@ -1,4 +1,4 @@
-"""A group of stacks: what is there is not done again, who fails is dealt with, results go to whoever keeps them."""
+"""Training of a group of stacks: skips existing results, handles failures, passes results on."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Group = Sequence[Sequence[int]]
 Results = Mapping[int, ClientResult]
 
 Keep = Callable[[int, ClientResult, Record | None], None]
-"""Told what became of a client's turn, and what the client remembers; None where that has been written."""
+"""Takes a client's result and its state; the state is None if it was written already."""
 
 
 class StoppedError(LocatedError):
-    """Work that was broken off, or not begun, because its executor is closed; in whose turn is no matter."""
+    """Work that was stopped or not started because its executor is closed."""
 
     def __init__(self) -> None:
         super().__init__("training was stopped")
 
 
 class ReplyStore:
-    """What came of the turns of a run, as ``engine.durability`` wants it kept; asked from several threads."""
+    """The results of clients, kept as ``engine.durability`` says; safe for several threads."""
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
         """Keep results in ``checkpoint``: the very object that commits, since it may hold them in memory."""
         self._checkpoint, self._spill = checkpoint, experiment.config.engine.durability == "reply"
 
     def keep(self, work: LegWork, client: int, result: ClientResult, client_state: Record | None) -> None:
-        """Keep what came of a client's turn in an exchange; for ``memory`` see :data:`Keep`."""
+        """Keep a client's result of an exchange; for ``client_state`` see :data:`Keep`."""
         self._checkpoint.client_results.hold(work.number, client, result, client_state, work.run, spill=self._spill)
 
     def found(self, work: LegWork, clients: Sequence[int]) -> dict[int, ClientResult | None]:
-        """By client what is there."""
+        """Return the existing results by client."""
         return self._checkpoint.client_results.load_all(work.number, clients, work.run)
 
     def missing(self, work: LegWork, group: Group) -> list[list[int]]:
-        """The stacks with a result missing; these are trained whole: the same bytes again for those that are there."""
+        """Return the stacks with a missing result, which are trained whole; existing results get the same bytes."""
         found = self.found(work, [client for stack in group for client in stack])
         return [list(stack) for stack in group if any(found[client] is None for client in stack)]
 
@@ -63,16 +63,16 @@ def train_group(
     Clients of a stack that fails are trained one by one where ``federation.on_client_error`` is ``drop``.
 
     Args:
-        runner: carries out turns.
+        runner: trains stacks.
         work: the exchange, with what these clients are sent.
         group: of stacks.
-        client_states: client id to what it remembers.
-        stopped: whether nobody waits for results any more; asked before and after every stack.
+        client_states: client id to its state.
+        stopped: whether the caller has stopped waiting; called before and after every stack.
         keep: takes results.
 
     Raises:
         RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the machine lacks disk or memory.
-        StoppedError: nobody waits.
+        StoppedError: the caller has stopped waiting.
     """
     drop, leg_name = drops_failures(runner.experiment), leg_of(runner.experiment, work.place).name
     stacks = deque(list(stack) for stack in group)
@@ -100,5 +100,5 @@ def train_group(
 
 
 def drops_failures(experiment: Experiment) -> bool:
-    """Whether clients that fail are left out."""
+    """Return whether failing clients are left out."""
     return experiment.config.federation.on_client_error == "drop"

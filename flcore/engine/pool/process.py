@@ -101,7 +101,7 @@ class _Process(WorkerHandle):
                 try:
                     keep(place, described, values)
                 except BaseException:
-                    self._process.kill()  # it would go on to send what nobody asks for any more
+                    self._process.kill()  # its later answers have no reader
                     raise
         (error,) = content
         if error is not None:
@@ -115,7 +115,7 @@ class _Process(WorkerHandle):
         return self._pipe.recv()
 
     def _told(self, speak: Callable[[], Any]) -> Any:
-        """What comes of using the pipe, unless it is broken; what keeping a result raises is no death of a worker's."""
+        """Use the pipe; a broken one means that the worker has died. Errors of keeping a result pass."""
         try:
             return speak()
         except (EOFError, OSError) as broken:
@@ -126,7 +126,7 @@ class _Process(WorkerHandle):
             self._pipe.close()
             self._at_work.release()
         else:
-            self._process.kill()  # what it has answered is here
+            self._process.kill()  # its answers have arrived
 
     def end(self) -> None:
         self._process.end()
@@ -159,7 +159,7 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
 
 
 class _Worker:
-    """What a worker process keeps between requests; loaded with the first one, whose errors go back like any.
+    """The state of a worker process between requests, loaded with the first one.
 
     Of the run's folder it knows what its clients keep, and nothing that the server holds.
     """
@@ -217,7 +217,7 @@ class _Worker:
             _send(pipe, client, *packed_result(result))
 
         client_states = partial(self._memory, work.client_states, work.run)
-        # Between a request and its answer the parent says nothing: whatever can be read is the pipe's end.
+        # Between a request and its answer the parent is silent: readable means that the pipe is closed.
         train_group(self._runner, work, group, client_states, pipe.poll, send)
 
     def _memory(self, client_states: Mapping[int, int], run: str, client: int) -> Record:

@@ -1,8 +1,8 @@
 """Workers as Ray actors: on this machine, or on a cluster that shares no disk with it.
 
 An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
-where they do not lie already. Clients' messages and memories go with their group, what messages share once; replies and
-new memories come back. The bytes are those of the local pool. Ray is imported here alone, and only when it is used.
+nodes without them. A group brings its clients' messages and states, shared payloads once; replies and new states come
+back. The bytes are equal to the local pool's. Ray is imported here alone, and only when it is used.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _wait_for_room(ray: Any, engine: EngineConfig) -> None:
         if most < workers:
             raise ConfigError(
                 f"engine.workers = {workers}: Ray has {there:g} {kind}s, and each worker takes {each:g}; set "
-                f"engine.workers={max(most, 1)}, add nodes, or begin a new process (Ray keeps those of its first run)"
+                f"engine.workers={max(most, 1)}, add nodes, or begin a new process (Ray keeps its first resources)"
             )
     until, told = time.monotonic() + _SECONDS_FOR_ROOM, False
     for kind, each in needs.items():
@@ -141,14 +141,14 @@ def _wait_for_room(ray: Any, engine: EngineConfig) -> None:
 
 
 def _fitting(resource: float, each: float) -> int:
-    """How many workers fit; shares of one GPU are on one GPU."""
+    """Return the number of workers that fit; a share is on one GPU."""
     if each < 1:
         return int(resource) * int(1 / each + 1e-9) + int((resource % 1) / each + 1e-9)
     return int(resource / each + 1e-9)
 
 
 class _Shared:
-    """What all actors get, in Ray's object store, put there once."""
+    """Inputs of all actors, put into Ray's object store once."""
 
     def __init__(self, ray: Any, checkpoint: Checkpoint, folders: Mapping[str, Path]) -> None:
         self.checkpoint, self.folders = checkpoint, folders
@@ -230,7 +230,7 @@ class _Actor(WorkerHandle):
             self._leaving, self._killed_at = self._actor.close.remote(), time.monotonic() + _SECONDS_TO_LEAVE
             self._at_work.release()
         else:
-            self._ray.kill(self._actor)  # a request would wait behind its work
+            self._ray.kill(self._actor)  # a request would wait for its work
 
     def end(self) -> None:
         if self._leaving is not None:
@@ -251,12 +251,12 @@ def _bytes_in(values: bytes) -> Tensor:
 
 
 class RayWorker:
-    """What runs in an actor: a worker with a checkpoint folder of its own."""
+    """The worker in an actor, with its own checkpoint folder."""
 
     def __init__(
         self, place: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
     ) -> None:
-        """Keep what it is told; whatever may fail comes later, with a request that can answer."""
+        """Keep the arguments; loading, which may fail, comes with the first request."""
         loaded_code.compare_with_parent(digests)
         self._place, self._config, self._plugins = place, config, plugins
         self._choice = EngineChoice(*choice)
@@ -267,11 +267,11 @@ class RayWorker:
         self._runner: ClientRunner | None = None
 
     def close(self) -> None:
-        """Remove its folder, with all that it was sent: who is killed, which comes next, leaves it."""
+        """Remove the worker's folder, which a kill would leave."""
         self._folder.cleanup()
 
     def find_data(self, folders: Mapping[str, str], descriptions: Mapping[str, Files]) -> bool:
-        """Look whether folders with the same description files lie on this node's disk."""
+        """Return whether this node's disk has folders with the same description files."""
         self._data = {name: Path(folder) for name, folder in folders.items()}
         return all(_is_described(folder, descriptions[name]) for name, folder in self._data.items())
 

@@ -1,6 +1,6 @@
-"""What became of a client's turn, on its way from a worker to whoever keeps it.
+"""Serialisation of clients' results between workers and this process.
 
-Descriptions are plain values; the values of tensors go beside them as they lie in memory.
+Descriptions are plain values; the bytes of tensors are sent separately.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _AT_ONCE = 512
 
 
 def packed_result(result: ClientResult) -> tuple[dict[str, Any], list[memoryview]]:
-    """A description and the values of its message, in pieces; of a failure there are none."""
+    """Return a description and the values of the message, in pieces; none for a failure."""
     if isinstance(result, Failure):
         return {"failure": vars(result)}, []
     message, values = pack_record(result.message)
-    # What lies on the worker's device stays there.
+    # The weights on the worker's device stay there.
     return {"reply": {**vars(result), "message": message, "trained": None}}, values
 
 
 def unpacked_result(described: dict[str, Any], values: Tensor) -> ClientResult:
-    """What :func:`packed_result` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
+    """Return the result that :func:`packed_result` packed; tensors are views of ``values``, uint8 [n]."""
     if "failure" in described:
         return Failure(**described["failure"])
     reply = described["reply"]
@@ -55,7 +55,7 @@ def whole_parts(parts: Sequence[EvalTask], records: Sequence[Record]) -> list[Ev
 
 
 def send_values(pipe: Connection, pieces: list[memoryview]) -> None:
-    """Send pieces behind one another, past the pipe's own messages: those are joined and copied twice on the way.
+    """Send pieces directly: the pipe's own messages would be joined and copied twice.
 
     The 45 MB of a ResNet-18 take a third of the time.
     """
@@ -72,7 +72,7 @@ def send_values(pipe: Connection, pieces: list[memoryview]) -> None:
 
 
 def receive_values(pipe: Connection, size: int) -> Tensor:
-    """What :func:`send_values` sent, uint8 [size].
+    """Receive the values of :func:`send_values`, uint8 [size].
 
     Raises:
         EOFError: the other end was closed in the middle of it. OSError: likewise.

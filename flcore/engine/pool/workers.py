@@ -1,4 +1,4 @@
-"""How many workers a configuration asks for."""
+"""The number of workers and their devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flcore.config.sections import EngineConfig
 
 
 def worker_count(engine: EngineConfig) -> int:
-    """Workers of the pool: ``engine.workers``, one per physical core where it is null, at least one with Ray.
+    """Return ``engine.workers``, one per physical core if it is null, and at least one with Ray.
 
     0 means no pool: training in the main process.
     """
@@ -18,7 +18,7 @@ def worker_count(engine: EngineConfig) -> int:
 
 
 def device_of(place: int, devices: int) -> int | None:
-    """The CUDA device that a worker is bound to; workers take turns, so that several share one where they are more.
+    """Return the CUDA device of a worker; workers beyond the number of devices share them.
 
     Args:
         place: of the worker in its pool, from 0.

@@ -377,7 +377,7 @@ def test_without_a_compiler_compiled_steps_are_refused_and_auto_does_without(
     missing = "no C++ compiler (no-such-compiler) on this machine"
     with pytest.raises(ConfigError) as refused:
         decide(lab.experiment(engine={"compile": "default", "stack": stack}), tmp_path / "engine")
-    cure = "install one, or use engine.compile=auto, which goes on without"
+    cure = "install one, or use engine.compile=auto, which then compiles nothing"
     assert str(refused.value) == f"engine.compile = default: {missing}; {cure}"
     decision = decide(lab.experiment(engine={"compile": "auto", "stack": stack}), tmp_path / "engine")
     assert missing in decision.reason
