@@ -55,7 +55,9 @@ class ModelOutputs:
         return global_model_of(self._experiment, self.server, self.client_state)
 
     def own_model(self, client: int) -> Weights | None:
-        """The model that answers for this client alone; None where the global one does."""
+        """Return the model that answers for this client alone; None where the global one or an ensemble does."""
+        if self._experiment.method.ignores_model:
+            return None
         (received,) = scoring_messages(self._experiment, self.server, [client])
         return personal_model(self._experiment, received, self.client_state(client))
 
@@ -91,31 +93,37 @@ class ModelOutputs:
         stream = self._experiment.stream
         return torch.from_numpy(stream.met(stream.rounds))[client]
 
-    def scores(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """The method's scores [N, K] for uint8 images (or floating ones on 0 to 255) [N, C, H, W]."""
-        return self._asked(self._experiment.method.predict, weights, images, classes)
+    def predictions(
+        self, weights: Weights, images: Tensor, client: int | None = None, *, trained: bool = False
+    ) -> Tensor:
+        """Return the predicted classes, int64 [N], as scoring does.
 
-    def predictions(self, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """The predicted classes, int64 [N]; without images none."""
-        return self.predictions_by(self._experiment.method.predict, weights, images, classes)
+        Args:
+            weights: of the model. images: uint8 (or floating ones on 0 to 255) [N, C, H, W].
+            client: its owner; None for the global model, which answers at the server.
+            trained: the client's model is as its training left it.
+        """
+        method = self._experiment.method
+        return self.predictions_by(method.predict_private if trained else method.predict, weights, images, client)
 
-    def predictions_by(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """The classes that score highest in a way that need not be the method's own, int64 [N]."""
+    def predictions_by(self, way: Predict, weights: Weights, images: Tensor, client: int | None = None) -> Tensor:
+        """Return the classes that score highest in a given way to predict, int64 [N]."""
         if len(images) == 0:
             return torch.zeros(0, dtype=torch.int64)
-        return self._asked(way, weights, images, classes).argmax(dim=1)
+        return self._asked(way, weights, images, client).argmax(dim=1)
 
-    def projections(self, weights: Weights, images: Tensor) -> Tensor:
-        """What the method holds against a frame or prototypes beside features, [N, p]; for methods that have that."""
+    def projections(self, weights: Weights, images: Tensor, client: int | None = None) -> Tensor:
+        """Return what the method compares with a frame or prototypes in place of features, [N, p]."""
         projected = self._experiment.method.projections
         assert projected is not None  # see has_projections
-        return self._asked(projected, weights, images, None)
+        return self._asked(projected, weights, images, client)
 
-    def _asked(self, way: Predict, weights: Weights, images: Tensor, classes: Tensor | None) -> Tensor:
-        stored, held = StoredImages(self._experiment, images), None
-        if classes is not None:
-            held = classes.to(self._experiment.config.engine.device)
-        return self._forward.answers(weights, stored, {"": way}, self.server, held)[""]
+    def _asked(self, way: Predict, weights: Weights, images: Tensor, client: int | None) -> Tensor:
+        known, held, device = self.server, None, self._experiment.config.engine.device
+        if client is not None:
+            (received,) = scoring_messages(self._experiment, self.server, [client])
+            known, held = on_device(self.client_state(client), device) | received, self.classes(client).to(device)
+        return self._forward.answers(weights, StoredImages(self._experiment, images), {"": way}, known, held)[""]
 
     def logits(self, weights: Weights, images: Tensor) -> Tensor:
         """The network's own logits [N, K], whatever else the method predicts with; of real classes only."""

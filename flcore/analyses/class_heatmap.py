@@ -47,11 +47,10 @@ def _heatmap(
 
     shared = answers.global_model()
     for client in range(min(num_clients, MOST_CLIENTS)):
-        own, classes = model_of(client), answers.classes(client)
-        images, labels = answers.own_test(client)
+        own, (images, labels) = model_of(client), answers.own_test(client)
         if own is not None:
-            add(str(client), "all", answers.predictions(own, answers.images, classes), answers.labels)
-            add(str(client), "own", answers.predictions(own, images, classes), labels)
+            add(str(client), "all", answers.predictions(own, answers.images, client, trained=trained), answers.labels)
+            add(str(client), "own", answers.predictions(own, images, client, trained=trained), labels)
         elif shared is not None and not trained:
             add(str(client), "own", answers.predictions(shared, images), labels)
     if shared is not None:

@@ -6,7 +6,7 @@ that they put the same images at different places is what the figure is for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -18,71 +18,62 @@ from flcore.analyses.embedding import embed
 from flcore.analyses.shown import can_show, caption, clients_shown, images_shown
 from flcore.io.messages import Weights
 
-Look = Callable[[Weights, Tensor], Tensor]
-"""(model, uint8 images) → [N, d], what is embedded."""
+Look = Callable[[Weights, Tensor, int | None], Tensor]
+"""(model, uint8 images, the model's client) → [N, d], what is embedded."""
 
 
 def tsne(run: FinishedRun) -> AnalysisResult:
-    """One embedding of all models' features.
+    """Embed features of the global model, or of several clients' models where there is none.
 
-    ``embedding`` float [M, N, 2], ``predictions`` int [M, N], ``labels`` int [N] (the same samples for all models),
-    ``models`` text [M], ``accuracies`` float [M] on the whole test set, ``counts`` int [M, K] (training samples of the
-    client; of all clients for the global model), ``class_names``.
+    Returns:
+        Arrays: ``embedding`` float [M, N, 2], ``predictions`` int [M, N], ``labels`` int [N] (the same samples for all
+        models), ``models`` text [M], ``accuracies`` float [M] on the whole test set, ``counts`` int [M, K] (training
+        samples of the client; of all clients for the global model), ``class_names``.
     """
-    answers = ModelOutputs(run)
+    outputs = ModelOutputs(run)
     note = "The method has no global model: clients' models, the same images, one embedding."
-    return _of_those_who_answer(run, answers, answers.features, () if answers.global_model() else (note,))
+    return _scored_models(run, outputs, _features(outputs), () if outputs.global_model() else (note,))
 
 
 def tsne_trained(run: FinishedRun) -> AnalysisResult:
     """As :func:`tsne`, for clients' models as their own training left them (FedPG figure 3)."""
-    answers = ModelOutputs(run)
+    outputs = ModelOutputs(run)
     note = "Clients' models as their own training left them, the same images, one embedding."
-    return _of_clients(run, answers, answers.trained_model, answers.features, (note,))
+    return _client_models(run, outputs, _features(outputs), (note,), trained=True)
 
 
 def tsne_projections(run: FinishedRun) -> AnalysisResult:
     """As :func:`tsne`, of what the method compares with a frame or prototypes in place of features (GFPL figure 2)."""
-    answers = ModelOutputs(run)
-    return _of_those_who_answer(run, answers, answers.projections, ("Projections; the same images, one embedding.",))
+    outputs = ModelOutputs(run)
+    return _scored_models(run, outputs, outputs.projections, ("Projections; the same images, one embedding.",))
 
 
-def _of_those_who_answer(run: FinishedRun, answers: ModelOutputs, look: Look, notes: tuple[str, ...]) -> AnalysisResult:
-    """The global model, or where there is none clients' own."""
-    shared = answers.global_model()
+def _features(outputs: ModelOutputs) -> Look:
+    return lambda model, images, client: outputs.features(model, images)
+
+
+def _scored_models(run: FinishedRun, outputs: ModelOutputs, look: Look, notes: tuple[str, ...]) -> AnalysisResult:
+    shared = outputs.global_model()
     if shared is None:
-        return _of_clients(run, answers, answers.own_model, look, notes)
-    looked_at = _looked_at(run, answers, [(shared, None)], look)
-    return AnalysisResult(
-        {
-            **looked_at,
-            "models": np.array(["global model"]),
-            "counts": run.experiment.partition.counts.sum(axis=0, keepdims=True),
-            "class_names": class_names(run.experiment),
-        },
-        notes=(*notes, *caption(run, looked_at["labels"])),
-    )
+        return _client_models(run, outputs, look, notes)
+    arrays = {
+        **_embedded(run, outputs, {None: shared}, look),
+        "models": np.array(["global model"]),
+        "counts": run.experiment.partition.counts.sum(axis=0, keepdims=True),
+    }
+    return AnalysisResult(arrays, notes=(*notes, *caption(run, arrays["labels"])))
 
 
-def _of_clients(
-    run: FinishedRun,
-    answers: ModelOutputs,
-    model_of: Callable[[int], Weights | None],
-    look: Look,
-    notes: tuple[str, ...],
+def _client_models(
+    run: FinishedRun, outputs: ModelOutputs, look: Look, notes: tuple[str, ...], *, trained: bool = False
 ) -> AnalysisResult:
-    """Several clients' models in one embedding."""
-    shown = clients_shown(run, model_of)
-    looked_at = _looked_at(run, answers, [(model, answers.classes(client)) for client, model in shown.items()], look)
-    return AnalysisResult(
-        {
-            **looked_at,
-            "models": np.array([f"client {client}" for client in shown]),
-            "counts": run.experiment.partition.counts[list(shown)],
-            "class_names": class_names(run.experiment),
-        },
-        notes=(*notes, *caption(run, looked_at["labels"], shown)),
-    )
+    shown = clients_shown(run, outputs.trained_model if trained else outputs.own_model)
+    arrays = {
+        **_embedded(run, outputs, shown, look, trained=trained),
+        "models": np.array([f"client {client}" for client in shown]),
+        "counts": run.experiment.partition.counts[list(shown)],
+    }
+    return AnalysisResult(arrays, notes=(*notes, *caption(run, arrays["labels"], shown)))
 
 
 def has_projections(run: FinishedRun) -> str | None:
@@ -93,18 +84,25 @@ def has_projections(run: FinishedRun) -> str | None:
     return can_show(run)
 
 
-def _looked_at(
-    run: FinishedRun, answers: ModelOutputs, models: list[tuple[Weights, Tensor | None]], look: Look
+def _embedded(
+    run: FinishedRun,
+    outputs: ModelOutputs,
+    models: Mapping[int, Weights] | Mapping[None, Weights],
+    look: Look,
+    *,
+    trained: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Embedding of what ``look`` sees, predictions, labels and accuracies of some models in one embedding."""
-    rows = images_shown(run, answers.labels, len(models))
-    images = answers.images[rows]
-    features = [look(model, images) for model, _ in models]
-    predictions = torch.stack([answers.predictions(model, answers.images, classes) for model, classes in models])
-    accuracies = (predictions == answers.labels).double().mean(dim=1)
+    """Return what all figures share; models are by client, None for the global one."""
+    rows = images_shown(run, outputs.labels, len(models))
+    images = outputs.images[rows]
+    features = [look(model, images, client) for client, model in models.items()]
+    predictions = torch.stack(
+        [outputs.predictions(model, outputs.images, client, trained=trained) for client, model in models.items()]
+    )
     return {
         "embedding": embed(torch.cat(features)).reshape(len(models), len(rows), 2),
         "predictions": predictions[:, rows].numpy(),
-        "labels": answers.labels[rows].numpy(),
-        "accuracies": accuracies.numpy(),
+        "labels": outputs.labels[rows].numpy(),
+        "accuracies": (predictions == outputs.labels).double().mean(dim=1).numpy(),
+        "class_names": class_names(run.experiment),
     }

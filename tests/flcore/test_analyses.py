@@ -170,6 +170,31 @@ def test_heatmap_of_models_as_they_were_trained(lab: Any) -> None:
     assert ANALYSES["tsne_trained"].applies(untrained) == "no client has trained a model yet"
 
 
+@pytest.mark.parametrize("method", ["fedensemble", "fedper", "fesem", "fedproto"])
+def test_clients_answer_in_analyses_as_they_are_scored(lab: Any, tmp_path: Any, method: str) -> None:
+    """Accuracy by client and by class are sums over the rows of the heat maps.
+
+    FedEnsemble's predictions are those of all members; a client's model as its training left it answers alone.
+    """
+    changes = {"method__inference": "prototypes"} if method == "fedproto" else {}
+    run = finished(*tiny_run(lab, tmp_path, method__name=method, evaluation__private=True, **changes))
+    scores = Scorer(run.experiment).score(run.server, run.client_states)
+
+    def correct(result: Any, test: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for row in result.rows:
+            if row["test"] == test:
+                found.setdefault(row["model"], []).append(row["correct"])
+        return found
+
+    own, trained = correct(class_heatmap(run), "own"), correct(class_heatmap_trained(run), "all")
+    tested = [len(client.test) for client in run.experiment.partition.clients]
+    assert [sum(own[str(client)]) for client in range(4)] == [
+        round((accuracy or 0) * total) for accuracy, total in zip(scores.local_accuracy, tested, strict=True)
+    ]
+    assert [trained[str(client)] for client in range(4)] == scores.tasks["private_correct"]
+
+
 # ----------------------------------------------------------------------------------------------------------- t-SNE
 
 
