@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SUMMARIES: Mapping[str, str] = {
     "class_heatmap": "accuracy by client and class, with the models that answer for clients",
     "class_heatmap_trained": "the same with each client's model as its training left it (needs evaluation.private)",
+    "confusion": "test images by true and predicted class (confusion matrix)",
     "averaged_bodies": "nearest prototype under clients' own bodies and under their mean (no global model)",
     "tsne": "t-SNE of test features of the global model, or of several clients' models in one embedding",
     "tsne_trained": "t-SNE of several clients' models as their training left them (needs evaluation.private)",

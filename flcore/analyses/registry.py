@@ -8,6 +8,7 @@ from flcore.analyses import SUMMARIES
 from flcore.analyses.averaged_bodies import averaged_bodies, has_bodies_and_prototypes
 from flcore.analyses.base import Analysis, always, keeps_trained_models, needs_global_model
 from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
+from flcore.analyses.confusion import confusion
 from flcore.analyses.generated import (
     can_show_generated,
     generator_distances,
@@ -32,6 +33,7 @@ ANALYSES: Mapping[str, Analysis] = {
     for name, compute, applies in (
         ("class_heatmap", class_heatmap, always),
         ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
+        ("confusion", confusion, always),
         ("averaged_bodies", averaged_bodies, has_bodies_and_prototypes),
         ("tsne", tsne, can_show),
         ("tsne_trained", tsne_trained, can_show_trained),

@@ -230,9 +230,10 @@ class EvaluationConfig:
     )
     analyses: tuple[
         Literal[
-            "class_heatmap", "class_heatmap_trained", "averaged_bodies", "tsne", "tsne_trained", "tsne_projections",
-            "tsne_calibration", "tsne_calibration_trained", "tsne_prototypes",
-            "tsne_generated", "virtual_images", "generator_distances", "inversion", "inversion_search", "gradcam",
+            "class_heatmap", "class_heatmap_trained", "confusion", "averaged_bodies",
+            "tsne", "tsne_trained", "tsne_projections", "tsne_calibration", "tsne_calibration_trained",
+            "tsne_prototypes", "tsne_generated", "virtual_images", "generator_distances",
+            "inversion", "inversion_search", "gradcam",
         ],
         ...,
     ] = param((), "analyses of the finished run, by name, for its report")  # fmt: skip

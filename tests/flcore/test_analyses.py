@@ -15,6 +15,7 @@ from flcore.analyses.answers import ModelOutputs
 from flcore.analyses.averaged_bodies import averaged_bodies
 from flcore.analyses.base import FinishedRun, equal_per_class
 from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
+from flcore.analyses.confusion import confusion
 from flcore.analyses.embedding import embed
 from flcore.analyses.generated import generator_distances, tsne_generated
 from flcore.analyses.gradcam import gradcam_cases
@@ -168,6 +169,26 @@ def test_heatmap_of_models_as_they_were_trained(lab: Any) -> None:
     }
     untrained = finished(federation(lab, evaluation__private=True), {"model": reader()})
     assert ANALYSES["tsne_trained"].applies(untrained) == "no client has trained a model yet"
+
+
+def test_confusion_of_a_global_model(lab: Any) -> None:
+    """It reads what it sees: images of a, b, b, c, labelled a, b, b, b: one b of three is taken for c."""
+    found = confusion(finished(federation(lab), {"model": reader()}))
+    assert found.arrays["counts"].tolist() == [[1, 0, 0], [0, 2, 1], [0, 0, 0]]
+    assert found.arrays["class_names"].tolist() == ["a", "b", "c"]
+    assert [tuple(row.values()) for row in found.rows] == [
+        ("a", "a", 1, 1.0),
+        ("b", "b", 2, pytest.approx(2 / 3)),
+        ("b", "c", 1, pytest.approx(1 / 3)),
+    ]
+
+
+def test_confusion_of_personal_models_adds_up_clients(lab: Any) -> None:
+    """Client 0 reads a, b right. Client 1 swaps a and b: its images, a b and a c, both labelled b, are an a and a c."""
+    memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
+    found = confusion(finished(federation(lab, method__name="local"), {}, memories.__getitem__))
+    assert found.arrays["counts"].tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+    assert "no global model" in found.notes[0]
 
 
 @pytest.mark.parametrize("method", ["fedensemble", "fedper", "fesem", "fedproto"])

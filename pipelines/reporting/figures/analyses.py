@@ -27,6 +27,7 @@ from pipelines.runs.record import RunRecord
 HEADINGS: Mapping[str, str] = {
     "class_heatmap": "Accuracy by client and class",
     "class_heatmap_trained": "Accuracy by client and class, as trained",
+    "confusion": "True and predicted classes",
     "averaged_bodies": "Nearest prototype under own and averaged bodies",
     "tsne": "Features of test images",
     "tsne_trained": "Features of test images under clients' own models",
@@ -46,6 +47,7 @@ CAPTIONS: Mapping[str, str] = {
     "the global model on the whole test set. Grey: no test samples.",
     "class_heatmap_trained": "Each client's model as its own training left it, before anything was averaged, on the "
     "whole test set or its own test data; last row: the global model. Grey: no test samples.",
+    "confusion": "Share of a true class's test images (row) by predicted class (column). Grey: no test samples.",
     "averaged_bodies": "Accuracy on the whole test set of the nearest global prototype: under each client's own body, "
     "in the last row under their mean, weighted by training samples. Grey: no test samples.",
     "tsne": "t-SNE (perplexity 30, from a PCA); its axes have no unit. Colour: true class, then predicted class; "
@@ -146,6 +148,25 @@ def _class_heatmap(analysis: StoredAnalysis) -> Figure:
     return figure
 
 
+def _confusion(analysis: StoredAnalysis) -> Figure:
+    counts, names = analysis.arrays["counts"].astype(float), analysis.arrays["class_names"].tolist()
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+    side = min(max(1.8 + 0.3 * len(names), 3.2), WIDTH)
+    figure = Figure(figsize=(side + 0.8, side))
+    axes = figure.add_subplot()
+    mesh = draw_cells(axes, shares, ACCURACIES, 1.0)
+    name_cells(axes.xaxis, names, 26)
+    name_cells(axes.yaxis, names, 30)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    if len(names) <= 20:
+        annotate_cells(axes, shares, mesh, lambda share: f"{100 * share:.0f}" if share > 0 else "")
+    bar = figure.colorbar(mesh, ax=axes, label="share of the true class", pad=0.015, fraction=0.04)
+    percent_axis(bar.ax.yaxis)
+    return figure
+
+
 def _generator_distances(analysis: StoredAnalysis) -> Figure:
     columns = {"intra": "within a class", "inter": "between classes", "centroid_inter": "between class means"}
     figure = Figure(figsize=(WIDTH, 3.2))
@@ -176,6 +197,7 @@ def _generator_distances(analysis: StoredAnalysis) -> Figure:
 _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
     "class_heatmap": _class_heatmap,
     "class_heatmap_trained": _class_heatmap,
+    "confusion": _confusion,
     "averaged_bodies": _class_heatmap,
     "tsne": draw_tsne,
     "tsne_trained": draw_tsne,

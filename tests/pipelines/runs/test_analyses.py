@@ -358,6 +358,7 @@ def stored(name: str, classes: int) -> StoredAnalysis:
         "cases": np.array(["kept right", "broken"]),
     }
     arrays = {
+        "confusion": {"counts": np.diag([0, *range(1, classes)])},
         "tsne": calibration,
         "tsne_trained": calibration,
         "tsne_projections": calibration,
