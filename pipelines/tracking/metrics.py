@@ -135,22 +135,14 @@ SUMMARY_FIGURES: Mapping[str, str] = {
     "num_parameters": "model/num_parameters",
 }
 _TASK_FIGURES = (
-    "forgetting",
-    "backward_transfer",
-    "roundwise_forgetting",
-    "forgetting_global",
-    "backward_transfer_global",
+    *("forgetting", "backward_transfer", "roundwise_forgetting"),
+    *("forgetting_global", "backward_transfer_global"),
 )
 
 
 @dataclass(frozen=True)
 class Times:
-    """When a run took place, in milliseconds since 1970.
-
-    Attributes:
-        began: the first round. ended: the last round that is there.
-        rounds: end of each round.
-    """
+    """When a run's first round began, its last one ended, and each round ended, in milliseconds since 1970."""
 
     began: int
     ended: int
@@ -208,13 +200,11 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     found |= {f"tasks/{name}": tasks.get(name) for name in ACCURACIES}
     for key in ("by_task", "by_task_global"):
         found |= {f"tasks/{key}_{task}": value for task, value in enumerate(tasks.get(key) or ())}
-    for direction in ("bytes_up", "bytes_down"):
+    for direction in ("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down"):
         by_kind = record.get(direction) or {}
-        found[f"comm/{direction}"] = sum(by_kind.values())
-        found |= {f"comm/{direction}_{kind}": count for kind, count in by_kind.items()}
-    for direction in ("bytes_eval_up", "bytes_eval_down"):
-        if direction in record:  # of a run by an earlier version it is unknown
-            found[f"comm/{direction}"] = sum(record[direction].values())
+        found[f"comm/{direction}"] = sum(by_kind.values()) if direction in record else None
+        if "eval" not in direction:
+            found |= {f"comm/{direction}_{kind}": count for kind, count in by_kind.items()}
     return _numbers(found)
 
 

@@ -552,7 +552,7 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     server = {"model": reader()}
     reasons = {name: analysis.applies(finished(experiment, server)) for name, analysis in ANALYSES.items()}
     assert {name for name, reason in reasons.items() if reason is None} == {
-        *("class_heatmap", "tsne_prototypes", "inversion", "inversion_search"),
+        *("class_heatmap", "confusion", "tsne_prototypes", "inversion", "inversion_search"),
     }
     # One image of class 0 and three of class 1: one of each can be shown.
     assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"
