@@ -133,7 +133,7 @@ class CCVR(NewHead):
     def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights | None, Metrics]:
         """Return the head, trained on virtual features; None where no class has enough samples.
 
-        Facts: the mean loss on the virtual features before and after, and the numbers of features and classes.
+        Metrics: the mean loss on the virtual features before and after, and the numbers of features and classes.
 
         Raises:
             ArithmeticError: the calibration diverged.

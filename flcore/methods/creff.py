@@ -80,10 +80,10 @@ class CReFF(FedAvg):
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)
     per_class: int = param(
-        100, "features made per class", low=1, search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0)
+        100, "features of each class", low=1, search=Search(10, 200, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     match_steps: int = param(
-        100, "features' steps in a round", low=0, search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0)
+        100, "features' steps a round", low=0, search=Search(10, 300, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     feature_lr: float = param(
         0.1,
@@ -95,7 +95,7 @@ class CReFF(FedAvg):
         300, "passes over the features in the classifier's training", low=0, search=Search(30, 500, log=True)
     )
     retrain_lr: float = param(
-        0.01, "rate of the classifier", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0)
+        0.01, "the classifier's rate", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.retrain_epochs > 0)
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 
@@ -136,33 +136,24 @@ class CReFF(FedAvg):
         return TensorDict({"classes": classes, "weight": weights, "bias": biases})
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        return {
-            **super().server_steps(),
-            "match-gradients": self.match_gradients,
-            "retrain-classifier": self.retrain_classifier,
-        }
+        own = {"match-gradients": self.match_gradients, "retrain-classifier": self.retrain_classifier}
+        return {**super().server_steps(), **own}
 
     def match_gradients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Move the features of the uploaded classes until their gradients point as the real ones do.
 
-        Facts: the mean of D over these classes before and after, and the number of classes without an upload.
+        Metrics: the mean of D over these classes before and after, and the number of classes without an upload.
         """
-        setting = ctx.setting
-        present, wanted = mean_gradients(replies.of(GRADIENTS), setting.num_classes)
-        moved = server[FEATURES]["values"].reshape(setting.num_classes, self.per_class, -1).clone()
-        weight, bias = (value.to(setting.device) for value in _classifier(server))
-        moved[present], before, after = self.matched(
-            moved[present].to(setting.device),
-            present.to(setting.device),
-            (weight, bias),
-            (wanted[0][present].to(setting.device), wanted[1][present].to(setting.device)),
-        )
-        facts = {
-            "matching_distance_before": before,
-            "matching_distance": after,
-            "classes_skipped": float(setting.num_classes - len(present)),
-        }
-        return server | {FEATURES: TensorDict({"values": moved.flatten(0, 1)})}, facts
+        classes, device = ctx.setting.num_classes, ctx.setting.device
+        present, gradients = mean_gradients(replies.of(GRADIENTS), classes)
+        moved = server[FEATURES]["values"].reshape(classes, self.per_class, -1).clone()
+        weight, bias = (value.to(device) for value in _classifier(server))
+        wanted = gradients[0][present].to(device), gradients[1][present].to(device)
+        start, labels = moved[present].to(device), present.to(device)
+        moved[present], before, after = self.matched(start, labels, (weight, bias), wanted)
+        facts = {"matching_distance_before": before, "matching_distance": after}
+        skipped = float(classes - len(present))
+        return server | {FEATURES: TensorDict({"values": moved.flatten(0, 1)})}, {**facts, "classes_skipped": skipped}
 
     def matched(
         self, features: Tensor, labels: Tensor, classifier: ClassifierWeights, wanted: ClassifierWeights
@@ -195,7 +186,7 @@ class CReFF(FedAvg):
         return fitted.values["features"].cpu(), before, float(distances().detach().mean())
 
     def retrain_classifier(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Train h̃, a fresh linear classifier, on all features. Fact: its mean loss on them."""
+        """Train h̃, a fresh linear classifier, on all features. Metric: its mean loss on them."""
         setting = ctx.setting
         features = server[FEATURES]["values"].to(setting.device)
         labels = torch.arange(setting.num_classes, device=setting.device).repeat_interleave(self.per_class)

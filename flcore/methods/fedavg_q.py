@@ -119,7 +119,7 @@ class FedAvgQ(FedAvg):
         return {"aggregate": self.aggregate}
 
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Move v by the quantised mean of the uploads. Fact: the norm of the remaining error."""
+        """Move v by the quantised mean of the uploads. Metric: the norm of the remaining error."""
         before, sizes = server[MODEL], sample_counts(replies)
         arrived = {
             client: Weights(restored_all(sent.named, before.params, self.bits))

@@ -162,7 +162,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         5, "prototypes per cluster", low=1, search=Search(1, 16, log=True, when=lambda m: m.clusters_features)
     )
     ratio: float = param(
-        0.5, "r, share of a cluster", above=0, high=1, search=Search(0.2, 1.0, when=lambda m: m.clusters_features)
+        0.5, "r, share of cluster drawn", above=0, high=1, search=Search(0.2, 1.0, when=lambda m: m.clusters_features)
     )
     min_cluster: int = param(1, "smaller clusters join the nearest one", low=1)
     min_count: int = param(1, "samples of a prototype, at least; else clusters join, or nothing is sent", low=0)
@@ -176,7 +176,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     w_angle: float = param(1.0, "w_A, weight of the angles", low=0, search=Search(0, 1, when=lambda m: m.weighs))
     w_edge: float = param(1.0, "w_E, weight of the distances", low=0, search=Search(0, 1, when=lambda m: m.weighs))
     tau_l: float = param(
-        0.5, "τ_l of L_N", above=0, search=Search(0.05, 1.0, log=True, when=lambda m: m.weighs and m.w_node > 0)
+        0.5, "temperature τ_l", above=0, search=Search(0.05, 1.0, log=True, when=lambda m: m.weighs and m.w_node > 0)
     )
     angle_mode: Literal["distinct", "all"] = param(
         "distinct",
@@ -208,10 +208,10 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
         100, "passes over the prototypes in a calibration", low=0, search=Search(10, 200, when=lambda m: m.use_ca)
     )
     cal_batch: int = param(
-        100, "prototypes per step of it", low=1, search=Search(32, 256, log=True, when=lambda m: m.calibrates)
+        100, "calibration's batch size", low=1, search=Search(32, 256, log=True, when=lambda m: m.calibrates)
     )
     cal_lr: float = param(
-        0.1, "its learning rate at first", above=0, search=Search(1e-3, 0.3, log=True, when=lambda m: m.calibrates)
+        0.1, "calibration's initial rate", above=0, search=Search(1e-3, 0.3, log=True, when=lambda m: m.calibrates)
     )
     cal_lr_schedule: Literal["rounds", "constant"] = param(
         "rounds", "rounds: cal_lr, a tenth of it after 6 rounds, a hundredth after 41; constant: always cal_lr"
@@ -449,7 +449,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
     def calibrate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Train H and F of the base's model on the prototypes; without any, change nothing.
 
-        Facts: the mean of each term in the last epoch, the number of prototypes and their mean length.
+        Metrics: the mean of each term in the last epoch, the number of prototypes and their mean length.
 
         Raises:
             ArithmeticError: the calibration diverged.

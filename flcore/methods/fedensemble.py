@@ -81,7 +81,7 @@ class FedEnsemble(AuthorsPreset, FedAvg):
     )
     combine: Literal["logits", "probs"] = param("logits", "sum the members' logits, or average their probabilities")
     models: int = param(
-        5, "M of variant permutation", low=1, high=1000, search=Search(2, 10, when=lambda m: m.variant == "permutation")
+        5, "M, models (permutation)", low=1, high=1000, search=Search(2, 10, when=lambda m: m.variant == "permutation")
     )
 
     @property

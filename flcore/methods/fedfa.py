@@ -70,7 +70,7 @@ class FedFA(FedAvg):
     )
     use_calibration: bool = param(True, "train the head on the anchors after each step", switch=True)
     calibration_lr: float = param(
-        1e-3, "its learning rate (Adam)", above=0, search=Search(1e-4, 1e-2, log=True, when=lambda m: m.use_calibration)
+        1e-3, "Adam's rate for the head", above=0, search=Search(1e-4, 1e-2, log=True, when=lambda m: m.use_calibration)
     )
     anchor_momentum: float = param(0.5, "m, what an anchor keeps of itself in each pass", low=0, high=1)
     anchor_mean: Literal["all", "holders"] = param(

@@ -68,7 +68,7 @@ class FedGen(FeatureGeneratorMethod):
         10.0, "γ, initial weight of the loss on generated features", low=0, search=Search(0.1, 50, log=True)
     )
     beta: float = param(
-        10.0, "β, initial weight of the divergence from it; EMNIST: 1", low=0, search=Search(0.1, 50, log=True)
+        10.0, "β, initial weight of the divergence (EMNIST: 1)", low=0, search=Search(0.1, 50, log=True)
     )
     decay: float = param(
         0.98, "factor of both weights per round", above=0, high=1, search=Search(0.95, 1.0, when=lambda m: m.generates)

@@ -377,8 +377,8 @@ def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[
 def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """g^k ← mean of c^k over the clients that uploaded class k.
 
-    Facts: classes with a prototype; mean and largest norm of the *uploads*, which show a client with features that grow
-    without bound, as g does not.
+    Metrics: classes with a prototype; mean and largest norm of the *uploads*, which show a client with features that
+    grow without bound, as g does not.
     """
     after, facts = fused_prototypes(server, replies, ctx)
     facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **facts}

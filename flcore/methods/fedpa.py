@@ -132,7 +132,7 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
     )
     gamma_ad: float = param(0.15, "weight of L_ad", low=0, search=Search(0, 1, when=lambda m: m.generates and m.use_ad))
     decay: float = param(
-        0.98, "factor of weights", above=0, high=1, search=Search(0.95, 1.0, when=lambda m: m.generates or m.pulls)
+        0.98, "decay per round", above=0, high=1, search=Search(0.95, 1.0, when=lambda m: m.generates or m.pulls)
     )
     ad_cap: float | None = param(
         None, "a generated feature's L_ad, in the unit of po_form, stops counting here; null: never", above=0

@@ -292,7 +292,7 @@ class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
         return prototype_match(targets, means, present, scale=self.dce_scale, reduction=reduction, form=self.d_form)
 
     def generate_images(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Make the next round's virtual images. Facts: the global model's answers to them."""
+        """Make the next round's virtual images. Metrics: the global model's answers to them."""
         if not self.prepares_images(server, ctx):
             return server, {}
         setting = ctx.setting

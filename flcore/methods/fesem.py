@@ -17,7 +17,7 @@ centre until it answers.
 
 A client answers with its centre. The mean over centres, weighted by members, is scored as global (section 21).
 
-Facts: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
+Metrics: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
 (clients of S that changed centres).
 """
 

@@ -153,7 +153,7 @@ class GFPL(ReleasesVectors, Method):
         10, "S_T, rounds between exchanges", low=1, search=Search(1, _in_rounds, log=True, when=lambda m: m.use_pfg)
     )
     first_exchange: int = param(
-        10, "t1, rounds before exchanges", low=0, search=Search(0, _in_rounds, when=lambda m: m.use_pfg)
+        10, "t1, rounds before the first exchange", low=0, search=Search(0, _in_rounds, when=lambda m: m.use_pfg)
     )
     samples_per_class: int = param(
         16, "r, pseudo-features of every class", low=1, search=Search(4, 128, log=True, when=lambda m: m.use_pfg)
@@ -163,9 +163,9 @@ class GFPL(ReleasesVectors, Method):
         1, "passes over the pseudo-features", low=1, search=Search(1, 20, log=True, when=lambda m: m.use_pfg)
     )
     retrain_lr: float | None = param(
-        None, "its rate of SGD; null: as local", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.use_pfg)
+        None, "retraining's rate; null: as local", above=0, search=Search(1e-3, 0.1, log=True, when=lambda m: m.use_pfg)
     )
-    retrain_momentum: float = param(0.5, "its momentum, where retrain_lr is set", low=0, below=1)
+    retrain_momentum: float = param(0.5, "momentum of SGD, where retrain_lr is set", low=0, below=1)
     retrain_classes: Literal["all", "local"] = param("all", "retrain on every class, or on those the client holds")
     retrain_source: Literal["global", "own"] = param(
         "global", "draw from the fused mixtures, or from the client's own, which are then not sent"
@@ -224,25 +224,24 @@ class GFPL(ReleasesVectors, Method):
         own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
         moves = (StepSpec(optimizer=own),)
         retraining = Phase(_HEADS, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
-        return (
-            Exchange(server_steps=tuple(self.server_steps())),
-            Exchange(RETRAIN_LEG, phases=(retraining,), server_steps=()),
-        )
+        training = Exchange(server_steps=tuple(self.server_steps()))
+        return (training, Exchange(RETRAIN_LEG, phases=(retraining,), server_steps=()))
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         return server.only(MIXTURES) if ctx.exchange == RETRAIN_LEG else {}
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         device = ctx.setting.device
-        loss_inputs: dict[str, LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
+        frame: dict[str, LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
         if ctx.exchange != RETRAIN_LEG:
-            return loss_inputs
-        inputs, labels = torch.zeros(0, ctx.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
+            return frame
+        features, labels = torch.zeros(0, ctx.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
         if mixtures := self.retraining_mixtures(ctx):
             # Not `ctx.stream`, which would add the name of the exchange to the key.
             stream = torch_stream(ctx.setting.seed, "pseudo-features", ctx.round, ctx.client)
-            inputs, labels = sample_classes(mixtures, self.samples_per_class, stream, clip_nonnegative=self.clip_nonneg)
-        return {**loss_inputs, "pseudo": {"inputs": inputs.to(device), "labels": labels.to(device)}}
+            number, clip = self.samples_per_class, self.clip_nonneg
+            features, labels = sample_classes(mixtures, number, stream, clip_nonnegative=clip)
+        return {**frame, "pseudo": {"inputs": features.to(device), "labels": labels.to(device)}}
 
     def retraining_mixtures(self, ctx: ClientContext) -> dict[int, Mixture]:
         """Return the mixtures that a client draws from, by class."""
@@ -252,23 +251,21 @@ class GFPL(ReleasesVectors, Method):
             return mixtures
         return {label: mixture for label, mixture in mixtures.items() if ctx.class_counts[label] > 0}
 
-    def loss(self, model: LocalModel, batch: Batch, loss_inputs: LossInputs) -> dict[str, Tensor]:
-        return self.both_heads(model, model.features(batch.images), batch, loss_inputs)
+    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+        return self.both_heads(model, model.features(batch.images), batch, inputs)
 
-    def retrain_loss(self, model: LocalModel, batch: Batch, loss_inputs: LossInputs) -> dict[str, Tensor]:
-        terms = self.both_heads(model, batch.images, batch, loss_inputs)
+    def retrain_loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+        terms = self.both_heads(model, batch.images, batch, inputs)
         return {f"retrain_{name}": term for name, term in terms.items()}
 
-    def both_heads(
-        self, model: LocalModel, features: Tensor, batch: Batch, loss_inputs: LossInputs
-    ) -> dict[str, Tensor]:
+    def both_heads(self, model: LocalModel, features: Tensor, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         """Return cross-entropy of the linear head and, with a second head, its dot regression."""
         terms = {}
         if self.use_ce:
             terms["cross_entropy"] = cross_entropy(model.classify(features), batch.labels, batch.weight)
         if self.dual:
             projected = model.apply_extra("projection", features)
-            regression = dot_regression(projected, batch.labels, loss_inputs["frame"], batch.weight)
+            regression = dot_regression(projected, batch.labels, inputs["frame"], batch.weight)
             terms["dot_regression"] = self.weight * regression
         return terms
 

@@ -49,7 +49,7 @@ class LdaHead(NewHead):
     scored_before: ClassVar[str] = "before_discriminant"
 
     shrinkage: float | None = param(
-        0.01, "λ on the standardised covariance's diagonal; null: by GCV", above=0, search=Search(1e-5, 1.0, log=True)
+        0.01, "λ of the standardised covariance; null: cross-validation", above=0, search=Search(1e-5, 1.0, log=True)
     )
     wire: Literal["float64", "float32", "float16", "int8"] = param(
         "float32", "precision in which second moments travel"
@@ -65,7 +65,7 @@ class LdaHead(NewHead):
         return {SUMS: TensorDict(pack_sums(sums, self.wire))}
 
     def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights, Metrics]:
-        """Solve the head of the summed statistics. Facts: λ, and the number of clients in the sums."""
+        """Solve the head of the summed statistics. Metrics: λ, and the number of clients in the sums."""
         # A base may have more outputs than classes: they have no samples and never answer.
         classes, dim = len(model.params["head.bias"]), setting.feature_dim
         sent = replies.of(SUMS)

@@ -105,7 +105,7 @@ class ProtoLDA(PatchSums):
 
     head: Literal["discriminant", "ridge"] = param("discriminant", "Fisher's discriminant, or ridge regression")
     shrinkage: float | None = param(
-        0.001, "λ on the standardised covariance's diagonal; null: by GCV", above=0, search=Search(1e-5, 0.3, log=True)
+        0.001, "λ of the standardised covariance; null: cross-validation", above=0, search=Search(1e-5, 0.3, log=True)
     )
     personal: Literal["none", "shares", "mixture"] = param(
         "none", "clients answer with the global head, that head with their class shares, or a head of weighted sums"
@@ -134,10 +134,9 @@ class ProtoLDA(PatchSums):
 
     @property
     def task_stream_error(self) -> str | None:
-        reason = (
-            f"with method.forget = {list(self.forget)} subtracts one task's sums alone; set it to none, or forget=[]"
-        )
-        return reason if self.forget else None
+        value = list(self.forget)
+        error = f"with method.forget = {value} subtracts one task's sums alone; set it to none, or forget=[]"
+        return error if value else None
 
     def start_server(self, setting: FederationContext) -> Payloads:
         """Return the initial model.
@@ -154,11 +153,9 @@ class ProtoLDA(PatchSums):
         exchanges.append(Exchange(STATISTICS_LEG, phases=(), server_steps=("solve-head",)))
         last = round_number == setting.rounds
         if last and self.forget:
-            exchanges.append(Exchange(FORGET_LEG, participants="all", phases=(), server_steps=("forget-clients",)))
+            exchanges.append(Exchange(FORGET_LEG, "all", phases=(), server_steps=("forget-clients",)))
         if last or self.deliver == "every_round":
-            exchanges.append(
-                Exchange(DELIVERY_LEG, participants="all" if last else "cohort", phases=(), server_steps=())
-            )
+            exchanges.append(Exchange(DELIVERY_LEG, "all" if last else "cohort", phases=(), server_steps=()))
         return tuple(exchanges)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
@@ -241,7 +238,7 @@ class ProtoLDA(PatchSums):
     def solve_head(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Add new answers to the sums, and solve the head.
 
-        Facts: the number of answers in the sums, λ, and answers that were there already.
+        Metrics: the number of answers in the sums, λ, and answers that were there already.
         """
         totals, before = _sums(server, ctx.setting)
         answered, classes = before.tolist(), ctx.setting.num_classes

@@ -166,7 +166,7 @@ class ProtoLDABlocks(PatchSums):
     def extend_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Solve the head over all directions so far, and make the next block.
 
-        Facts: the residual's size in units of the first one, and the number of directions.
+        Metrics: the residual's size in units of the first one, and the number of directions.
         """
         margins, before = Margins(**server[MARGINS].named), server[BASIS]
         vectors = server[BLOCK]["vectors"].double()

@@ -71,7 +71,7 @@ class VHL(AuthorsPreset, FedAvg):
         1.0, "λ_v, weight of the virtual images' cross-entropy; 0: off", low=0, search=Search(0.1, 2.0, log=True)
     )
     lambda_a: float = param(
-        1.0, "λ_a, contrast's weight", low=0, search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0)
+        1.0, "weight λ_a of contrast", low=0, search=Search(choices=(0.1, 1.0, 10.0), when=lambda m: m.align_epochs > 0)
     )
     label_style: Literal["extra", "patch"] = param(
         "extra", "virtual class c is a new output C + c of the head, or the output c"
