@@ -216,7 +216,7 @@ def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, sta
         save_record(files.clients / f"{client:04d}.safetensors", checkpoint.client_state(client, state.client_states))
     disk.remove_tree(files.snapshots)
     for number in sorted(set(experiment.config.evaluation.snapshots)):
-        for name, record in checkpoint.aside.round(number).items():
+        for name, record in checkpoint.snapshots.round(number).items():
             save_record(files.snapshot(number, name), record)
     rounds = checkpoint.records("timing.jsonl")
     seconds, joules = _sums(rounds, "seconds"), _sums(rounds, "joules")

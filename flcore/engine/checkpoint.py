@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import Cure, DataError, RunError
-from flcore.engine.aside import Aside
 from flcore.engine.energy import Clock
-from flcore.engine.owned import load_owned, save_owned
 from flcore.engine.record_lines import RecordLines
 from flcore.engine.run_state import RunName, RunState
+from flcore.engine.tagged_records import Snapshots, load_tagged, save_tagged
 from flcore.engine.turn_results import TurnResults
 from flcore.io import disk
 from flcore.io.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
@@ -218,7 +217,7 @@ class Checkpoint:
     def _read_server(self, exchanges: Mapping[str, int]) -> Record:
         missing = {exchange for name, exchange in exchanges.items() if self._server.get(name, (None,))[0] != exchange}
         files = {
-            exchange: load_owned(self.server_file(exchange), exchange, self._run, CURE) for exchange in sorted(missing)
+            exchange: load_tagged(self.server_file(exchange), exchange, self._run, CURE) for exchange in sorted(missing)
         }
         self._server = {
             name: (exchange, files[exchange][name] if exchange in files else self._server[name][1])
@@ -243,7 +242,7 @@ class Checkpoint:
         }
         changed = state.server.without(*known)
         if changed:
-            save_owned(self.server_file(state.exchanges), changed, state.exchanges, self._run)
+            save_tagged(self.server_file(state.exchanges), changed, state.exchanges, self._run)
         exchanges = {name: known.get(name, state.exchanges) for name in state.server}
         content = {
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
@@ -294,16 +293,16 @@ class Checkpoint:
             disk.try_to_remove(self.durable_file)
 
     @property
-    def aside(self) -> Aside:
+    def snapshots(self) -> Snapshots:
         """States that are kept for analyses of the finished run."""
-        return Aside(self.directory, self._run, CURE)
+        return Snapshots(self.directory, self._run, CURE)
 
     def keep_round(self, state: RunState) -> None:
         """Put aside what server and clients hold after a round that is about to be committed."""
         client_states = {
             client: self.client_state(client, state.client_states) for client in sorted(state.client_states)
         }
-        self.aside.keep_round(state.round, state.server, client_states)
+        self.snapshots.keep_round(state.round, state.server, client_states)
 
     def flush(self, client_states: Mapping[int, int]) -> str:
         """Write what clients remember, held in memory until now, so that workers can read it: by client its exchange.

@@ -3,6 +3,9 @@
 Replies and states survive as files. The process that commits holds them in memory before, until the commit
 (``engine.durability: leg``) or for ``durable_every`` seconds; after a kill these are trained again. Workers write
 states, which they alone read, and send replies.
+
+A reply is a safetensors file, a failure a JSON file. Each names its run, exchange and client; a damaged or foreign one
+counts as missing: the reply is made again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -10,14 +13,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flcore.core.errors import DataError
 from flcore.engine.energy import Clock
-from flcore.engine.owned import load_owned, save_owned
-from flcore.engine.replies import ClientResult, load_result, save_result
-from flcore.engine.turns import Reply
+from flcore.engine.tagged_records import load_tagged, save_tagged
+from flcore.engine.turns import ClientResult, Failure, Reply
 from flcore.io import disk
-from flcore.io.records import Record
+from flcore.io.files import read_json, sealed, unsealed, write_json
+from flcore.io.records import Record, load_record, save_record
+
+ExchangeKey = tuple[int, int]
+"""Leg, counted over the run from 1, and client."""
 
 
 class TurnResults:
@@ -83,7 +90,7 @@ class TurnResults:
 
     def save_client_state(self, exchange: int, client: int, client_state: Record, run: str) -> None:
         """Write what a client keeps after its turn in an exchange; it counts with the commit that names it."""
-        save_owned(self.state_file(exchange, client), client_state, [exchange, client], run)
+        save_tagged(self.state_file(exchange, client), client_state, [exchange, client], run)
 
     def save_client_states(self, exchanges: Mapping[int, int], run: str) -> None:
         """Write the held memories that a state names: by client the exchange of its memory."""
@@ -102,7 +109,7 @@ class TurnResults:
         result = load_result(self.reply_file(exchange, client), (exchange, client), run)
         if isinstance(result, Reply) and result.has_state:
             try:  # a power failure may damage the state and not the reply
-                load_owned(self.state_file(exchange, client), [exchange, client], run or "", self._cure)
+                load_tagged(self.state_file(exchange, client), [exchange, client], run or "", self._cure)
             except DataError:
                 return None
         return result
@@ -126,7 +133,7 @@ class TurnResults:
         _, client_state = self._held.get((exchange, client), (None, None))
         if client_state is not None:
             return client_state
-        return load_owned(self.state_file(exchange, client), [exchange, client], run, self._cure)
+        return load_tagged(self.state_file(exchange, client), [exchange, client], run, self._cure)
 
     def committed(self) -> None:
         """All that is held is on the disk, or counts no more."""
@@ -136,3 +143,50 @@ class TurnResults:
         """Drop the replies and failures of an exchange that is not committed; it is repeated."""
         disk.remove_tree(self.reply_file(exchange, 0).parent)
         self._held = {}
+
+
+def save_result(path: Path, result: ClientResult, place: ExchangeKey, run: str) -> None:
+    """Write a reply to ``path``; a failure, to the same name with ``.json``.
+
+    Args:
+        path: of the reply.
+        result: to be written.
+        place: its exchange and client.
+        run: digest of the run's name.
+    """
+    owner = {"place": list(place), "run": run}
+    if isinstance(result, Failure):
+        write_json(path.with_suffix(".json"), sealed({**vars(result), **owner}))
+        return
+    names = ("losses", "steps", "has_state", "seconds")
+    values = {name: getattr(result, name) for name in names}
+    save_record(path, result.message, {**values, **owner, "losses": dict(result.losses)})
+
+
+def load_result(path: Path, place: ExchangeKey, run: str | None) -> ClientResult | None:
+    """Return the result that :func:`save_result` wrote; None if it is missing, damaged, or of another place or run.
+
+    Args:
+        path: of the reply. place: expected exchange and client.
+        run: digest of the run's name; None: any.
+    """
+    try:
+        if path.with_suffix(".json").exists():
+            content = unsealed(read_json(path.with_suffix(".json"), ""))
+            if content is None or not _is_of(content, place, run):
+                return None
+            return Failure(**content)
+        if not path.exists():
+            return None
+        message, extra = load_record(path)
+        if not _is_of(extra, place, run):
+            return None
+        return Reply(message, **extra)
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _is_of(content: dict[str, Any], place: ExchangeKey, run: str | None) -> bool:
+    """Return whether a file is of this place and run; remove both from its content."""
+    same_place, owner = content.pop("place") == list(place), content.pop("run")
+    return same_place and run in (None, owner)

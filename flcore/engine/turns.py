@@ -80,6 +80,9 @@ class Failure:
     details: str = ""
 
 
+ClientResult = Reply | Failure
+
+
 def leg_of(experiment: Experiment, place: ExchangeId) -> Exchange:
     """Return the exchange at a place."""
     return experiment.method.round_exchanges(place.round, experiment.setting)[place.exchange]

@@ -29,8 +29,7 @@ from flcore.engine.pool.groups import (
     drops_failures,
     train_group,
 )
-from flcore.engine.replies import ClientResult
-from flcore.engine.turns import Failure, LegWork, leg_of
+from flcore.engine.turns import ClientResult, Failure, LegWork, leg_of
 from flcore.evaluation.scoring import EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record

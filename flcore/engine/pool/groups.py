@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner, ClientStates
 from flcore.engine.failures import ClientError, LocatedError, client_step, failed, failure_of, is_the_machines
-from flcore.engine.replies import ClientResult
-from flcore.engine.turns import Failure, LegWork, leg_of
+from flcore.engine.turns import ClientResult, Failure, LegWork, leg_of
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 

@@ -31,9 +31,8 @@ from flcore.engine.pool.wire import (
     whole_parts,
 )
 from flcore.engine.pool.workers import device_of, worker_count
-from flcore.engine.replies import ClientResult
 from flcore.engine.turn_results import TurnResults
-from flcore.engine.turns import LegWork, Reply
+from flcore.engine.turns import ClientResult, LegWork, Reply
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code

@@ -36,9 +36,8 @@ from flcore.engine.pool.groups import Group, Keep, train_group
 from flcore.engine.pool.process import prepare_process
 from flcore.engine.pool.wire import packed_result, unpacked_result
 from flcore.engine.pool.workers import worker_count
-from flcore.engine.replies import ClientResult
 from flcore.engine.turn_results import TurnResults
-from flcore.engine.turns import LegWork, Reply
+from flcore.engine.turns import ClientResult, LegWork, Reply
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io import disk

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcore.engine.replies import ClientResult
-from flcore.engine.turns import Failure, Reply
+from flcore.engine.turns import ClientResult, Failure, Reply
 from flcore.evaluation.scoring import EvalTask
 from flcore.io.records import Record, pack_record, unpack_record
 from flcore.methods.types import MODEL

@@ -21,10 +21,10 @@ from flcore.core.host import host_id
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.owned import save_owned
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
+from flcore.engine.tagged_records import save_tagged
 from flcore.engine.turns import ExchangeId, Failure, Reply
 from flcore.experiment import provenance
 from flcore.io import disk
@@ -164,7 +164,7 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
     (tmp_path / "rounds").mkdir()
     name = f".0003.server.safetensors.{host_id()}.{ended.pid}.140219336833920.tmp"
     (tmp_path / "rounds" / name).write_bytes(b"half")
-    checkpoint.aside.keep_round(3, Record(), {})
+    checkpoint.snapshots.keep_round(3, Record(), {})
     assert [path.name for path in tmp_path.rglob("*.*")] == ["0003.server.safetensors"]
 
 
@@ -421,7 +421,7 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     )
     checkpoint = Checkpoint(tmp_path / "c")
     for client, exchange in state.client_states.items():
-        save_owned(checkpoint.client_results.state_file(exchange, client), Record(), [exchange, client], name.digest)
+        save_tagged(checkpoint.client_results.state_file(exchange, client), Record(), [exchange, client], name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
     assert state.place == ExchangeId(4, 1)

@@ -1,4 +1,6 @@
-"""Snapshots of a run for later analyses; a resumed run does not read them.
+"""Records that name their run and their place in it, so that a moved file is not read as another; and snapshots.
+
+A snapshot keeps a round of ``evaluation.snapshots`` for later analyses; a resumed run does not read it.
 
 ::
 
@@ -12,14 +14,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flcore.engine.owned import load_owned, save_owned
+from flcore.core.errors import DataError
 from flcore.io.files import make_durable, remove_stale_temp
-from flcore.io.records import Record
+from flcore.io.records import Payloads, Record, load_record, save_record
+
+
+def save_tagged(path: Path, record: Payloads, place: Any, run: str) -> None:
+    """Write a record.
+
+    Args:
+        path: the file. record: its content.
+        place: in the run, as a JSON value. run: digest of the run's name; empty if unknown.
+    """
+    save_record(path, record, {"place": place, "run": run})
+
+
+def load_tagged(path: Path, place: Any, run: str, cure: str) -> Record:
+    """Read what :func:`save_tagged` wrote; arguments as there.
+
+    Raises:
+        DataError: it is missing, damaged, or something else; the message ends with ``cure``.
+    """
+    record, extra = load_record(path, cure=cure)
+    if extra.get("place") != place or (run and extra.get("run") not in ("", run)):
+        raise DataError(f"{path}: belongs to another run or another place in it; {cure}")
+    return record
 
 
 @dataclass(frozen=True)
-class Aside:
+class Snapshots:
     """The snapshots in a checkpoint's folder.
 
     Attributes:
@@ -35,7 +60,7 @@ class Aside:
         remove_stale_temp(self.directory / "rounds")
         clients = {f"client.{client:04d}": record for client, record in client_states.items()}
         for name, record in {"server": server, **clients}.items():
-            save_owned(self._file(number, name), record, [number, name], self.run)
+            save_tagged(self._file(number, name), record, [number, name], self.run)
         make_durable([self._file(number, name) for name in ("server", *clients)])
 
     def round(self, number: int) -> dict[str, Record]:
@@ -47,7 +72,7 @@ class Aside:
         stems = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.*.safetensors"))
         names = {"server", *(stem.partition(".")[2] for stem in stems)}  # a missing server's file is an error
         return {
-            name: load_owned(self._file(number, name), [number, name], self.run, self.cure) for name in sorted(names)
+            name: load_tagged(self._file(number, name), [number, name], self.run, self.cure) for name in sorted(names)
         }
 
     def _file(self, number: int, name: str) -> Path:
