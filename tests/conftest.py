@@ -34,8 +34,8 @@ from flcore.engine.pool.process import local_pool
 from flcore.engine.rounds import Observers, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.engine.turns import Failure, LegWork, Reply, round_context
-from flcore.evaluation.answering import scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.model_selection import scoring_messages
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost, outgoing
 from flcore.io.messages import Payload, Size, Weights

@@ -1,4 +1,4 @@
-"""The models of a finished run, and what they make of images."""
+"""The models of a finished run and their outputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flcore.analyses.base import FinishedRun
-from flcore.evaluation.answering import global_model_of, personal_model, private_model, scoring_messages
 from flcore.evaluation.eval_data import eval_data
 from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.model_selection import global_model_of, personal_model, private_model, scoring_messages
 from flcore.io.messages import Weights
 from flcore.io.records import Record, on_device
 from flcore.methods.api import Method
@@ -23,14 +23,14 @@ BEFORE_CALIBRATION = "before_calibration"
 
 
 def is_calibrated(method: Method, server: Record) -> TypeGuard[WrapperMethod]:
-    """Whether the server's model is a calibrated one, beside which stands the one of before."""
+    """Return whether the server holds a calibrated model and the one before it."""
     if BEFORE_CALIBRATION not in method.predictors() or not isinstance(method, WrapperMethod):
         return False
     return method.global_model(server) is not method.base_model(server)
 
 
 class ModelOutputs:
-    """A run's models and their answers: what analyses look at is what is scored.
+    """A run's models and their outputs, the same as are scored.
 
     Attributes:
         images: the global test images (with ``evaluation.split: validation`` the clients' validation images), uint8.
@@ -47,11 +47,11 @@ class ModelOutputs:
         self.labels = self._data.shared_labels
 
     def client_state(self, client: int) -> Record:
-        """What a client remembers; nothing where the only trainer stands at the server."""
+        """Return a client's state; empty where training is centralised."""
         return Record() if self._experiment.method.data_scope == "union" else self._run.client_states(client)
 
     def global_model(self) -> Weights | None:
-        """The model that answers for everybody, with the statistics it is scored with; None where there is none."""
+        """Return the global model with the statistics that it is scored with; None where there is none."""
         return global_model_of(self._experiment, self.server, self.client_state)
 
     def own_model(self, client: int) -> Weights | None:
@@ -62,13 +62,13 @@ class ModelOutputs:
         return personal_model(self._experiment, received, self.client_state(client))
 
     def trained_model(self, client: int) -> Weights | None:
-        """A client's model as its last local training left it; None before its first. For runs that keep them."""
+        """Return a client's locally trained model; None before its first training, or where runs do not keep it."""
         client_state = on_device(self.client_state(client), self._experiment.config.engine.device)
         trained = private_model(client_state)
         return None if trained is None else with_statistics(trained, client_state, self._experiment.setting)
 
     def reference_model(self) -> tuple[Weights, str]:
-        """The model whose features are looked at where one is enough, and its name in words."""
+        """Return one model to look at, and its name in words."""
         model = self.global_model()
         if model is not None:
             return model, "the global model"
@@ -77,19 +77,19 @@ class ModelOutputs:
         return own, "client 0's model (there is no global one)"
 
     def uncalibrated_model(self) -> Weights | None:
-        """The global model before the server's calibration; None where there was none."""
+        """Return the global model before the server's calibration; None where there was none."""
         method = self._experiment.method
         if not is_calibrated(method, self.server):
             return None
         return global_model_of(self._experiment, self.server, self.client_state, method.base_model(self.server))
 
     def own_test(self, client: int) -> tuple[Tensor, Tensor]:
-        """Images and labels that a client is scored on."""
+        """Return images and labels that a client is scored on."""
         rows = self._data.clients[client]
         return self._data.images[rows], self._data.labels[rows]
 
     def classes(self, client: int) -> Tensor:
-        """The classes that a client has met in training, bool [K]."""
+        """Return the classes that a client has met in training, bool [K]."""
         stream = self._experiment.stream
         return torch.from_numpy(stream.met(stream.rounds))[client]
 
@@ -126,26 +126,26 @@ class ModelOutputs:
         return self._forward.answers(weights, StoredImages(self._experiment, images), {"": way}, known, held)[""]
 
     def logits(self, weights: Weights, images: Tensor) -> Tensor:
-        """The network's own logits [N, K], whatever else the method predicts with; of real classes only."""
+        """Return the network's own logits [N, K] of real classes, whatever the method predicts with."""
         return self._part(weights, images, "logits")[:, : self._experiment.setting.num_classes]
 
     def features(self, weights: Weights, images: Tensor) -> Tensor:
-        """Features [N, d], float32 on the CPU."""
+        """Return features [N, d], float32 on the CPU."""
         return self._part(weights, images, "features")
 
     def encoded(self, weights: Weights, images: Tensor) -> Tensor:
-        """What the projection reads [N, e], float32 on the CPU; the features where there is no projection."""
+        """Return the projection's input [N, e], float32 on the CPU; the features where there is no projection."""
         return self._part(weights, images, "encode")
 
     def _part(self, weights: Weights, images: Tensor, part: str) -> Tensor:
         return self._forward.part(weights, StoredImages(self._experiment, images), part).cpu()
 
     def module(self, weights: Weights) -> Backbone:
-        """The model in evaluation mode; it is the same object for every call, with the weights of the last one."""
+        """Return the model in evaluation mode; the same object for every call, with the weights of the last one."""
         return self._forward.with_weights(with_statistics(weights, {}, self._experiment.setting))
 
     def training_images(self, client: int, label: int) -> Tensor:
-        """A client's training images of a class, uint8."""
+        """Return a client's training images of a class, uint8."""
         own = torch.from_numpy(self._experiment.partition.clients[client].train.copy())
         split = self._experiment.dataset.train
         return split.images[own[split.labels[own] == label]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.rng import torch_stream
-from flcore.evaluation.answering import ClientStates, private_model
+from flcore.evaluation.model_selection import ClientStates, private_model
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from flcore.analyses.base import FinishedRun, class_names, equal_per_class, keeps_trained_models
 from flcore.analyses.embedding import FEWEST_POINTS
 from flcore.config.sections import MOST_TSNE_CLIENTS
-from flcore.evaluation.answering import private_model
 from flcore.evaluation.eval_data import eval_data
+from flcore.evaluation.model_selection import private_model
 from flcore.io.messages import Weights
 
 PER_CLASS = 100

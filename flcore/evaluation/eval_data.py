@@ -1,4 +1,4 @@
-"""What a run is scored on: the global test set, and each client's part of it (or of its own data)."""
+"""Data to score on: the global test set, and each client's part of it (or of its own data)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScoredData:
     Attributes:
         images: uint8 [N, C, H, W]; the first ``num_shared`` are for the global model.
         labels: int64 [N].
-        clients: of each client the rows that it is tested on.
+        clients: test rows by client.
         num_shared: n.
     """
 
@@ -36,10 +36,10 @@ class ScoredData:
 
 
 def eval_data(experiment: Experiment) -> ScoredData:
-    """Test data, or with ``evaluation.split: validation`` the clients' validation data.
+    """Return test data, or with ``evaluation.split: validation`` the clients' validation data.
 
-    Where the clients are writers or users (``by_group``), the global model is tested on those who take part: their
-    merged test samples (data.md, section 1.3), not those of the many who were not drawn.
+    Where clients are writers or users (``by_group``), the global model is tested on the merged test samples of
+    participating ones only (data.md, section 1.3).
 
     Raises:
         DataError: there is no validation sample.
@@ -59,7 +59,7 @@ def eval_data(experiment: Experiment) -> ScoredData:
     images, labels = dataset.test.images, dataset.test.labels
     if shared is not None:
         images, labels = images[shared], labels[shared]
-    # What clients are tested on stands behind what the global model is tested on.
+    # Clients' test rows follow the shared ones.
     of_clients = dataset.train if partition.test_source == "train" else dataset.test
     size, held = len(labels), torch.cat(own)
     images = torch.cat([images, of_clients.images[held]])
@@ -69,7 +69,7 @@ def eval_data(experiment: Experiment) -> ScoredData:
 
 
 def _of_those_who_take_part(experiment: Experiment) -> Tensor | None:
-    """Rows of the official test split whose writer or user some client trains on; None: all rows count.
+    """Return test rows whose writer or user some client trains on; None: all rows.
 
     Raises:
         DataError: none of them has a test sample.

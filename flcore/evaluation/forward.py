@@ -1,7 +1,6 @@
-"""Forward passes apart from training: a frozen model's parts, and a method's answers, over images in batches.
+"""Forward passes of frozen models over images in batches: features for replies, predictions for scoring.
 
-Replies ask for features of a client's samples, scoring asks for answers to test images. Each model encodes each image
-once, for however many ways to answer (:class:`flcore.models.view.EncodedOnce`).
+Each model encodes each image once for all predictors (:class:`flcore.models.view.EncodedOnce`).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from flcore.models.view import EncodedOnce, ModuleView
 
 
 class Images(Protocol):
-    """Images that a forward pass goes over, in order."""
+    """Images of a forward pass, in order."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of images."""
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Normalised images [stop - start, C, H, W] on the device."""
+        """Return normalised images [stop - start, C, H, W] on the device."""
 
 
 class StoredImages:
@@ -43,12 +42,12 @@ class StoredImages:
         return len(self._images)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Normalised images on the device."""
+        """Return normalised images on the device."""
         return normalise(self._images[start:stop].to(self._device), self._meta.mean, self._meta.std)
 
 
 class Forward:
-    """One module in evaluation mode, with the weights that a question is about."""
+    """One module in evaluation mode that takes the weights of each call."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -58,19 +57,19 @@ class Forward:
         self._size = experiment.config.evaluation.batch_size
 
     def with_weights(self, weights: Weights) -> Backbone:
-        """The module with these weights; the same object for every call."""
+        """Return the module with these weights; the same object for every call."""
         load_weights(self._module, with_statistics(weights, {}, self._experiment.setting))
         return self._module.eval()
 
     @torch.no_grad()
     def part(self, weights: Weights, images: Images, part: str) -> Tensor:
-        """What a part of a model (``encode``, ``features``, ``logits``) makes of images, [N, ...] on the device."""
+        """Return the output of ``encode``, ``features`` or ``logits``, [N, ...] on the device."""
         self.with_weights(weights)
         return concatenate(part_function(self._view, part)(block) for block in self._blocks(images))
 
     @torch.no_grad()
     def over(self, weights: Weights, images: Images, function: Callable[[Backbone, Tensor], Tensor]) -> Tensor:
-        """Any function of the module and a block of normalised images, [N, ...] on the device."""
+        """Apply a function of the module and a block of normalised images; return [N, ...] on the device."""
         module = self.with_weights(weights)
         return concatenate(function(module, block) for block in self._blocks(images))
 
@@ -78,12 +77,10 @@ class Forward:
     def answers(
         self, weights: Weights, images: Images, ways: Mapping[str, Predict], known: Record, classes: Tensor | None
     ) -> dict[str, Tensor]:
-        """Scores [N, K] of every way to answer, on the CPU.
+        """Return the scores [N, K] of every predictor, on the CPU.
 
         Args:
-            weights: of the model that answers.
-            images: what it is asked.
-            ways: by name.
+            weights: of the model. images: N of them. ways: predictors by name.
             known: on the device, and
             classes: bool [K] on the device, see :meth:`flcore.methods.api.Method.predict`.
         """
@@ -104,7 +101,7 @@ class Forward:
 def stacked_part(
     network: Network, weights: Sequence[Weights], images: Sequence[Images], part: str, rows: int
 ) -> list[Tensor]:
-    """A part of many models at once, each over images of its own: [n_k, ...] per model, on the device.
+    """Return a part of many models at once, each over its own images: [n_k, ...] per model, on the device.
 
     Args:
         network: the models' architecture.
@@ -134,14 +131,14 @@ def stacked_part(
 
 
 def part_function(model: ModuleView, part: str) -> Callable[[Tensor], Tensor]:
-    """The function of a part's name; ``logits`` are those of the head."""
+    """Return the function of a part's name; ``logits`` are the head's."""
     if part == "logits":
         return lambda images: model.classify(model.features(images))
     return lambda images: model.ask(part, images, None)
 
 
 def network_part(network: Network, part: str) -> Callable[[ParamDict, Tensor], Tensor]:
-    """Likewise as a function of weights."""
+    """Return the same as a function of weights."""
     if part == "logits":
         return lambda values, images: network.classify(network.features(images, values), values)
     asked: Callable[[Tensor, ParamDict], Tensor] = getattr(network, part)
@@ -149,6 +146,6 @@ def network_part(network: Network, part: str) -> Callable[[ParamDict, Tensor], T
 
 
 def concatenate(blocks: Iterable[Tensor]) -> Tensor:
-    """Blocks behind one another; a single one as it is."""
+    """Concatenate blocks; return a single one as it is."""
     found = list(blocks)
     return found[0] if len(found) == 1 else torch.cat(found)

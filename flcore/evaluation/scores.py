@@ -1,4 +1,4 @@
-"""The figures that answers come to."""
+"""Accuracies and losses from predictions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ class Scores:
     """Fractions in [0, 1]; None where a method has no such model, or a client no test data.
 
     Attributes:
-        loss_global: mean cross-entropy of the global answer in nats; None too where its scores are no likelihoods
+        loss_global: mean cross-entropy of the global model in nats; None too where its scores are no likelihoods
             (:attr:`flcore.methods.api.Method.score_kind`).
-        class_accuracy: per class of the global answer, None for classes without test samples.
+        class_accuracy: of the global model per class, None for classes without test samples.
         local_accuracy: per client.
         client_std: population standard deviation of ``local_accuracy``.
-        top1_vote: of the majority vote of all clients' models, where it was asked for and the method has one.
+        top1_vote: of the majority vote of all clients' models, where requested and defined.
         class_accuracy_vote: its accuracy by class.
         alternatives: per other way to predict (:meth:`flcore.methods.api.Method.predictors`) its ``top1_global``,
             ``mean_local`` and ``pooled_local``.
-        tasks: where clients' own models are scored before aggregation: ``tested`` [C], the images of each class in the
-            global test set; ``private_correct`` [K, C], those that each client's model gets right;
-            ``untrained_clients``, those with the initial model still; ``tasks``, the accuracies that follow
-            (:func:`flcore.evaluation.continual.task_scores`).
-        down: what clients were sent to be scored, by kind. up: what they sent for the global model, beside their
-            answers.
+        tasks: where locally trained models are scored: ``tested`` [C], test images per class; ``private_correct``
+            [K, C], correct ones by client; ``untrained_clients``, how many still have the initial model; ``tasks``, the
+            accuracies (:func:`flcore.evaluation.continual.task_scores`).
+        down: cost of the scoring messages by kind. up: of clients' contributions to the global model.
     """
 
     top1_global: float | None
@@ -53,7 +51,7 @@ class Scores:
     up: Mapping[str, Size] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON values; without traffic; nor votes, ``alternatives`` and ``tasks`` where there are none."""
+        """Return JSON values without traffic; votes, ``alternatives`` and ``tasks`` only where there are some."""
         optional = ("top1_vote", "class_accuracy_vote", "alternatives", "tasks", "down", "up")
         values = {name: value for name, value in vars(self).items() if name not in optional}
         if self.top1_vote is not None:
@@ -62,12 +60,12 @@ class Scores:
 
     @property
     def headline(self) -> dict[str, float | None]:
-        """What is kept of another way to answer."""
+        """Return the accuracies that are kept of an alternative predictor."""
         return {name: getattr(self, name) for name in ("top1_global", "mean_local", "pooled_local")}
 
 
 def right_answers(scores: Tensor, labels: Tensor, held: Tensor) -> Tensor:
-    """int64 [3]: right answers, right answers among the classes held (bool [K]), and how many were asked for."""
+    """Return int64 [3]: correct, correct among the classes held (bool [K]), and total."""
     if not len(labels):
         return torch.zeros(3, dtype=torch.int64)
     among_own = scores[:, : len(held)].masked_fill(~held, -torch.inf).argmax(dim=1)
@@ -100,15 +98,15 @@ def summarised(
     num_classes: int,
     kind: ScoreKind = "logits",
 ) -> Scores:
-    """All figures of one way to answer.
+    """Return all figures of one predictor.
 
     Args:
-        scores: global ones, float32 [N, K] of the shared images and perhaps of more behind them; None without.
-        votes: int64 [N, C] of clients' models; None where they were not taken.
+        scores: of the global model, float32 [N, K]; the shared images come first. None without one.
+        votes: int64 [N, C] of clients' models, or None.
         labels: int64 [n] of the shared images.
-        local: of each client (right, right among its own classes, tested).
+        local: (correct, correct among its own classes, tested) by client.
         num_classes: C.
-        kind: what the global scores are.
+        kind: of the scores.
     """
     accuracies = [right / tested if tested else None for right, _, tested in local]
     known = np.array([accuracy for accuracy in accuracies if accuracy is not None], dtype=np.float64)
@@ -134,7 +132,7 @@ def summarised(
 def _accuracies(
     scores: Tensor | None, labels: Tensor, num_classes: int
 ) -> tuple[float | None, list[float | None] | None]:
-    """The accuracy of answers [n, K], and by class; None for classes without samples."""
+    """Return the accuracy of scores [n, K], and by class; None for classes without samples."""
     if scores is None:
         return None, None
     correct = scores.argmax(dim=1) == labels

@@ -1,19 +1,19 @@
-"""Scores of a federation between two rounds (evaluation.md sections 1 and 2).
+"""Score a federation between two rounds (evaluation.md sections 1 and 2).
 
 A method says how it predicts, never how it is scored.
-``top1_global``: the global model on the whole test set. ``mean_local``: unweighted mean over clients of each client's
-accuracy on its own test data, with the model that answers for it. ``pooled_local``: correct over all clients divided by
-samples over all clients; ``mean_local_own_classes``: as ``mean_local``, with answers among the classes that the client
-holds in training alone, which tells what a global model loses by answering with classes that a client never has
-(gfpl.md section 11). Clients without test data are left out of means and counted. ``top1_vote``: where there is no
-global model, the majority vote of all clients' models (baselines.md section 21), a thing of its own. Where data change,
-a client is tested on the classes that it has met so far, and its own model as local training left it is scored on the
-whole global test set too (`flcore/evaluation/continual.py`).
 
-A client's model is made from what the client was sent for it and what it kept, and answers from the same
-(:meth:`flcore.methods.api.Method.scoring_message`); the global model, made at the server, answers from what the server
-holds. Scoring is made of *parts* (blocks of the shared images, or a client) that any worker can answer, each by itself
-and with the same bits; putting them together is all that one process has to do.
+- ``top1_global``: the global model on the whole test set. ``top1_vote``: the majority vote of all clients' models,
+  for methods without a global model (baselines.md section 21).
+- ``mean_local``: unweighted mean over clients of the accuracy on their own test data. ``pooled_local``: correct
+  answers of all clients over their samples. Clients without test data are left out and counted.
+- ``mean_local_own_classes``: as ``mean_local``, answering only among the client's training classes, which shows what
+  a global model loses by answering with others (gfpl.md section 11).
+
+Where data change, a client is tested on the classes met so far, and its locally trained model is also scored on the
+global test set (`flcore/evaluation/continual.py`).
+
+A client answers from its scoring message and its own state; the global model answers at the server. Any worker can
+answer a task (a block of shared images, or a client), with the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.evaluation.answering import (
+from flcore.evaluation.continual import task_scores
+from flcore.evaluation.eval_data import eval_data
+from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.model_selection import (
     ClientStates,
     answers_for_itself,
     contribution,
@@ -37,9 +40,6 @@ from flcore.evaluation.answering import (
     private_model,
     scoring_messages,
 )
-from flcore.evaluation.continual import task_scores
-from flcore.evaluation.eval_data import eval_data
-from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.scores import Scores, right_answers, summarised
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
@@ -48,16 +48,15 @@ from flcore.io.records import Key, Record, SharedOnDevice, on_device
 from flcore.methods.types import MODEL, Predict, with_statistics
 
 Share = Callable[["EvalRequest", Sequence["EvalTask"]], Sequence[Record] | None]
-"""Has workers answer the parts of a request, in their order; None where these are better answered here."""
+"""Let workers answer the tasks of a request, in order; None to answer them in this process."""
 
 MAIN = ""
-"""Name of the method's own way to predict, among all ways."""
+"""Name of the method's own predictor."""
 
 ANSWERS = Key("answers", TensorDict)
-"""What a part's models say: of shared images ``<way>/scores`` float32 [n, K]. Of a client ``<way>/correct`` int64 [3]
-(right, right among its own classes, tested) where a model of its own answers, and not as everybody's does; ``private``
-int64 [C], the right answers of its own model by class, ``votes`` int64 [N], that model's answers, and ``trained``, 1 if
-it ever trained."""
+"""Results of a task. Shared images: ``<way>/scores`` float32 [n, K]. A client: ``<way>/correct`` int64 [3] (correct,
+correct among its own classes, tested) where its own model answers; ``private`` int64 [C], correct answers of its
+locally trained model by class; ``votes`` int64 [N], that model's predictions; ``trained``, 1 if it ever trained."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,11 @@ class EvalRequest:
     """What to score.
 
     Attributes:
-        ways: names of the ways to answer; :data:`MAIN` and those of :meth:`flcore.methods.api.Method.predictors`.
-        round: after which round; None for the last. Where data change, it says what clients have met.
-        vote: whether the majority vote of clients' models is taken where there is no global model.
-        private: whether clients' own models are scored on the global test set.
-        missing: parameters that the server's model lacks: clients send their own.
+        ways: predictors by name: :data:`MAIN`, and :meth:`flcore.methods.api.Method.predictors`.
+        round: the round just finished; None for the last. It decides which classes clients have met.
+        vote: take the majority vote of clients' models.
+        private: score locally trained models on the global test set.
+        missing: parameters that the server's model lacks; clients send their own.
     """
 
     ways: tuple[str, ...] = (MAIN,)
@@ -81,12 +80,12 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A piece of a scoring, with what it is answered from: a client, or a range of the shared images.
+    """One task of a scoring: a client, or a range of the shared images.
 
     Attributes:
         client: None for a range.
         block: first row, and the one after the last.
-        known: what the client was sent for this, or what the server holds.
+        known: the client's scoring message, or the server's record.
         model: the global model, for a range.
     """
 
@@ -97,7 +96,7 @@ class EvalTask:
 
 
 class Scorer:
-    """Scores states of the federation: makes the messages, has the parts answered, puts the answers together."""
+    """Scores states of the federation."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Lay out the data to score on: test data, or the clients' validation data."""
@@ -116,17 +115,14 @@ class Scorer:
         round_number: int | None = None,
         share: Share | None = None,
     ) -> Scores:
-        """Score a state in every way that its method answers.
+        """Score a state with every predictor of its method.
 
         Args:
-            server: what the server holds.
-            client_states: client id to what that client remembers; asked for one client at a time, and only where what
-            it
-                remembers matters: a large population is never in memory at once.
-            vote: for methods without a global model, also take the majority vote of all clients' models (costs every
-                client's model on the whole test set).
-            round_number: after which round; None for the last. Where data change, it says what clients have met.
-            share: has workers answer the parts; None answers them here.
+            server: the server's record.
+            client_states: client id to its state; read one client at a time, and only where it matters.
+            vote: without a global model, also take the majority vote (every client's model on the whole test set).
+            round_number: the round just finished; None for the last.
+            share: lets workers answer; None answers here.
         """
         experiment, server = self._experiment, Record(server)
         method, model = experiment.method, experiment.method.global_model(server)
@@ -156,13 +152,13 @@ class Scorer:
         return replace(scores, down=down, up=up)
 
     def _blocks(self, server: Record, model: Weights | None) -> list[EvalTask]:
-        """Return the shared images in blocks, for the global model; nothing without one."""
+        """Return tasks for the global model; none without one."""
         size = self._experiment.config.evaluation.batch_size
         starts = range(0, max(len(self._data.images), 1), size) if model is not None else ()
         return [EvalTask(None, (start, start + size), server, model) for start in starts]
 
     def _client_parts(self, request: EvalRequest, server: Record) -> list[EvalTask]:
-        """Return the clients that are asked, each with the message that it is sent for it."""
+        """Return tasks for clients that answer themselves, each with its scoring message."""
         itself, clients = answers_for_itself(self._experiment), range(self._experiment.setting.num_clients)
         if itself or (request.private and not self._experiment.trains_models):
             sent = scoring_messages(self._experiment, server, clients, request.round)
@@ -170,7 +166,7 @@ class Scorer:
         return [EvalTask(client) for client in clients] if request.private else []
 
     def images_asked(self, request: EvalRequest, parts: Sequence[EvalTask]) -> int:
-        """How many answers to images the parts are, all models together."""
+        """Return the number of predictions, all models together."""
         private = self._data.num_shared if request.private or request.vote else 0
         own = [len(self._data.clients[part.client]) + private for part in parts if part.client is not None]
         return sum(own) + sum(part.block[1] - part.block[0] for part in parts)
@@ -207,7 +203,7 @@ class Scorer:
         scores: Tensor | None,
         by_client: Mapping[int, TensorDict],
     ) -> tuple[int, int, int]:
-        """(correct, correct among its own classes, tested) of one client."""
+        """Return (correct, correct among its own classes, tested)."""
         own = by_client[client].named.get(f"{way}/correct") if client in by_client else None
         if own is None:
             if scores is None:
@@ -218,7 +214,7 @@ class Scorer:
         return right, among_own, tested
 
     def _task_scores(self, request: EvalRequest, main: Scores, by_client: Mapping[int, TensorDict]) -> dict[str, Any]:
-        """The counts and accuracies of :attr:`Scores.tasks`."""
+        """Return :attr:`Scores.tasks`."""
         setting, stream = self._experiment.setting, self._experiment.stream
         tested = torch.bincount(self._data.shared_labels, minlength=setting.num_classes).numpy()
         private = torch.stack([by_client[client]["private"] for client in range(setting.num_clients)]).numpy()
@@ -240,7 +236,7 @@ class Scorer:
 
 
 class Answerer:
-    """Answers parts of a scoring from what comes with them; it sees neither the server's record nor other clients."""
+    """Answers tasks of a scoring; never sees the server's record or other clients."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Lay out the data to score on, and build a model."""
@@ -251,11 +247,11 @@ class Answerer:
         self._met_by: tuple[int, Tensor] | None = None
 
     def answer(self, request: EvalRequest, part: EvalTask, client_states: ClientStates) -> Record:
-        """Return :data:`ANSWERS`; of a client also what it contributes to the global model.
+        """Return :data:`ANSWERS`; for a client also its contribution to the global model.
 
         Args:
-            request: what is scored. part: of it.
-            client_states: what the part's client remembers; nobody else is asked.
+            request: what is scored. part: its task.
+            client_states: client id to its state; read only for the task's client.
         """
         if part.client is not None:
             received, client_state = self._there.of([part.known, client_states(part.client)])
@@ -282,7 +278,7 @@ class Answerer:
         found: dict[str, Tensor] = {}
         ways = self._ways(request)
         if self._experiment.method.ignores_model:
-            ways.pop(MAIN, None)  # said of the shared images, which are all there are
+            ways.pop(MAIN, None)  # answered for the shared images
         if own is not None and ways:
             images = StoredImages(self._experiment, self.data.images[rows])
             for way, scores in self._forward.answers(own, images, ways, known, there).items():
@@ -294,7 +290,7 @@ class Answerer:
     def _ask_private(
         self, request: EvalRequest, own: Weights | None, received: Record, client_state: Record, held: Tensor
     ) -> dict[str, Tensor]:
-        """A client's own model, as its training left it, on the global test set; the global one where nobody trains."""
+        """Score the locally trained model on the global test set; the global model where clients never train."""
         setting, trained = self._experiment.setting, private_model(client_state)
         if trained is None and not self._experiment.trains_models:
             trained = received.get(MODEL)
@@ -311,13 +307,13 @@ class Answerer:
         """Return the classes that each client has met in training, bool [K, C]."""
         stream = self._experiment.stream
         number = stream.rounds if request.round is None else request.round
-        # Every client asks: computed for each, an evaluation would cost the square of the number of clients.
+        # Cached: otherwise an evaluation would be quadratic in clients.
         if self._met_by is None or self._met_by[0] != number:
             self._met_by = (number, torch.from_numpy(stream.met(number)))
         return self._met_by[1]
 
     def tested_rows(self, request: EvalRequest, client: int) -> Tensor:
-        """A client's test data: where data change, those of the classes that it has met."""
+        """Return a client's test rows; where data change, only classes that it has met."""
         rows = self.data.clients[client]
         if self._experiment.stream.schedule == "none":
             return rows

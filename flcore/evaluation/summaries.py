@@ -1,4 +1,4 @@
-"""The figures of a finished run, derived from its records (evaluation.md sections 2.2 and 3)."""
+"""Metrics of a finished run, from its records (evaluation.md sections 2.2 and 3)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from flcore.experiment.experiment import Experiment
 
 
 def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Everything that ``metrics.json`` holds.
+    """Return the content of ``metrics.json``.
 
     Args:
-        experiment: the run.
-        final: scores of its last state.
-        history: its records of evaluated rounds, oldest first, the last of the last round (:func:`check_history`).
+        experiment: the run. final: scores of its last state.
+        history: records of evaluated rounds, oldest first, the last of the last round (:func:`check_history`).
     """
     config, meta, last = experiment.config, experiment.dataset.meta, history[-1]
     rounds = config.federation.rounds
@@ -57,9 +56,8 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
             "last10_rounds": len(recent),
             "top5_pooled_local": mean_of_best(history, "pooled_local"),
             "top5_mean_local": mean_of_best(history, "mean_local"),
-            # A client uploads at most once a round: the worst case, whoever was sampled.
+            # The worst case: a client uploads at most once a round.
             "privacy": experiment.privacy(rounds),
-            # States within the round, such as before a calibration, are gone with it: their scores are in its record.
             "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
             "best_top1_global": None if best is None else best["top1_global"],
             "best_round": None if best is None else best["round"],
@@ -84,12 +82,11 @@ _OF_TASKS = (*ACCURACIES, "by_task", "by_task_global")
 
 
 def check_history(history: Sequence[Mapping[str, Any]], rounds: int, path: Path, cure: str) -> None:
-    """Refuse records of rounds that no run of this kind has written, before anything is made of them.
+    """Refuse records that no run writes.
 
     Args:
-        history: as read from ``path``.
-        rounds: of the run.
-        path: for the error. cure: what to do, its end.
+        history: as read from ``path``. rounds: of the run.
+        path: for the error. cure: its end.
 
     Raises:
         DataError: names the first such line; or the last round is missing.
@@ -122,7 +119,7 @@ def check_history(history: Sequence[Mapping[str, Any]], rounds: int, path: Path,
 
 
 def _poisoned(experiment: Experiment, final: Scores) -> dict[str, Any]:
-    """Under ``poisoned``, who simulates what, and how the others fare; nothing where nobody does."""
+    """Return ``poisoned``: the simulated attack and the mean accuracy of honest clients; empty without an attack."""
     if not experiment.poisoned:
         return {}
     federation = experiment.config.federation
@@ -142,15 +139,15 @@ def _poisoned(experiment: Experiment, final: Scores) -> dict[str, Any]:
 
 
 def best_round(history: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:
-    """The record with the highest value, the earliest of equals; it is selected on test data, so never a headline."""
+    """Return the record with the highest value, the earliest of equals; selected on test data, so never a headline."""
     known = [record for record in history if record[metric] is not None]
     return max(known, key=lambda record: (record[metric], -record["round"]), default=None)
 
 
 def mean_of_best(history: Sequence[Mapping[str, Any]], metric: str, count: int = 5) -> float | None:
-    """Mean of the ``count`` highest values, of all if there are fewer; None without any.
+    """Return the mean of the ``count`` highest values, of all if there are fewer; None without any.
 
-    What FedPA prints (fedpa.md section 6): selected on test data, so to be compared with printed figures alone.
+    FedPA prints it (fedpa.md section 6). Selected on test data: compare it with printed figures only.
     """
     values = sorted((record[metric] for record in history if record[metric] is not None), reverse=True)[:count]
     return sum(values) / len(values) if values else None

@@ -23,8 +23,8 @@ from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.partition import Partition
-from flcore.evaluation.answering import answers_for_itself, global_model_of, personal_model, scoring_messages
 from flcore.evaluation.forward import Forward, StoredImages
+from flcore.evaluation.model_selection import answers_for_itself, global_model_of, personal_model, scoring_messages
 from flcore.evaluation.scores import probabilities
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flcore.data.tasks import TaskStream
-from flcore.evaluation.answering import private_model
 from flcore.evaluation.continual import (
     backward_transfer,
     forgetting,
@@ -17,6 +16,7 @@ from flcore.evaluation.continual import (
     summarise_tasks,
     task_scores,
 )
+from flcore.evaluation.model_selection import private_model
 from flcore.evaluation.scoring import Scorer
 from flcore.io.messages import Weights
 from flcore.io.records import Record

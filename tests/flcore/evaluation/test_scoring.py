@@ -16,7 +16,7 @@ from flcore.core.errors import DataError, ProtoflError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
-from flcore.evaluation.answering import global_model_of, personal_model, scoring_messages
+from flcore.evaluation.model_selection import global_model_of, personal_model, scoring_messages
 from flcore.evaluation.scores import Scores
 from flcore.evaluation.scoring import Scorer
 from flcore.experiment.experiment import Experiment

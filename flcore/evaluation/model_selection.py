@@ -1,4 +1,4 @@
-"""Which model answers for whom, complete with what never travels (baselines.md section 21)."""
+"""Select the model that answers for a client or for all, completed with parts that never travel (baselines.md 21)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flcore.io.records import Payloads, Record
 from flcore.methods.types import BATCHNORM, MODEL, NUM_SAMPLES, PRIVATE, RoundContext, with_statistics
 
 ClientStates = Callable[[int], Record]
-"""Client id → what that client remembers."""
+"""Client id → its state."""
 
 
 def answers_for_itself(experiment: Experiment) -> bool:
-    """Whether clients are asked with models of their own; else what they remember is not even read for it."""
+    """Return whether clients answer with models of their own; otherwise their states are not read."""
     method = experiment.method
     return not method.has_global_model or method.predicts_from_client_state or has_own_statistics(experiment)
 
@@ -24,11 +24,11 @@ def answers_for_itself(experiment: Experiment) -> bool:
 def scoring_messages(
     experiment: Experiment, server: Record, clients: Sequence[int], round_number: int | None = None
 ) -> list[Record]:
-    """Return what clients are sent to be scored with models of their own, as it leaves the server.
+    """Return the clients' scoring messages, as they leave the server.
 
     Args:
-        experiment: the run. server: what the server holds. clients: ids.
-        round_number: after which round; None for the last.
+        experiment: the run. server: the server's record. clients: ids.
+        round_number: the round just finished; None for the last.
     """
     setting = experiment.setting
     number = setting.rounds if round_number is None else round_number
@@ -37,23 +37,23 @@ def scoring_messages(
 
 
 def personal_model(experiment: Experiment, received: Record, client_state: Record) -> Weights | None:
-    """The model that answers for one client alone; None where the global one does.
+    """Return the model that answers for one client alone; None where the global one does.
 
     Args:
         experiment: the run.
-        received: the message that the client was sent for it. client_state: what it remembers.
+        received: the client's scoring message. client_state: its state.
     """
     if not answers_for_itself(experiment):
         return None
     own = experiment.method.client_model(received, client_state, experiment.setting)
     if own is None:
         return None
-    # Everybody has statistics of its own; those of a client that was never sampled are the initial ones.
+    # A client that was never sampled has the initial statistics.
     return with_statistics(own, client_state, experiment.setting)
 
 
 def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]:
-    """Names of the parameters that the server's model lacks: upper layers that never leave the clients."""
+    """Return names of parameters that the server's model lacks: upper layers that never leave the clients."""
     return (
         () if model is None else tuple(name for name in experiment.setting.initial.params if name not in model.params)
     )
@@ -62,14 +62,15 @@ def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]
 def contribution(
     experiment: Experiment, client: int, received: Record, client_state: Record, missing: Sequence[str]
 ) -> dict[str, Payload]:
-    """Return what a client sends for the global model, for scoring alone: what of its model never travels, with n_k.
+    """Return a client's message for scoring the global model.
 
-    That is, ``missing`` parameters (:func:`missing_of`), and BatchNorm statistics of its own.
+    It holds the parts that never travel in training, ``missing`` parameters (:func:`missing_of`) and local BatchNorm
+    statistics, with n_k.
     """
     found: dict[str, Payload] = {}
     if missing:
         own = experiment.method.client_model(received, client_state, experiment.setting)
-        assert own is not None  # who has no whole global model answers with clients' own
+        assert own is not None  # an incomplete global model implies clients' own
         found[MODEL] = Weights({name: own.params[name] for name in missing})
     if has_own_statistics(experiment) and BATCHNORM in client_state:
         found[BATCHNORM] = client_state[BATCHNORM]
@@ -79,7 +80,7 @@ def contribution(
 def global_model_of(
     experiment: Experiment, server: Record, client_states: ClientStates, model: Weights | None = None
 ) -> Weights | None:
-    """As :func:`global_model`, where clients' memories are at hand; for another ``model`` of the server's too."""
+    """Return :func:`global_model` from clients' states; ``model`` replaces the server's."""
     model = experiment.method.global_model(server) if model is None else model
     clients, missing = range(experiment.setting.num_clients), missing_of(experiment, model)
     contributions: dict[int, Payloads] = {}
@@ -92,14 +93,13 @@ def global_model_of(
 def global_model(
     experiment: Experiment, model: Weights | None, contributions: Mapping[int, Payloads]
 ) -> Weights | None:
-    """The model that answers for everybody, with a complete set of parameters and buffers; None where there is none.
+    """Return the complete global model; None where there is none.
 
-    What only clients have (upper layers, BatchNorm statistics) never travels in training; for scoring alone it is
-    averaged over them, weighted by training samples.
+    Upper layers and BatchNorm statistics that only clients have are averaged, weighted by training samples.
 
     Args:
         experiment: the run. model: the server's.
-        contributions: by client what :func:`contribution` found.
+        contributions: :func:`contribution` by client.
     """
     if model is None:
         return None
@@ -115,10 +115,10 @@ def global_model(
 
 
 def private_model(client_state: Record) -> Weights | None:
-    """A client's model as its last local training left it; None before its first."""
+    """Return a client's locally trained model; None before its first training."""
     return client_state.get(PRIVATE) or client_state.get(MODEL)
 
 
 def has_own_statistics(experiment: Experiment) -> bool:
-    """Whether every client keeps BatchNorm statistics of its own."""
+    """Return whether clients keep BatchNorm statistics of their own."""
     return experiment.batchnorm == "local" and bool(experiment.setting.initial.buffers)
