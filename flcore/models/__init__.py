@@ -32,7 +32,7 @@ class ModelSpec(Protocol):
 
     @property
     def summary(self) -> str:
-        """One line: the architecture and who uses it."""
+        """One line: the architecture and its users."""
 
     @abstractmethod
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
@@ -68,9 +68,8 @@ def build_model(
 ) -> Backbone:
     """Build a model with PyTorch's default initialisation, as a function of ``seed`` alone.
 
-    PyTorch initialises from the global generator; it is forked and put back, so that building a model disturbs nobody.
-    With more ``outputs`` than classes, whatever does not belong to the additional ones starts the same; so does
-    everything else with ``extra`` layers (:meth:`flcore.methods.api.Method.extra_layers`), which are made last.
+    The global generator is forked and restored. More ``outputs`` than classes, and ``extra`` layers
+    (:meth:`flcore.methods.api.Method.extra_layers`, made last), leave all other initial weights as they are without.
     """
     with seeded_globally(seed):
         module = spec.build(shape, num_classes)

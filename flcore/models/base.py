@@ -1,9 +1,8 @@
-"""One rule for every model: images → encoder → (projection) → feature of stated dimension → head → logits.
+"""The form of every model: images → encoder → (projection) → feature of stated dimension → head → logits.
 
-The *feature* is the head's input; methods tap it, and may put layers of their own beside the head. Names of parameters
-begin with ``encoder.``, ``projection.``, ``head.`` or ``extra.``, which is how a method says what is shared, personal
-or frozen. Nothing inside a model draws random numbers: dropout takes its uniform numbers as an argument, so that a step
-gives the same result in any engine.
+The *feature* is the head's input; methods read it, and may add their own layers. Names of parameters begin with
+``encoder.``, ``projection.``, ``head.`` or ``extra.``, by which a method shares, keeps or freezes them. Models draw no
+random numbers: dropout takes uniform numbers as an argument, so that a step gives the same result in any engine.
 """
 
 from __future__ import annotations
@@ -22,24 +21,22 @@ Drops = Mapping[str, Tensor]
 
 
 class HiddenHead(nn.Linear):
-    """A head of two layers: the linear map to logits, ``head.weight`` and ``head.bias``, behind a hidden layer."""
+    """A head of two layers: a hidden layer with ReLU (``head.hidden``), then ``head.weight`` and ``head.bias``."""
 
     def __init__(self, features: int, hidden: int, outputs: int) -> None:
-        """Take ``features`` values through ``hidden`` units with ReLU to ``outputs`` logits."""
         super().__init__(hidden, outputs)
         self.hidden = nn.Linear(features, hidden)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Features [B, d] to logits [B, K]."""
         return super().forward(F.relu(self.hidden(input)))
 
 
 class Backbone(nn.Module):
-    """An encoder, a projection (identity where there is none), a linear head, and a method's own layers beside it.
+    """An encoder, a projection (identity if there is none), a linear head, and a method's own layers.
 
     Attributes:
         feature_dim: d, the length of a feature.
-        encoded_dim: e, the length of what the projection reads; d where there is none.
+        encoded_dim: e, the length of the projection's input; d without one.
         dropout_shapes: per dropout site the shape of one sample's uniform numbers; empty for models without dropout.
         channels_last: see :func:`laid_out`.
     """
@@ -49,7 +46,6 @@ class Backbone(nn.Module):
     def __init__(
         self, encoder: nn.Module, projection: nn.Module, head: nn.Linear, *, channels_last: bool = False
     ) -> None:
-        """Assemble the parts; the head's input is the feature."""
         super().__init__()
         self.channels_last = channels_last
         self.encoder, self.projection, self.head = encoder, projection, head
@@ -60,7 +56,7 @@ class Backbone(nn.Module):
         self.num_classes = head.out_features
 
     def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to what the projection reads; ``drops`` while training with dropout."""
+        """Normalised images ``[B, C, H, W]`` to the projection's input ``[B, e]``; ``drops`` only in training."""
         return self.encoder(images)
 
     def project(self, encoded: Tensor, drops: Drops | None = None) -> Tensor:
@@ -86,24 +82,23 @@ class Backbone(nn.Module):
 
 
 def dropout(values: Tensor, drops: Tensor, rate: float) -> Tensor:
-    """Zero where ``drops`` (uniform in [0, 1), shared by trailing dimensions) is below ``rate``; rescale the rest.
+    """Zero entries with ``drops`` (uniform in [0, 1), shared by trailing dimensions) below ``rate``; rescale the rest.
 
-    Rows of ``values`` behind those of ``drops`` stay as they are.
+    Rows of ``values`` after the last of ``drops`` are unchanged.
     """
     keep = (drops[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
-    behind = values.shape[0] - keep.shape[0]
-    if behind:
-        keep = torch.cat([keep, keep.new_ones(behind, *keep.shape[1:])])
+    unchanged = values.shape[0] - keep.shape[0]
+    if unchanged:
+        keep = torch.cat([keep, keep.new_ones(unchanged, *keep.shape[1:])])
     return values * keep.reshape(keep.shape + (1,) * (values.ndim - keep.ndim))
 
 
 def laid_out(module: Backbone, device: str) -> Backbone:
-    """The module, in place, as it is fastest one client at a time: a model may ask for a pixel's channels side by side.
+    """Convert a module in place to channels-last on a CPU if it asks for that: faster for one client at a time.
 
-    On a CPU with AVX-512 the steps of a model that does are 1.1 (ResNet-18), 1.3 (ResNet-50, FedPG's five blocks) and
-    1.7 times (CelebA's) as fast: poolings and BatchNorm go over vectors, and the library's convolutions turn nothing
-    round. `fedcspc_cnn` and `pfl_cnn` would gain a tenth, and compiled steps give them more. Weights come and go as
-    everywhere (:func:`snapshot`).
+    On a CPU with AVX-512 its steps are 1.1 (ResNet-18), 1.3 (ResNet-50, FedPG's five blocks) and 1.7 times (CelebA's)
+    as fast. `fedcspc_cnn` and `pfl_cnn` would gain a tenth; compiled steps gain more. :func:`snapshot` is contiguous
+    anyway.
     """
     if device == "cpu" and module.channels_last:
         module.to(memory_format=torch.channels_last)
@@ -111,7 +106,7 @@ def laid_out(module: Backbone, device: str) -> Backbone:
 
 
 def snapshot(module: nn.Module) -> Weights:
-    """A copy of a module's parameters and persistent buffers as they are now, detached, where they are, contiguous."""
+    """Return a contiguous, detached copy of a module's parameters and persistent buffers, on the same device."""
 
     def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -123,7 +118,7 @@ def snapshot(module: nn.Module) -> Weights:
 
 
 def extract_weights(module: nn.Module) -> Weights:
-    """The :func:`snapshot` of a module on the CPU."""
+    """Return the :func:`snapshot` of a module on the CPU."""
     own = snapshot(module)
     params, buffers = ({name: tensor.cpu() for name, tensor in part.items()} for part in (own.params, own.buffers))
     return Weights(params, buffers)
@@ -131,7 +126,7 @@ def extract_weights(module: nn.Module) -> Weights:
 
 @torch.no_grad()
 def widen_head(module: Backbone, outputs: int) -> None:
-    """Give a model's head more outputs, in place; the first ones keep their weights, the others are drawn as usual."""
+    """Give a model's head more outputs, in place: the first ones keep their weights, the others are drawn as usual."""
     head, wide = module.head, nn.Linear(module.head.in_features, outputs)
     wide.weight[: module.num_classes] = head.weight
     wide.bias[: module.num_classes] = head.bias
@@ -141,7 +136,7 @@ def widen_head(module: Backbone, outputs: int) -> None:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy parameters and, where given, buffers into a module in place.
+    """Copy parameters and, if given, buffers into a module in place.
 
     Raises:
         KeyError: a name that the module does not have.
@@ -154,11 +149,9 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
 
 
 def flat_size(encoder: nn.Module, shape: tuple[int, int, int], cure: str = "28 or 32") -> int:
-    """How many values an encoder yields for one image of ``shape`` (C, H, W).
+    """Return the number of values that an encoder ending in a flattening layer has per image of ``shape`` (C, H, W).
 
-    Args:
-        encoder: ends in a flattening layer. shape: of an image.
-        cure: values of ``data.size`` that are large enough, in words.
+    ``cure`` names values of ``data.size`` that are large enough.
 
     Raises:
         ValueError: the image is too small for the encoder's convolutions and poolings.

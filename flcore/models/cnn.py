@@ -18,8 +18,8 @@ from flcore.models.pooling import MaxPool, max_pool
 class FedGenCnn:
     """FedGen/FedPA's CNN: two 3×3 convolutions of stride 2 with BatchNorm, a linear feature *without* activation.
 
-    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2). With ``projection_dim`` a ReLU and a
-    two-layer projection stand before the head, as FedCSPC needs one, and nothing else differs.
+    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2). ``projection_dim`` adds a ReLU and a
+    two-layer projection before the head, for FedCSPC.
     """
 
     name: ClassVar[str] = "fedgen_cnn"
@@ -28,7 +28,6 @@ class FedGenCnn:
     projection_dim: int | None = param(None, "length d of a projection, which the head reads then; null: none", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(*_halving(shape[0], 6), *_halving(6, 16), nn.Flatten())
         encoder = nn.Sequential(*convolutions, nn.Linear(flat_size(convolutions, shape), self.feature_dim))
         if self.projection_dim is None:
@@ -50,7 +49,6 @@ class CelebaCnn:
     feature_dim: int = param(32, "length d of the feature", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(
             *(*_halving(shape[0], 16), MaxPool(), *_halving(16, 32), MaxPool()),
             *(*_halving(32, 64), MaxPool(), nn.Flatten()),
@@ -61,12 +59,11 @@ class CelebaCnn:
 
 
 def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    """FedGen's block, which halves height and width."""
     return nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
 
 
 class DropoutCnn(Backbone):
-    """FedProto's network: dropout of whole channels inside the encoder and of features behind the tap, both at 0.5."""
+    """FedProto's network: dropout of whole channels in the encoder and of features after the tap, both at 0.5."""
 
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
     rate = 0.5
@@ -92,7 +89,6 @@ class FedProtoCnn:
     summary: ClassVar[str] = "2 conv 5×5 with pooling and dropout + 2 fc; FedProto and GFPL on MNIST"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         return _dropout_cnn(nn.Conv2d(shape[0], 10, 5), shape, num_classes, cure="28 or 32")
 
 
@@ -109,7 +105,6 @@ class FemnistCnn:
     )
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         return _dropout_cnn(nn.Conv2d(shape[0], 10, 3), shape, num_classes, cure="128")
 
 
@@ -121,7 +116,7 @@ def _dropout_cnn(first: nn.Conv2d, shape: tuple[int, int, int], num_classes: int
 
 
 class ThreeConvDropoutCnn(Backbone):
-    """FedMLP's network: three convolutions, dropout of whole channels at 0.5 behind the second, none behind the tap."""
+    """FedMLP's network: three convolutions, dropout of whole channels at 0.5 after the second, none after the tap."""
 
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
     rate = 0.5
@@ -143,7 +138,6 @@ class FedMlpCnn:
     summary: ClassVar[str] = "3 conv (5×5, 5×5, 3×3) with pooling and dropout + 2 fc; FedMLP on MNIST and FEMNIST"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         first, second, third = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5), nn.Conv2d(20, 32, 3)
         plain = nn.Sequential(first, MaxPool(), second, MaxPool(), third, nn.Flatten())
         encoder = nn.Sequential(first, second, third, nn.Linear(flat_size(plain, shape), 50))
@@ -162,7 +156,6 @@ class FedCspcCnn:
     projection_dim: int = param(256, "length d of the projection, which the head reads", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(
             *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), MaxPool()),
             *(nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(), nn.Flatten()),

@@ -1,4 +1,4 @@
-"""FedPG's convolutional networks: the one of its FEMNIST experiments, and the small one of our own figures."""
+"""FedPG's convolutional networks: of its FEMNIST experiments, and a small one of our figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class ConvNet5:
     hidden: int = param(2048, "units of the head's hidden layer; 0: the head is linear", low=0)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise((shape[0], *_WIDTHS)):
             layers += (nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU(), MaxPool())
@@ -45,7 +44,7 @@ class FedPgCnn:
 
     Two padded 3×3 convolutions (16, 32) with BatchNorm and ReLU, a linear layer to d = 64 with ReLU, a linear head.
     With the 96 running means and variances 106,058 scalars for 28×28 images and 10 classes, and 38,474 for 8×8 images
-    where the first convolution does not halve them (``first_stride: 1``). No strides are told; these give both.
+    with ``first_stride: 1``. The paper states no strides; these give both numbers.
     """
 
     name: ClassVar[str] = "fedpg_cnn"
@@ -54,7 +53,6 @@ class FedPgCnn:
     feature_dim: int = param(64, "length d of the feature", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
         convolutions = nn.Sequential(
             *(nn.Conv2d(shape[0], 16, 3, stride=self.first_stride, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
             *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),

@@ -20,14 +20,14 @@ _Place = tuple[dict[str, Any], str]
 
 
 class SwappedParams:
-    """A module with other parameters and buffers for the length of one call of a function.
+    """A module whose parameters and buffers are replaced during one call of a function.
 
-    What ``torch.func.functional_call`` does, without looking for every tensor's place again in every call; a step that
-    trains a small head spent a fifth of its time there. Layers that replace others later are not seen.
+    As ``torch.func.functional_call``, without a search for every tensor in every call, which took a fifth of a step of
+    a small head. Layers that are replaced later are not seen.
     """
 
     def __init__(self, module: Backbone) -> None:
-        """Wrap a module; its own values stand in for names that a call does not give."""
+        """Wrap a module; names that a call does not give keep the module's values."""
         self.module = module
         self._places: dict[str, list[_Place]] = {}
         of_tensor: dict[int, list[_Place]] = {}
@@ -41,7 +41,7 @@ class SwappedParams:
                 self._places[f"{prefix}.{key}" if prefix else key] = places
 
     def call(self, values: ParamDict, function: Callable[[Backbone], T]) -> T:
-        """``function(module)`` with ``values`` in place of the module's own.
+        """Return ``function(module)`` with ``values`` in place of the module's own.
 
         Raises:
             KeyError: a name that the module does not have.
@@ -60,23 +60,23 @@ class SwappedParams:
 
 
 class Network:
-    """A model without weights of its own.
+    """A model in evaluation mode that takes its weights as an argument.
 
-    Evaluation mode: BatchNorm uses the statistics given, dropout is off. Gradients flow to ``values`` and inputs.
+    BatchNorm uses the statistics given, dropout is off. Gradients flow to ``values`` and inputs.
     """
 
     def __init__(self, module: Backbone) -> None:
-        """Copy the architecture; ``module`` itself is not touched."""
+        """Copy the architecture of ``module``."""
         own = deepcopy(module).eval().requires_grad_(False)
         self.feature_dim, self.num_classes = own.feature_dim, own.num_classes
         self._bound = SwappedParams(own)
 
     def ask(self, function: Callable[[Backbone], T], values: ParamDict) -> T:
-        """Any function of the module with ``values``: what only some architectures can say."""
+        """Call a function of the module with ``values``, for parts that only some architectures have."""
         return self._bound.call(values, function)
 
     def encode(self, images: Tensor, values: ParamDict) -> Tensor:
-        """Images [B, C, H, W] to what the projection reads [B, e]."""
+        """Images [B, C, H, W] to the projection's input [B, e]."""
         return self._bound.call(values, lambda module: module.encode(images))
 
     def project(self, encoded: Tensor, values: ParamDict) -> Tensor:

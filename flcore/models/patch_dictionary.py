@@ -1,7 +1,7 @@
 """Features from a dictionary of patches: one convolution, soft thresholds, pooling (Coates, Lee, Ng, AISTATS 2011).
 
-Nothing in it needs labels: its filters may be fitted to data by moments and k-means (`flcore/methods/protolda.py`), or
-be trained by any method like another network's.
+Its filters need no labels: they may be fitted by moments and k-means (`flcore/methods/protolda.py`), or be trained by
+any method.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PatchFeatures(nn.Module):
     """Patches of every position, their products with the filters, thresholds, means over a grid of cells.
 
     Attributes:
-        dictionary: filters float32 [K, C, p, p] and a bias [K]: what a patch of the (normalised, where ``contrast`` is
-            given contrast-normalised) image is multiplied with.
+        dictionary: filters float32 [K, C, p, p] and a bias [K], for patches of the normalised image (with ``contrast``
+            also contrast-normalised).
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class PatchFeatures(nn.Module):
         mirror: bool,
         root: bool,
     ) -> None:
-        """Keep the parts; see :class:`PatchDictionary` for their meaning."""
         super().__init__()
         self.dictionary = dictionary
         self.grid, self.threshold, self.signs = grid, threshold, signs
@@ -64,13 +63,13 @@ class PatchFeatures(nn.Module):
         return (pooled + _ROOT_OFFSET).sqrt() if self.root else pooled
 
     def rows(self, shape: Sequence[int], stride: int) -> int:
-        """How many images of ``shape`` [..., H, W] to look at once, at every ``stride``-th position."""
+        """Return the number of images of ``shape`` [..., H, W] per block, at every ``stride``-th position."""
         size = self.dictionary.kernel_size[0]
         positions = math.prod((side - size) // stride + 1 for side in shape[-2:])
         return max(1, _CACHED // (positions * self.dictionary.out_channels))
 
     def products(self, images: Tensor) -> Tensor:
-        """Every patch times every filter, [B, K, H - p + 1, W - p + 1]."""
+        """Return every patch times every filter, [B, K, H - p + 1, W - p + 1]."""
         if self.contrast is None:
             found: Tensor = self.dictionary(images)
             return found
@@ -82,7 +81,7 @@ class PatchFeatures(nn.Module):
         return products / deviation + bias.reshape(1, -1, 1, 1)
 
     def patches(self, images: Tensor, stride: int) -> Tensor:
-        """The patches that the filters see, of every ``stride``-th position: [B, d, L] with d = C·p²."""
+        """Return the filters' patches at every ``stride``-th position: [B, d, L] with d = C·p²."""
         size = self.dictionary.kernel_size[0]
         found = F.unfold(images, size, stride=stride)
         if self.contrast is None:
@@ -92,7 +91,7 @@ class PatchFeatures(nn.Module):
         return (found - mean) / (variance.clamp_min(0) + self.contrast).sqrt()
 
     def _contrast(self, images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of every patch, [B, 1, H - p + 1, W - p + 1]."""
+        """Return the mean and deviation of every patch, [B, 1, H - p + 1, W - p + 1]."""
         size = self.dictionary.kernel_size[0]
         mean, square = (
             F.avg_pool2d(values.mean(1, keepdim=True), size, stride=1) for values in (images, images.square())

@@ -13,18 +13,17 @@ from flcore.models.pooling import MaxPool
 
 
 class TwiceDroppedCnn(Backbone):
-    """Dropout of single values behind the pooling (0.25) and in front of the head (0.5)."""
+    """Dropout of single values after the pooling (0.25) and before the head (0.5)."""
 
     # 64 maps of 14×14, which is what two unpadded 3×3 convolutions and a pooling leave of 32×32.
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"maps": (64 * 14 * 14,), "features": (128,)}
 
     def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
-        """Images [B, C, 32, 32] to flattened maps [B, 12544]."""
         maps = self.encoder(images)
         return maps if drops is None else dropout(maps, drops["maps"], 0.25)
 
     def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
-        """The head sees the feature after dropout; methods see it before."""
+        """Dropout after the feature: methods see it before."""
         return self.head(features if drops is None else dropout(features, drops["features"], 0.5))
 
 
@@ -44,7 +43,7 @@ class PflCnn:
         """Assemble the network for images of ``shape`` (C, 32, 32).
 
         Raises:
-            ValueError: other images; the dropout behind the pooling has one value for each of its 12,544 outputs.
+            ValueError: other images; the first dropout has one value for each of 12,544 outputs.
         """
         if shape[1:] != (32, 32):
             raise ValueError(f"images of {shape[1]}x{shape[2]} do not fit this model; set data.size to 32")

@@ -1,4 +1,4 @@
-"""Maximum of 2×2 pixels, as vectors where nobody differentiates."""
+"""2×2 max-pooling, vectorised where no gradient is needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 
 def max_pool(maps: Tensor) -> Tensor:
-    """Non-overlapping 2×2 maximum of maps [..., H, W], [..., H // 2, W // 2]: ``F.max_pool2d(maps, 2)``.
+    """Return the non-overlapping 2×2 maximum of maps [..., H, W], [..., H // 2, W // 2]: ``F.max_pool2d(maps, 2)``.
 
-    The same values, NaN included. PyTorch notes where each maximum stood, one number after the other, whether or not a
-    gradient will ask for it; on a CPU that took 7 to 12 times as long as two elementwise maxima of rows and of columns,
-    and in scoring ``fedcspc_cnn`` longer than its convolutions. With gradients it stays PyTorch's, which gives a tie's
-    to the first, and which the compiler of steps looks for.
+    The same values, NaN included. PyTorch records the place of each maximum even without gradients; on a CPU that takes
+    7 to 12 times as long as two elementwise maxima. With gradients PyTorch's is used, which gives a tie's gradient to
+    the first, and which the compiler of steps looks for.
 
     Raises:
         RuntimeError: fewer than two rows or columns.
@@ -30,9 +29,7 @@ class MaxPool(nn.MaxPool2d):
     """:func:`max_pool` as a layer."""
 
     def __init__(self) -> None:
-        """2×2, as every network here has it."""
         super().__init__(2)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Pool maps [B, C, H, W]."""
         return max_pool(input)

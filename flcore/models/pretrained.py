@@ -1,4 +1,4 @@
-"""Weights that a model starts from: a file that the user names, checked before anything of it is used."""
+"""Initial weights from a file that the user names, checked before use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class PretrainedFile:
     sha256: str | None = None
 
     def digest(self) -> str:
-        """The file's SHA-256.
+        """Return the file's SHA-256.
 
         Raises:
-            DataError: it is not there, or not the one that was meant.
+            DataError: the file is missing, or has another SHA-256 than required.
         """
         try:
             facts = self.path.stat()
@@ -55,15 +55,15 @@ def _digest(path: Path, state: tuple[int, ...]) -> str:
 
 @torch.no_grad()
 def load_pretrained(network: nn.Module, file: PretrainedFile, left_out: tuple[str, ...]) -> None:
-    """Put a file's values in place of a network's parameters and buffers; all of them, or an error and none.
+    """Copy a file's values into a network's parameters and buffers: all of them, or none and an error.
 
     Args:
         network: changed in place.
         file: has a tensor for each of the network's names; BatchNorm's counters of batches may be missing.
-        left_out: prefixes of names that keep what they have, and may stand in the file in any shape.
+        left_out: prefixes of names that are not loaded; the file may contain them in any shape.
 
     Raises:
-        DataError: the file is missing or damaged, is not the one that was meant, or is of another network.
+        DataError: the file is missing or damaged, has another SHA-256, or is of another network.
     """
     file.digest()
     given, _ = read_tensors(file.path, "name another file in model.pretrained, or null")

@@ -13,16 +13,16 @@ from flcore.models.base import Backbone
 from flcore.models.pretrained import PretrainedFile, load_pretrained
 
 _LEFT_OUT = ("conv1.", "bn1.", "fc.")
-"""What FedProto's code, whose settings GFPL takes over, draws anew although the rest starts from ImageNet weights."""
+"""Layers that stay random in FedProto's code, which GFPL follows; all others start from ImageNet weights."""
 
 
 @dataclass(frozen=True)
 class _ResNet:
-    """torchvision's network of this name (He et al., CVPR 2016) with random initial weights, and what may be chosen.
+    """torchvision's network of this name (He et al., CVPR 2016) with random initial weights.
 
-    With ``projection_dim`` FedCSPC's two-layer projection stands before the head: e → e, ReLU, → d, e the length of
-    what the network yields (fedcspc.md section 2). With ``pretrained`` everything but the stem's convolution, its
-    BatchNorm and the classifier starts from a file under torchvision's names (gfpl.md section 2); nothing is fetched.
+    ``projection_dim`` adds FedCSPC's two-layer projection before the head: e → e, ReLU, → d, e the length of the
+    network's output (fedcspc.md section 2). With ``pretrained`` everything but the stem's convolution, its BatchNorm
+    and the classifier starts from a file under torchvision's names (gfpl.md section 2); nothing is downloaded.
     """
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class _ResNet:
     pretrained_sha256: str | None = param(None, "SHA-256 that the file must have, in hexadecimal; null: any")
 
     def __post_init__(self) -> None:
-        """Refuse a checksum that is none, or is of nothing."""
+        """Refuse a checksum that is malformed or without a file."""
         if self.pretrained_sha256 is not None:
             if self.pretrained is None:
                 raise ValueError("pretrained_sha256 is given without pretrained, the file that has it")
@@ -47,7 +47,7 @@ class _ResNet:
 
     @property
     def pretrained_file(self) -> PretrainedFile | None:
-        """Where it starts from; None: from random weights."""
+        """The file of initial weights; None: random weights."""
         return None if self.pretrained is None else PretrainedFile(given_path(self.pretrained), self.pretrained_sha256)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:

@@ -1,7 +1,6 @@
-"""The model as a loss and an answer see it, and what may stand in front of it.
+"""The model as losses and predictors see it, and wrappers of it.
 
-Everything goes through one door, :meth:`View.ask`: a view that changes what a model says overrides that alone, and
-forgets nothing.
+All parts go through :meth:`View.ask`, the only method that a wrapper overrides to change answers.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from flcore.models.network import Network, ParamDict
 
 
 class View(ABC):
-    """The parts of a model; the dropout of a step is inside. The same for one client or a stack of many.
+    """The parts of a model, with the dropout of a step; the same for one client or a stack of many.
 
     Every part takes other ``weights`` (parameters and buffers by name, constants of the context) to ask a frozen model
-    instead, in evaluation mode; names that are not given are those of the initial model.
+    in evaluation mode; missing names keep the initial model's values.
 
-    Images may stand behind those of the batch in one call: they are not padding, and have no dropout. Other images
-    alone go through :meth:`beside`.
+    Images may follow the batch's in one call: they are not padding and have no dropout. Other images alone go through
+    :meth:`beside`.
     """
 
     @property
@@ -36,14 +35,14 @@ class View(ABC):
 
     @abstractmethod
     def beside(self) -> View:
-        """The same model in training for inputs that are not the batch's: none is padding; without dropout."""
+        """Return the same model in training for inputs outside the batch: no padding, no dropout."""
 
     @abstractmethod
     def note(self, features: Tensor) -> None:
-        """Leave the batch's features [B, d] to be averaged by class where the phase's ``note`` says so; no gradient."""
+        """Record the batch's features [B, d] for class averages if the phase's ``note`` is set; no gradient."""
 
     def encode(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
-        """Images [B, C, H, W] to what the projection reads [B, e]; the features where there is no projection."""
+        """Images [B, C, H, W] to the projection's input [B, e]; the features if there is no projection."""
         return self.ask("encode", images, weights)
 
     def project(self, encoded: Tensor, weights: ParamDict | None = None) -> Tensor:
@@ -59,29 +58,27 @@ class View(ABC):
         return self.ask("classify", features, weights)
 
     def apply_extra(self, name: str, features: Tensor, weights: ParamDict | None = None) -> Tensor:
-        """Features [B, d] (or what the projection reads) through a method's own layer ``name``, no dropout."""
+        """Features [B, d] (or the projection's input) through a method's own layer ``name``, no dropout."""
         return self.ask(f"extra.{name}", features, weights)
 
 
 class ModuleView(View):
     """A module as a loss sees it.
 
-    ``drops`` are the uniform numbers of the step's dropout, None in evaluation; ``noted`` what the loss noted in it.
+    ``drops`` are the uniform numbers of the step's dropout, None in evaluation; ``noted`` are the recorded features.
     """
 
     def __init__(self, module: Backbone, network: Network, params: ParamDict, drops: Drops | None = None) -> None:
-        """View a module whose parameters are ``params``; other weights are asked through ``network``."""
+        """View a module with parameters ``params``; other weights go through ``network``."""
         self._module, self._network, self._params = module, network, params
         self.drops = drops
         self.noted: Tensor | None = None
 
     @property
     def params(self) -> Mapping[str, Tensor]:
-        """The module's."""
         return self._params
 
     def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
-        """The module, or with other weights the network."""
         name = part.removeprefix("extra.")
         if weights is None:
             if part != name:
@@ -94,18 +91,17 @@ class ModuleView(View):
         return others
 
     def beside(self) -> ModuleView:
-        """The same module without dropout; one client alone has no padding."""
+        """Return the same module without dropout; one client alone has no padding."""
         return ModuleView(self._module, self._network, self._params)
 
     def note(self, features: Tensor) -> None:
-        """Keep the features of this step."""
         self.noted = features.detach()
 
     def take_noted(self, method: str) -> Tensor:
-        """What was noted since the last call.
+        """Return the features recorded since the last call.
 
         Raises:
-            LookupError: nothing.
+            LookupError: there are none.
         """
         features, self.noted = self.noted, None
         if features is None:
@@ -114,22 +110,19 @@ class ModuleView(View):
 
 
 class Forwarding(View):
-    """A view in front of another one, which says the same."""
+    """A wrapper that forwards everything to another view."""
 
     def __init__(self, model: View) -> None:
         self.model = model
 
     @property
     def params(self) -> Mapping[str, Tensor]:
-        """The model's."""
         return self.model.params
 
     def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
-        """The model's answer."""
         return self.model.ask(part, inputs, weights)
 
     def beside(self) -> View:
-        """The model for other inputs."""
         return self.model.beside()
 
     def note(self, features: Tensor) -> None:
@@ -140,12 +133,11 @@ class WithLayers(Forwarding):
     """A model with other weights in some of its upper parts: projection, head, or a method's own layers."""
 
     def __init__(self, model: View, layers: ParamDict) -> None:
-        """View ``model`` with whole parts (``head.…``, ``projection.…``, ``extra.…``) of other weights."""
+        """Wrap ``model`` with other weights of whole parts (``head.…``, ``projection.…``, ``extra.…``)."""
         super().__init__(model)
         self._layers = layers
 
     def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
-        """The answer of the other layers where the part is among them."""
         if weights is not None:
             return super().ask(part, inputs, weights)
         if part == "features" and self._holds("project"):
@@ -158,10 +150,10 @@ class WithLayers(Forwarding):
 
 
 class EncodedOnce(Forwarding):
-    """A model that encodes one batch of images once, whoever asks: several losses, or several ways to answer."""
+    """A model that encodes one batch of images only once, for several losses or predictors."""
 
     def __init__(self, model: View, images: Tensor) -> None:
-        """Stand in front of ``model`` for ``images`` [B, C, H, W]."""
+        """Wrap ``model`` for ``images`` [B, C, H, W]."""
         super().__init__(model)
         self._images = images
         self._encoded: Tensor | None = None
@@ -169,13 +161,12 @@ class EncodedOnce(Forwarding):
 
     @property
     def encoded(self) -> Tensor:
-        """The batch, [B, e]; encoded by the model once somebody asks."""
+        """The encoded batch, [B, e], computed at the first use."""
         if self._encoded is None:
             self._encoded = self.model.encode(self._images)
         return self._encoded
 
     def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
-        """What is known of the batch already; of everything else the model's answer."""
         if weights is not None or inputs is not self._images or part not in ("encode", "features"):
             return super().ask(part, inputs, weights)
         if part == "encode":

@@ -108,17 +108,15 @@ def prototype_match(
 
 
 def guided_targets(prototypes: Tensor, present: Tensor, previous: Tensor | None, generator: torch.Generator) -> Tensor:
-    """FedPG's P' with ``proto_init = global``: what a round's generator training aims at (fedpg.md section 7c).
+    """Return FedPG's P' with ``proto_init = global``, the targets of a round (fedpg.md section 7c).
 
-    P_c where a class has a prototype, bit for bit; else last round's target; else, in the first training, a draw from
-    N(0, I) rescaled to the mean norm of the present prototypes (not rescaled where none is present). ``generator`` is
-    used in the same way whatever is present.
+    P_c if the class has a prototype, bit for bit; else last round's target; else, in the first training, a draw from
+    N(0, I) rescaled to the mean norm of the present prototypes (not rescaled without any). ``generator`` always makes
+    the same draws.
 
     Args:
-        prototypes: P, ``[K, d]``.
-        present: bool ``[K]``.
+        prototypes: P, ``[K, d]``. present: bool ``[K]``.
         previous: last round's targets ``[K, d]``; None before the first training.
-        generator: a CPU generator.
     """
     num_classes, feature_dim = prototypes.shape
     fallback = random_targets(num_classes, feature_dim, generator).to(prototypes.device)

@@ -94,7 +94,7 @@ def edge_loss(
 def _over_mean_of_positive(lengths: Tensor, pairs: Tensor) -> Tensor:
     positive = pairs & (lengths > 0)
     total = torch.where(positive, lengths, 0.0).sum()
-    # No positive distance: all are 0 and stay 0, whatever they are divided by.
+    # Without a positive distance all are 0 and stay 0.
     return lengths * positive.sum() / torch.where(total > 0, total, 1.0)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 Scaling = Literal["code", "paper"]
 
 _LEAST_VARIANCE = 1e-8
-"""Added to each dimension's variance: one that never changes, as behind a dead ReLU, stays at 0."""
+"""Added to each dimension's variance: a constant one, as after a dead ReLU, stays at 0."""
 
 
 def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: Tensor | None = None) -> Tensor:
@@ -32,5 +32,5 @@ def correlation_penalty(features: Tensor, *, scaling: Scaling = "code", weight: 
     dim = features.shape[1]
     if scaling == "paper":
         return (products / degrees).square().sum() / dim**2
-    beside = 1 - torch.eye(dim, dtype=products.dtype, device=products.device)
-    return (products * beside).square().sum() / (max(dim * (dim - 1), 1) * count)
+    off_diagonal = 1 - torch.eye(dim, dtype=products.dtype, device=products.device)
+    return (products * off_diagonal).square().sum() / (max(dim * (dim - 1), 1) * count)

@@ -1,4 +1,4 @@
-"""Class means of features (FedProto, Tan et al., AAAI 2022, Eq. 3)."""
+"""Class means of features (FedProto, Tan et al., AAAI 2022, Eq. 3; of a few samples each: FedPG, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from flcore.io.messages import Prototypes
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
-    """The mean feature of every class present.
-
-    Args:
-        features: float32 ``[n, d]``.
-        labels: int64 ``[n]`` in ``0..num_classes - 1``.
-        num_classes: K, the number of rows of the result.
-    """
+    """Return the mean feature of every class present: ``features`` float32 [n, d], ``labels`` int64 [n] in 0..K-1."""
     if features.is_cuda:  # where adding rows to places has no fixed order
         sums, counts = class_sums(features, labels, num_classes)
         return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).to(features.dtype), counts > 0)
@@ -27,15 +21,10 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototype
 def class_sums(
     features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums of features by class, float64 ``[..., K, d]``, and how many they are, float64 ``[..., K]``.
+    """Return sums of features by class, float64 ``[..., K, d]``, and their numbers, float64 ``[..., K]``.
 
-    A product with the one-hot membership, which has one order of summation on every device and takes stacks.
-
-    Args:
-        features: ``[..., B, d]``.
-        labels: int64 ``[..., B]``.
-        num_classes: K.
-        weight: ``[..., B]``, 1 for samples, 0 for padding; None for all.
+    A product with the one-hot membership: one order of summation on every device, and stacks work. ``features``
+    [..., B, d], ``labels`` int64 [..., B], ``weight`` [..., B] with 0 for padding.
     """
     member = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).double()
     if weight is not None:

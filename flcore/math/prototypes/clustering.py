@@ -1,7 +1,7 @@
-"""Clusters of features and of prototypes: k-means (FedCSPC, FedMLP), average linkage, FINCH's first partition (FedMLP).
+"""Clustering of features and prototypes: k-means (FedCSPC, FedMLP), average linkage, FINCH's first partition (FedMLP).
 
-Server and end-of-round arithmetic, not part of a loss. Sums run in float64, scikit-learn in one thread, and clusters
-are numbered by their first member, so that a result depends on points, their order and the generator alone.
+Runs on the CPU, outside of losses. Sums are float64, scikit-learn runs in one thread, and clusters are numbered by
+their first member: a result depends on points, their order and the generator alone. Points are ``[n, d]``, n >= 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 class Clusters:
     """A partition of n points: ``centres`` [k, d], the means of the members, and ``labels`` int64 [n] in 0..k-1.
 
-    Clusters are numbered in the order of their first member and none is empty.
+    Clusters are numbered in the order of their first member; none is empty.
     """
 
     centres: Tensor
@@ -37,7 +37,7 @@ class Clusters:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Keeps scikit-learn, and what it calls, to one thread: faster for small problems, the same sums on any machine."""
+    """Limit scikit-learn and its libraries to one thread: faster for small problems, the same sums on any machine."""
     limit: AbstractContextManager[object] = _native_libraries().limit(limits=1)
     return limit
 
@@ -52,12 +52,7 @@ def _native_libraries() -> ThreadpoolController:
 
 
 def clusters_of(points: Tensor, assignment: Tensor) -> Clusters:
-    """The clusters that an assignment to arbitrary ids makes of ``points`` [n, d].
-
-    Args:
-        points: ``[n, d]``.
-        assignment: int64 ``[n]``; ids without a member do not appear in the result.
-    """
+    """Return the clusters of ``points`` [n, d] by an assignment to arbitrary ids, int64 [n]."""
     _, first, inverse = np.unique(assignment.numpy(), return_index=True, return_inverse=True)
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -76,13 +71,12 @@ def kmeans(
     max_iterations: int = 50,
     min_size: int = 1,
 ) -> Clusters:
-    """k-means with k-means++ starts, at most as many clusters as there are distinct points.
+    """Run k-means with k-means++ starts, for at most as many clusters as there are distinct points.
 
     Args:
-        points: ``[n, d]``, n >= 1, on the CPU.
-        num_clusters: k >= 1 asked for.
+        num_clusters: k >= 1.
         generator: seeds the starts.
-        restarts: independent starts, of which the one with the smallest inertia wins.
+        restarts: independent starts; the smallest inertia wins.
         max_iterations: of Lloyd's algorithm.
         min_size: clusters with fewer members are merged, see :func:`merge_small`.
 
@@ -104,14 +98,14 @@ def kmeans(
 
 
 def num_distinct(points: NDArray[np.float64]) -> int:
-    """How many different rows ``points`` [n, d] has: no partition has more clusters with different centres."""
+    """Return the number of different rows of ``points`` [n, d], the most clusters with different centres."""
     return len(np.unique(points, axis=0))
 
 
 def merge_small(points: Tensor, clusters: Clusters, min_size: int) -> Clusters:
     """Merge clusters with fewer than ``min_size`` members, smallest first, each into the one with the nearest centre.
 
-    Ends when all are large enough or one is left; centres are recomputed after each merge. Of equals the first counts.
+    Stops when all are large enough or one is left. Centres are recomputed after each merge; the first of equals counts.
     """
     while len(clusters.centres) > 1 and int(clusters.sizes.min()) < min_size:
         smallest = int(clusters.sizes.argmin())
@@ -125,19 +119,10 @@ def merge_small(points: Tensor, clusters: Clusters, min_size: int) -> Clusters:
 def subsampled_means(
     points: Tensor, labels: Tensor, ratio: float, repeats: int, generator: np.random.Generator
 ) -> Tensor:
-    """FedCSPC's prototypes: per cluster, ``repeats`` means of random subsets without replacement.
+    """Return FedCSPC's prototypes ``[k · repeats, d]``: per cluster, means of random subsets without replacement.
 
-    A subset has max(1, floor(ratio · size)) members.
-
-    Args:
-        points: ``[n, d]``.
-        labels: int64 ``[n]`` in 0..k-1, every cluster with a member.
-        ratio: r in (0, 1]; at 1 every repetition is the cluster mean.
-        repeats: n_repeat >= 1.
-        generator: draws the subsets.
-
-    Returns:
-        ``[k · repeats, d]``, the repetitions of a cluster one after another.
+    A subset has max(1, floor(ratio · size)) members; with ratio 1 every repetition is the cluster mean. ``labels`` are
+    int64 [n] in 0..k-1, every cluster with a member.
     """
     rows = []
     for cluster in range(int(labels.max()) + 1):
@@ -161,23 +146,19 @@ def cluster_prototypes(
     repeats: int,
     min_size: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """FedCSPC's upload of a client (Qi et al., ACM MM 2023): several prototypes for each of its classes.
+    """Return a FedCSPC client's upload (Qi et al., ACM MM 2023): several prototypes for each of its classes.
 
-    Per class: k-means, then :func:`subsampled_means` of each cluster; without merging that makes
-    sum over classes of min(num_clusters, distinct features) · repeats prototypes. With one cluster, ratio 1 and one
-    repetition they are the class means (TPG).
+    Per class: k-means, then :func:`subsampled_means` of each cluster; without merging, sum over classes of
+    min(num_clusters, distinct features) · repeats prototypes. One cluster, ratio 1 and one repetition give the class
+    means (TPG).
 
     Args:
-        features: ``[n, d]`` of all local samples, n >= 1, on the CPU.
-        labels: int64 ``[n]``.
-        stream: class to numpy generator, so that a class draws the same whatever other classes the client holds.
-        num_clusters: K_c.
-        ratio: r.
-        repeats: n_repeat.
-        min_size: smaller clusters are merged.
+        features: ``[n, d]`` of all local samples, n >= 1, on the CPU. labels: int64 ``[n]``.
+        stream: class to numpy generator, so that the draws of a class do not depend on the client's other classes.
+        num_clusters: K_c. ratio: r. repeats: n_repeat. min_size: smaller clusters are merged.
 
     Returns:
-        Prototypes ``[q, d]`` and their classes int64 ``[q]``, in ascending order of the class.
+        Prototypes ``[q, d]`` and their classes int64 ``[q]``, ascending.
     """
     found, classes = [], []
     for label in torch.bincount(labels).nonzero().flatten().tolist():
@@ -189,11 +170,9 @@ def cluster_prototypes(
 
 
 def first_neighbours(points: Tensor, *, centred: bool = False) -> Tensor:
-    """Index int64 ``[n]`` of each point's nearest other point by cosine, the first of equals.
+    """Return the index int64 ``[n]`` of each point's nearest other point by cosine, the first of equals, n >= 2.
 
-    Args:
-        points: ``[n, d]``, n >= 2. A zero vector has cosine 0 with all.
-        centred: subtract the mean of the points first.
+    A zero vector has cosine 0 with all. ``centred`` subtracts the mean of the points first.
     """
     array = points.numpy().astype(np.float64)
     if centred:
@@ -207,15 +186,11 @@ def first_neighbours(points: Tensor, *, centred: bool = False) -> Tensor:
 
 
 def finch(points: Tensor, *, centred: bool = False) -> Clusters:
-    """First partition of FINCH (Sarfraz et al., CVPR 2019): every point joins its nearest neighbour.
+    """Return the first partition of FINCH (Sarfraz et al., CVPR 2019): points join their nearest neighbour by cosine.
 
-    Clusters are the connected components, so each of two or more points shares its cluster with another one; a single
-    point is its own cluster. Neighbours are by cosine, centres are means of the members. Permuting the points permutes
-    the labels (up to their numbering) as long as no two cosines of a point are equal.
-
-    Args:
-        points: ``[n, d]``, n >= 1, on the CPU.
-        centred: take the cosines after subtracting the mean of the points (FedMLP's variant); centres are not shifted.
+    Clusters are the connected components; a single point is its own cluster. ``centred`` subtracts the mean of the
+    points for the cosines (FedMLP's variant), not for the centres. Without ties a permutation of the points permutes
+    the labels.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -229,7 +204,7 @@ def finch(points: Tensor, *, centred: bool = False) -> Clusters:
 
 
 def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
-    """At most ``num_clusters`` clusters of points [n, d], merged by the mean Euclidean distance of their members."""
+    """Return at most ``num_clusters`` clusters, merged by the mean Euclidean distance of their members."""
     from scipy.cluster.hierarchy import fcluster, linkage  # here, because it takes long
 
     if len(points) == 1:
@@ -240,18 +215,15 @@ def average_linkage(points: Tensor, num_clusters: int) -> Clusters:
 
 
 ClusterFunction = Callable[[Tensor], Clusters]
-"""What clusters points [n, d], n >= 1."""
+"""Clusters points [n, d], n >= 1."""
 
 Clustering = Literal["finch", "centred", "kmeans", "agglomerative", "none"]
 
 
 def partition_by(name: Clustering, num_clusters: int, generator: np.random.Generator) -> ClusterFunction:
-    """A clustering by name: FINCH by cosine, likewise after centring, k-means, average linkage, each point its own.
+    """Return a clustering by name; ``none`` makes each point its own cluster.
 
-    Args:
-        name: of these.
-        num_clusters: for k-means, of which the best of ten starts counts, and average linkage.
-        generator: of the starts.
+    ``num_clusters`` is for k-means (best of ten starts, drawn by ``generator``) and average linkage.
     """
     ways: dict[Clustering, ClusterFunction] = {
         "finch": finch,
@@ -265,10 +237,10 @@ def partition_by(name: Clustering, num_clusters: int, generator: np.random.Gener
 
 @dataclass(frozen=True)
 class ClassClusters:
-    """Clusters of class prototypes over fixed shapes, ready for a loss.
+    """Clusters of class prototypes over fixed shapes, for a loss.
 
-    ``centres`` [K, d], zero rows where absent; ``present`` bool [K], which rows are centres; ``assignment`` int64 [K],
-    the row of each class's centre, 0 for classes without prototype; ``count``, the number of clusters.
+    ``centres`` [K, d], zero rows where absent; ``present`` bool [K], the rows that are centres; ``assignment`` int64
+    [K], the row of each class's centre, 0 for classes without prototype; ``count``, the number of clusters.
     """
 
     centres: Tensor
@@ -278,12 +250,9 @@ class ClassClusters:
 
 
 def cluster_classes(means: Tensor, present: Tensor, partition: ClusterFunction) -> ClassClusters:
-    """FedMLP's semantic prototypes: cluster the class prototypes that exist and pad the result to K rows.
+    """Return FedMLP's semantic prototypes: clusters of the class prototypes that exist, padded to K rows.
 
-    Args:
-        means: ``[K, d]``.
-        present: bool ``[K]``; with no class present there is no cluster.
-        partition: such as :func:`finch`, or one of :func:`partition_by`.
+    ``means`` [K, d], ``present`` bool [K]; with no class present there is no cluster.
     """
     centres = torch.zeros_like(means)
     assignment = torch.zeros(len(means), dtype=torch.int64)

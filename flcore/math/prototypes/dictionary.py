@@ -1,8 +1,7 @@
 """A dictionary of patches from sums: whitening by moments, spherical k-means by signed sums (protolda.md section 1).
 
-Coates, Lee, Ng (AISTATS 2011) whiten patches and cluster them; both ask of data only for sums, which clients can send.
-Within an image products run in float32, always of the same shapes, and across images sums in float64: they do not see
-who is summed with whom.
+Coates, Lee, Ng (AISTATS 2011) whiten patches and cluster them; both need only sums, which clients can send. Within an
+image products are float32 of fixed shapes, across images sums are float64: results do not depend on the grouping.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ from flcore.math.prototypes.class_means import class_sums
 
 @dataclass(frozen=True)
 class PatchMoments:
-    """Sums over patches of d values.
-
-    Attributes:
-        count: how many.
-        total: float64 [d].
-        second: float64 [d, d], Σ x xᵀ.
-    """
+    """Sums over ``count`` patches of d values: ``total`` float64 [d] and ``second`` float64 [d, d], Σ x xᵀ."""
 
     count: int
     total: Tensor
@@ -32,7 +25,7 @@ class PatchMoments:
 
 
 def patch_moments(blocks: Iterable[Tensor]) -> PatchMoments:
-    """The sums of patches that come in blocks of images, [n, d, L] each; at least one block."""
+    """Return the sums of patches in blocks of images, [n, d, L] each; at least one block."""
     parts = [
         PatchMoments(
             len(patches) * patches.shape[2],
@@ -45,7 +38,7 @@ def patch_moments(blocks: Iterable[Tensor]) -> PatchMoments:
 
 
 def merged_moments(parts: Iterable[PatchMoments]) -> PatchMoments:
-    """The sums of all, added in the order given; at least one."""
+    """Add sums in the order given; at least one."""
     own = list(parts)
     return PatchMoments(
         sum(part.count for part in own),
@@ -55,10 +48,9 @@ def merged_moments(parts: Iterable[PatchMoments]) -> PatchMoments:
 
 
 def whitening(moments: PatchMoments, eps: float) -> tuple[Tensor, Tensor, float]:
-    """W = U (L + ε·mean L)^(-1/2) Uᵀ of the covariance U L Uᵀ; negative eigenvalues, which noise leaves, count as 0.
+    """Return the mean float64 [d], W float64 [d, d] and the mean share of an eigenvalue that whitening leaves.
 
-    Returns:
-        The mean float64 [d], W float64 [d, d], and which share of an eigenvalue is left after whitening, on average.
+    W = U (L + ε·mean L)^(-1/2) Uᵀ of the covariance U L Uᵀ; negative eigenvalues, an effect of noise, count as 0.
     """
     mean = moments.total / moments.count
     covariance = moments.second / moments.count - torch.outer(mean, mean)
@@ -70,23 +62,23 @@ def whitening(moments: PatchMoments, eps: float) -> tuple[Tensor, Tensor, float]
 
 
 def random_atoms(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors of Gaussian direction, float64 [count, dim]."""
+    """Return unit vectors of Gaussian direction, float64 [count, dim]."""
     atoms = torch.randn(count, dim, generator=generator, dtype=torch.float64)
     return atoms / atoms.norm(dim=1, keepdim=True)
 
 
 def as_filters(atoms: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Atoms of whitened patches as filters [K, d] and biases [K] for patches as they are: W a and −m·W a."""
+    """Turn atoms of whitened patches into filters [K, d] and biases [K] of raw patches: W a and −m·W a."""
     rows = atoms @ matrix
     return rows, -(rows @ mean)
 
 
 @dataclass(frozen=True)
 class AssignedPatches:
-    """Patches summed by the filter that they go to.
+    """Patches summed by their filter.
 
     Attributes:
-        count: how many patches.
+        count: number of patches.
         sums: float64 [K, d], with the sign of their product.
         signs: float64 [K], the sums of these signs.
     """
@@ -97,11 +89,9 @@ class AssignedPatches:
 
 
 def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) -> AssignedPatches:
-    """Each patch goes to the filter with the largest product in size, with that product's sign.
+    """Assign each patch to the filter with the largest absolute product, with that product's sign.
 
-    Args:
-        blocks: patches by image, float32 [n, d, L] each.
-        filters: float32 [K, d]. bias: float32 [K].
+    ``blocks`` are patches by image, float32 [n, d, L]; ``filters`` float32 [K, d], ``bias`` float32 [K].
     """
     count = 0
     sums = torch.zeros_like(filters, dtype=torch.float64)
@@ -122,16 +112,16 @@ def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) ->
 
 
 def moved_atoms(atoms: Tensor, sums: Tensor, signs: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A step of spherical k-means: the whitened sums, normalised; an atom that got no patch stays.
+    """Take a step of spherical k-means: whitened sums, normalised; an atom without patches stays.
 
-    W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1), so that sums of patches as they are suffice.
+    W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1), so that sums of raw patches suffice.
 
     Args:
         atoms: float64 [K, d]. sums: [K, d], signs: [K], of :func:`assigned_patches` over all clients.
         mean: [d]. matrix: [d, d], symmetric.
 
     Returns:
-        The atoms, and which of them stayed, bool [K].
+        The atoms, and a bool [K] of those that stayed.
     """
     whitened = (sums - signs.unsqueeze(1) * mean) @ matrix
     norms = whitened.norm(dim=1, keepdim=True)

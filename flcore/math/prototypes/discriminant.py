@@ -1,8 +1,8 @@
-"""Linear heads from sums: class counts, class sums and one second moment of all features, solved once.
+"""Linear heads from sums: class counts, class sums and one second moment of all features.
 
-Sums do not see how data are divided: whoever adds them gets the same head (AFL, He et al., CVPR 2025; Fed3R, Fani et
-al., ICML 2024; FedCGS, 2025). Everything is float64; features are standardised by their own summed moments, and the
-standardisation is folded into the head, which therefore reads features as they are.
+The head does not depend on how samples are divided among clients (AFL, He et al., CVPR 2025; Fed3R, Fani et al., ICML
+2024; FedCGS, 2025). Everything is float64. Features are standardised by their own summed moments, and the head includes
+the standardisation: it reads raw features.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 
 Wire = Literal["float64", "float32", "float16", "int8"]
-"""How a second moment travels, see :func:`packed`."""
+"""Precision of a second moment in a message, see :func:`pack_sums`."""
 
 LinearMap = tuple[Tensor, Tensor]
 """Weight float64 [C, D] and bias [C]."""
 
 GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
-"""What :func:`cross_validated` is given to choose from: 1e-5 to 1, two values per decade."""
+"""Values of λ for :func:`cross_validated`: 1e-5 to 1, two per decade."""
 
 NEVER = -1e4
-"""The bias of a class without samples: no features, of whatever size, let it win."""
+"""The bias of a class without samples: it never wins."""
 
 
 @dataclass(frozen=True)
 class Margins:
-    """What counts, class sums and the diagonal of a second moment say: shares, means and deviations.
+    """Counts, class sums and the diagonal of a second moment, with shares, means and deviations.
 
     Attributes:
         counts: float64 [C], samples of each class.
@@ -45,7 +45,7 @@ class Margins:
 
     @property
     def shares(self) -> Tensor:
-        """Of each class among all samples, [C]."""
+        """Share of each class among all samples, [C]."""
         return self.counts / self.counts.sum()
 
     @property
@@ -55,25 +55,25 @@ class Margins:
 
     @property
     def mean(self) -> Tensor:
-        """Of all features, [D]."""
+        """Mean of all features, [D]."""
         return self.sums.sum(0) / self.counts.sum()
 
     @property
     def scale(self) -> Tensor:
-        """Deviations [D]; infinite for features that never change, which are then left out: theirs are rounding."""
+        """Deviations [D]; infinite for constant features, which are thereby left out: their deviation is rounding."""
         variance = self.squares / self.counts.sum() - self.mean.square()
         return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
 
     @property
     def class_means(self) -> Tensor:
-        """Of standardised features, [C, D]; 0 for classes without samples."""
+        """Class means of standardised features, [C, D]; 0 for classes without samples."""
         means = self.sums / self.counts.clamp_min(1e-300).unsqueeze(1) - self.mean
         return torch.where(self.held.unsqueeze(1), means / self.scale, 0.0)
 
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums over samples: all that a linear discriminant asks of data.
+    """The sums over samples that a linear discriminant needs.
 
     Attributes:
         counts: float64 [C], samples of each class, or the sum of their weights.
@@ -90,17 +90,17 @@ class ClassSums:
         return ClassSums(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
 
     def __sub__(self, other: ClassSums) -> ClassSums:
-        """The sums without those samples: exact forgetting."""
+        """Remove samples: exact forgetting."""
         return ClassSums(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
 
     @property
     def margins(self) -> Margins:
-        """All of them but what stands beside the second moment's diagonal."""
+        """All but the off-diagonal second moments."""
         return Margins(self.counts, self.sums, self.second.diagonal())
 
     @property
     def covariance(self) -> Tensor:
-        """Of the standardised features, [D, D]."""
+        """Covariance of the standardised features, [D, D]."""
         mean, scale = self.margins.mean, self.margins.scale
         return (self.second / self.counts.sum() - torch.outer(mean, mean)) / torch.outer(scale, scale)
 
@@ -111,13 +111,7 @@ class ClassSums:
 
 
 def discriminant_sums(features: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None) -> ClassSums:
-    """The sums of some samples.
-
-    Args:
-        features: [n, D]. labels: int64 [n].
-        num_classes: C.
-        weights: of a sample by its class, [C]; None: 1.
-    """
+    """Return the sums of samples: ``features`` [n, D], ``labels`` int64 [n], ``weights`` by class [C] (None: 1)."""
     rows = features.double()
     own = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights.double()[labels]
     weighted = rows if weights is None else rows * own.unsqueeze(1)
@@ -127,7 +121,7 @@ def discriminant_sums(features: Tensor, labels: Tensor, num_classes: int, weight
 
 
 def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
-    """Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
+    """Return Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
 
     With standardised features, class means μ_c, shares π_c and the covariance S_w within classes:
     w_c = (S_w + λI)⁻¹ μ_c and b_c = −μ_c·w_c/2 + log π_c.
@@ -135,10 +129,10 @@ def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) ->
     Args:
         totals: of at least one sample.
         shrinkage: λ > 0.
-        noisy: whether there is noise in them: negative eigenvalues of S_w, which it may leave, then count as 0.
+        noisy: totals have noise: negative eigenvalues of S_w count as 0.
 
     Returns:
-        The head for features as they are; classes without samples have zero weights and the bias :data:`NEVER`.
+        The head for raw features; classes without samples have zero weights and the bias :data:`NEVER`.
     """
     margins = totals.margins
     means = margins.class_means
@@ -147,20 +141,16 @@ def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) ->
 
 
 def head(solution: Tensor, margins: Margins) -> LinearMap:
-    """The discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C]; what is returned is as of :func:`discriminant`."""
+    """Return the discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C], as :func:`discriminant` does."""
     bias = margins.shares.log() - (margins.class_means * solution.mT).sum(1) / 2
     weight = torch.where(margins.held.unsqueeze(1), solution.mT, 0.0)
     return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
 
 
 def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
-    """Regression on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
+    """Regress on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
 
-    Args:
-        totals: of at least one sample. shrinkage: λ > 0. noisy: as of :func:`discriminant`, for T.
-
-    Returns:
-        As :func:`discriminant`.
+    Arguments and result as :func:`discriminant`, with T in place of S_w.
     """
     margins = totals.margins
     joint = (margins.shares.unsqueeze(1) * margins.class_means).mT
@@ -169,14 +159,10 @@ def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear
 
 
 def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
-    """The λ of the ridge regression with the least generalised cross-validation score (Golub, Heath, Wahba, 1979).
+    """Return the λ of the ridge regression with the least generalised cross-validation (Golub, Heath, Wahba, 1979).
 
-    Of sums alone: GCV(λ) = Σ_c |y_c − ŷ_c|²/n / (1 − tr H/n)², whose numerator is the indicators' variance less what
-    the eigenvectors of T explain. Costs no byte and sees no test data.
-
-    Args:
-        totals: of n > 1 samples.
-        grid: values of λ to choose from, all positive.
+    GCV(λ) = Σ_c |y_c − ŷ_c|²/n / (1 − tr H/n)²; the numerator is the indicators' variance minus the part that the
+    eigenvectors of T explain. Needs the sums of n > 1 samples alone: no extra byte, no test data.
     """
     margins, number = totals.margins, float(totals.counts.sum())
     shares = margins.shares
@@ -196,11 +182,9 @@ def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
 
 
 def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """A discriminant's biases with other class shares: b + log π' − log π; classes without a share never win.
+    """Return a discriminant's biases for other class shares: b + log π' − log π; classes without a share never win.
 
-    Args:
-        bias: [C]. before: counts that it was made with, [C]. after: counts to answer by, [C], maybe of a record on
-            another device (a client's memory, beside what the server holds).
+    ``before`` and ``after`` are counts [C], maybe on different devices.
     """
     after = after.to(before.device)
     held = (before > 0) & (after > 0)
@@ -209,10 +193,10 @@ def reweighted(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 
 def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> Tensor:
-    """(A + λI)⁻¹ B for a symmetric A [D, D] and B [D, C]; negative eigenvalues of A count as 0.
+    """Return (A + λI)⁻¹ B for a symmetric A [D, D] and B [D, C]; negative eigenvalues of A count as 0.
 
-    Those of sums without noise are of the size of rounding: they are looked for where A + λI has no Cholesky factor.
-    With noise one may be just above −λ, whose inverse is as large as it likes.
+    Without noise they are of the size of rounding, so that a Cholesky factor is tried first. With noise an eigenvalue
+    may be just above −λ, and its inverse arbitrarily large.
     """
     if not noisy:
         factor, failed = torch.linalg.cholesky_ex(matrix + shrinkage * torch.eye(len(matrix), dtype=matrix.dtype))
@@ -223,7 +207,7 @@ def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> 
 
 
 def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
-    """A head of standardised features as one of features as they are."""
+    """Turn a head of standardised features into one of raw features."""
     unscaled = weight / margins.scale
     return unscaled, bias - unscaled @ margins.mean
 
@@ -232,13 +216,12 @@ def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
 
 
 def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
-    """Sums as they travel: those of the k classes that have samples (or of ``every`` class), and the second moment.
+    """Return sums as a message: the k classes that have samples (or ``every`` class), and the second moment.
 
-    ``float64``: its upper triangle. Else the second moment about the client's own mean, whose features no longer all
-    point the same way: variances float32 [D] and either correlations (the triangle without its diagonal, float32 or
-    float16) or, as ``int8``, the rows of its Cholesky factor, each by its largest entry. Entries rounded one by one to
-    8 bits would leave a sum that is not positive definite; a factor's product always is. Where noise has left no
-    correlations at all (entries beyond 1) the factor is of the nearest ones without negative eigenvalues.
+    ``float64``: the upper triangle. Else the second moment about the client's mean: variances float32 [D] and either
+    correlations (strict upper triangle, float32 or float16) or, as ``int8``, the rows of its Cholesky factor, each
+    scaled by its largest entry. Correlations rounded to 8 bits may not be positive definite; a factor's product always
+    is.
 
     Args:
         sums: of at least one sample.
@@ -270,7 +253,7 @@ def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, 
 
 
 def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
-    """The inverse of :func:`packed`, to the wire's precision."""
+    """Return the inverse of :func:`pack_sums`, to the wire's precision."""
     classes, counts = arrays["classes"], arrays["counts"]
     rows = arrays["sums"].double()
     sums = rows.new_zeros(num_classes, rows.shape[1]).index_copy_(0, classes, rows)
@@ -290,7 +273,7 @@ def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
 
 
 def add_sums(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
-    """All of them, in the order given; tensors of the result alone are kept."""
+    """Add sums in the order given, in memory for one."""
     counts, sums, second = start.counts.clone(), start.sums.clone(), start.second.clone()
     for part in parts:
         counts += part.counts
@@ -300,10 +283,10 @@ def add_sums(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
 
 
 def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
-    """A lower Cholesky factor of correlations [D, D] that may lack full rank, by the least jitter that gives one.
+    """Return a lower Cholesky factor of correlations [D, D], maybe singular, by the least jitter that gives one.
 
-    Noise may leave a matrix that none does: then one of it without negative eigenvalues, scaled to a diagonal of 1
-    again. Features without a variance (``varies``, bool [D]), whose rows nobody reads, play no part in it.
+    If noise leaves none, negative eigenvalues count as 0 and the diagonal is scaled to 1 again. Features without a
+    variance (``varies``, bool [D]) are replaced by the unit matrix; their rows are never read.
     """
     unit = torch.eye(len(correlations), dtype=correlations.dtype)
     for jitter in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):

@@ -1,7 +1,6 @@
-"""How far apart the features of classes lie (evaluation.md section 5.1; FedPA's table V does not say how it measured).
+"""Distances between the features of classes (evaluation.md section 5.1; FedPA's table V does not say how it measured).
 
-For generated features within a run, round by round, and for finished runs. Distances in a t-SNE embedding can be taken
-the same way, but say nothing across runs.
+For generated features, in a run or afterwards. Distances in a t-SNE embedding cannot be compared across runs.
 """
 
 from __future__ import annotations
@@ -13,17 +12,13 @@ from flcore.math.losses.vectors import distances
 
 
 def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Spread within classes and distance between them, Euclidean, as facts of a run.
-
-    Args:
-        features: ``[n, d]``, floating.
-        labels: int64 ``[n]``.
+    """Return the Euclidean spread within classes and distance between them; ``features`` [n, d], ``labels`` int64 [n].
 
     Returns:
         ``intra``: mean over classes of the mean distance of two samples of the class. ``inter``: mean over pairs of
         classes of the mean distance between a sample of one and a sample of the other. ``centroid_inter``: mean
-        distance of two class means. A value that does not exist is left out: ``intra`` where no class has two samples,
-        the other two where there is one class.
+            distance
+        of two class means. Undefined values are left out.
     """
     points = features.detach().to("cpu", torch.float64)
     classes, position = torch.unique(labels.cpu(), return_inverse=True)
@@ -47,15 +42,14 @@ def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def nearest_real(generated: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor) -> dict[str, float]:
-    """How near generated features come to real ones of their class (evaluation.md section 5.3, the check of GFPL).
+    """Return the distance of generated features to real ones of their class (evaluation.md section 5.3, GFPL's check).
 
     Args:
-        generated: ``[n, d]`` with ``labels`` int64 ``[n]``.
-        real: ``[m, d]`` with ``real_labels`` int64 ``[m]``.
+        generated: ``[n, d]`` with ``labels`` int64 ``[n]``. real: ``[m, d]`` with ``real_labels`` int64 ``[m]``.
 
     Returns:
         ``nearest_distance``: mean Euclidean distance to the nearest real feature of the class; ``nearest_cosine``: mean
-        over the same pairs of their cosine (0 where a feature is zero). Empty where no class has both.
+        cosine of the same pairs (0 where a feature is zero). Empty if no class has both.
     """
     lengths, cosines = [], []
     for label in torch.unique(labels).tolist():

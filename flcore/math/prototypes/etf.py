@@ -1,6 +1,6 @@
-"""The simplex equiangular tight frame: K unit vectors with the widest possible equal angles (GFPL, section 8).
+"""The simplex equiangular tight frame: K unit vectors with the widest equal angles (GFPL, section 8).
 
-Every client can build the same frame from a shared seed, so that it costs no communication.
+Clients build the same frame from a shared seed, without communication.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from torch import Tensor
 
 
 def simplex_etf(dim: int, num_classes: int, generator: torch.Generator) -> Tensor:
-    """Z = sqrt(K/(K-1)) Q (I - 11'/K), float32 ``[dim, K]``, Q with orthonormal columns in a random direction.
+    """Return Z = sqrt(K/(K-1)) Q (I - 11'/K), float32 ``[dim, K]``, Q with orthonormal columns in a random direction.
 
-    Columns have norm 1, pairwise inner products -1/(K-1) and sum 0.
-
-    Args:
-        dim: d_p, at least K.
-        num_classes: K >= 2.
-        generator: CPU generator; the frame is a function of its state.
+    Columns have norm 1, pairwise inner products -1/(K-1) and sum 0. The frame is a function of the state of
+    ``generator`` (CPU).
 
     Raises:
         ValueError: fewer than two classes, or fewer dimensions than classes.
@@ -31,6 +27,6 @@ def simplex_etf(dim: int, num_classes: int, generator: torch.Generator) -> Tenso
 
 
 def frame_of_basis(basis: Tensor) -> Tensor:
-    """The simplex frame ``[dim, K]`` on the orthonormal columns of ``basis`` [dim, K], K >= 2."""
+    """Return the simplex frame ``[dim, K]`` on the orthonormal columns of ``basis`` [dim, K], K >= 2."""
     count = basis.shape[1]
     return (count / (count - 1)) ** 0.5 * (basis - basis.mean(1, keepdim=True))

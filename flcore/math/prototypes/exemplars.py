@@ -1,4 +1,4 @@
-"""Exemplars of classes beside a head: what they are, and how both answer together (FedCSPC's knowledge prediction)."""
+"""Class exemplars as a second classifier, and its fusion with the head (FedCSPC's knowledge prediction)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fusion = Literal["softmax", "minmax", "authors"]
 
 
 def best_means(projected: Tensor, labels: Tensor, right: Tensor, num_classes: int) -> Prototypes:
-    """Per class the mean of ``projected`` [n, d] over its ``right`` rows (bool [n]), or over all where none is."""
+    """Return per class the mean of ``projected`` [n, d] over its ``right`` rows (bool [n]), or over all without one."""
     preferred = class_means(projected[right], labels[right], num_classes)
     everything = class_means(projected, labels, num_classes)
     means = torch.where(preferred.present.unsqueeze(1), preferred.means, everything.means)
@@ -23,7 +23,7 @@ def best_means(projected: Tensor, labels: Tensor, right: Tensor, num_classes: in
 
 
 def similarities(features: Tensor, exemplars: Prototypes | None) -> Tensor | None:
-    """Cosines [B, K] of features [B, d] to the exemplars, −∞ for classes without; None where there are none at all."""
+    """Return cosines [B, K] of features [B, d] to the exemplars, −∞ for missing classes; None without any exemplar."""
     if exemplars is None or not exemplars.present.any():
         return None
     cosines = unit_vectors(features) @ unit_vectors(exemplars.means).mT
@@ -31,11 +31,9 @@ def similarities(features: Tensor, exemplars: Prototypes | None) -> Tensor | Non
 
 
 def fuse(logits: Tensor, cosines: Tensor, share: float, temperature: float, form: Fusion) -> Tensor:
-    """Mix the head's answer with the exemplars', [B, K].
+    """Mix the head's logits [B, K] with the exemplars' cosines [B, K], −∞ where missing, at least one finite per row.
 
     Args:
-        logits: ``[B, K]`` of the head.
-        cosines: ``[B, K]`` to the exemplars, −∞ where there is none; one of each row is finite.
         share: λ_p, of the exemplars.
         temperature: of the cosines.
         form: ``softmax``: probabilities of both; ``minmax``: both scaled to [0, 1] per row, 0 for classes without an
@@ -49,7 +47,7 @@ def fuse(logits: Tensor, cosines: Tensor, share: float, temperature: float, form
 
 
 def to_unit_range(values: Tensor) -> Tensor:
-    """Rows of ``values`` [B, K] scaled so that their finite ones fill [0, 1]; 0 for −∞ and for constant rows."""
+    """Scale rows of ``values`` [B, K] so that their finite entries fill [0, 1]; 0 for −∞ and for constant rows."""
     low = values.masked_fill(values == -torch.inf, torch.inf).amin(1, keepdim=True)
     span = values.amax(1, keepdim=True) - low
     return ((values - low) / torch.where(span > 0, span, 1.0)).clamp_min(0.0)

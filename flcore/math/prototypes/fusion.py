@@ -1,4 +1,4 @@
-"""Prototypes of many clients into one per class."""
+"""Fusion of many clients' prototypes into one per class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from flcore.io.messages import Prototypes
 def fuse_prototypes(
     uploads: Mapping[int, Prototypes], previous: Prototypes, counts: Mapping[int, Tensor] | None = None
 ) -> Prototypes:
-    """Mean per class over the clients that upload the class; a class that nobody uploads keeps its previous value.
+    """Average each class over its uploads; a class without upload keeps its ``previous`` value.
+
+    Previous values are needed under partial participation (baselines.md section 15).
 
     Args:
         uploads: by client id.
-        previous: what stood before; needed under partial participation (baselines.md section 15).
-        counts: client id to samples per class, int64 [K]: means are weighted by them. None: every client weighs the
-            same (FedProto's code counts clients; FedPG, FedMLP).
+        counts: client id to samples per class, int64 [K], as weights. None: equal weights (FedProto's code, FedPG,
+            FedMLP).
     """
     if counts is None:
         return average_prototypes(uploads, previous)
@@ -30,14 +31,10 @@ def fuse_prototypes(
 
 
 def weighted_class_means(means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Prototypes of all clients into one per class, φ_c = Σ_k w_kc·φ_kc/Σ_k w_kc (fedpa.md section 5.1).
+    """Return φ_c = Σ_k w_kc·φ_kc/Σ_k w_kc, float32 [K, d], and the classes with a weight, bool [K] (fedpa.md 5.1).
 
-    Args:
-        means: ``[S, K, d]``; rows of weight 0 are ignored whatever stands in them.
-        weights: ``[S, K]``: sample counts n_kc (FedPA), or 1 where the client has the class (FedPG), else 0.
-
-    Returns:
-        Means float32 ``[K, d]``, zero where nobody has the class, and bool ``[K]``: somebody has.
+    ``means`` [S, K, d]; rows of weight 0 are ignored. ``weights`` [S, K]: sample counts n_kc (FedPA), or 1 for a
+    client's classes (FedPG), else 0. Classes without weight have mean 0.
     """
     heavy = weights.to(means.dtype).unsqueeze(2)
     total = heavy.sum(dim=0)
@@ -46,10 +43,7 @@ def weighted_class_means(means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor
 
 
 def average_prototypes(uploads: Mapping[int, Prototypes], previous: Prototypes) -> Prototypes:
-    """Unweighted mean per class over the clients that upload the class, folded in client-id order.
-
-    A class that nobody uploads keeps its previous value: needed under partial participation (baselines.md section 15).
-    """
+    """Average each class over its uploads without weights, in client-id order; else keep the ``previous`` value."""
     sums = torch.zeros_like(previous.means)
     holders = torch.zeros_like(previous.present, dtype=torch.int64)
     for client in sorted(uploads):

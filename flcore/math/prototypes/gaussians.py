@@ -23,12 +23,9 @@ class ClassGaussians:
 
 
 def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> ClassGaussians:
-    """What a CCVR client sends (Luo et al., NeurIPS 2021): count, mean and unbiased covariance of every class.
+    """Return count, mean and unbiased covariance of every class, a CCVR client's upload (Luo et al., NeurIPS 2021).
 
-    Args:
-        features: ``[n, d]``.
-        labels: int64 ``[n]`` in 0..K-1.
-        num_classes: K.
+    ``features`` [n, d], ``labels`` int64 [n] in 0..K-1.
     """
     dim = features.shape[1]
     means = features.new_zeros(num_classes, dim, dtype=torch.float64)
@@ -43,18 +40,18 @@ def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> Class
 
 
 def class_gaussian(features: Tensor) -> ClassGaussians:
-    """The statistics of a single class, K = 1, of features ``[n, d]``, n >= 1."""
+    """Return the statistics of a single class, K = 1, of features ``[n, d]``, n >= 1."""
     return class_gaussians(features, torch.zeros(len(features), dtype=torch.int64, device=features.device), 1)
 
 
 def upper_triangles(covariances: Tensor) -> Tensor:
-    """Symmetric matrices ``[..., d, d]`` as they travel: ``[..., d·(d + 1)/2]``, row by row from the diagonal on."""
+    """Return symmetric matrices ``[..., d, d]`` as ``[..., d·(d + 1)/2]``, row by row from the diagonal on."""
     first, second = torch.triu_indices(covariances.shape[-1], covariances.shape[-1], device=covariances.device)
     return covariances[..., first, second]
 
 
 def from_upper_triangles(triangles: Tensor) -> Tensor:
-    """The inverse of :func:`upper_triangles`."""
+    """Return the inverse of :func:`upper_triangles`."""
     dim = (math.isqrt(8 * triangles.shape[-1] + 1) - 1) // 2
     first, second = torch.triu_indices(dim, dim, device=triangles.device)
     covariances = triangles.new_zeros(*triangles.shape[:-1], dim, dim)
@@ -64,13 +61,10 @@ def from_upper_triangles(triangles: Tensor) -> Tensor:
 
 
 def merge_gaussians(uploads: Mapping[int, ClassGaussians]) -> ClassGaussians:
-    """The statistics of the pooled samples from those of the clients, exactly (CCVR), folded by client id.
+    """Return the exact statistics of the pooled samples from those per client (CCVR), summed in order of client id.
 
-    The scatter is summed as within plus between clients, ``sum (n_k - 1) S_k + n_k (m_k - m)(m_k - m)'``, which equals
-    the paper's difference of raw moments and does not cancel.
-
-    Args:
-        uploads: client id to statistics of the same K and d, at least one; any float type.
+    The scatter is summed as within plus between clients, ``sum (n_k - 1) S_k + n_k (m_k - m)(m_k - m)'``: equal to the
+    paper's difference of raw moments, without cancellation. ``uploads`` have the same K and d, any float type.
     """
     clients = sorted(uploads)
     counts = torch.stack([uploads[client].counts for client in clients])
@@ -89,14 +83,9 @@ def merge_gaussians(uploads: Mapping[int, ClassGaussians]) -> ClassGaussians:
 
 
 def map_gaussians(statistics: ClassGaussians, weight: Tensor, bias: Tensor) -> ClassGaussians:
-    """The exact statistics of W x + b: means W mu + b, covariances W S W' (CCVR's ``tap=hidden``).
+    """Return the exact statistics of W x + b: means W mu + b, covariances W S W' (CCVR's ``tap=hidden``).
 
-    Classes without a sample keep mean 0.
-
-    Args:
-        statistics: of x, ``[K, d]``.
-        weight: W ``[p, d]``.
-        bias: b ``[p]``.
+    Classes without a sample keep mean 0. W is ``weight`` [p, d], b is ``bias`` [p].
     """
     linear = weight.double()
     means = statistics.means @ linear.mT + bias.double()
@@ -107,16 +96,10 @@ def map_gaussians(statistics: ClassGaussians, weight: Tensor, bias: Tensor) -> C
 def sample_gaussians(
     statistics: ClassGaussians, per_class: int, generator: torch.Generator, *, min_count: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """CCVR's virtual features: ``per_class`` draws of N(mean, covariance) for every class with enough samples.
+    """Draw CCVR's virtual features: ``per_class`` of N(mean, covariance) for every class with ``min_count`` samples.
 
-    Rank-deficient covariances are fine: the root is taken through ``eigh`` of the symmetric part, with eigenvalues
-    clamped at 0. It is the symmetric root, which does not depend on the signs or the basis LAPACK picks.
-
-    Args:
-        statistics: ``[K, d]``.
-        per_class: M_c.
-        generator: CPU generator.
-        min_count: classes with fewer samples are skipped.
+    Rank-deficient covariances are allowed: the root is the symmetric one through ``eigh``, eigenvalues clamped at 0,
+    which does not depend on the signs or the basis that LAPACK picks.
 
     Returns:
         Features float32 ``[classes · per_class, d]`` and labels int64, in ascending order of the class.

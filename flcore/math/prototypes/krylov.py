@@ -1,9 +1,8 @@
-"""A discriminant from products with the second moment, where that itself is too large to send (protolda.md section 3).
+"""A discriminant from products with a second moment that is too large to send (protolda.md section 3).
 
-The solution X of (S_w + λI) X = μᵀ is approached in the span of blocks of directions; each costs every client one
-product of its second moment with C vectors, 2·D·C numbers. After each block the minimum over *all* directions so far
-is taken, and the next block is what that leaves (a block Krylov space): far fewer blocks than ordinary conjugate
-gradients, which forget earlier ones.
+The solution X of (S_w + λI) X = μᵀ is approximated in the span of blocks of directions; each costs every client one
+product of its second moment with C vectors, 2·D·C numbers. After each block the minimum over *all* directions is
+taken, and its residual gives the next block (a block Krylov space): far fewer blocks than conjugate gradients.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ _NOTHING_LEFT = 1e-9  # of the first residual: directions of that size are round
 
 
 def directions(block: Tensor, margins: Margins) -> Tensor:
-    """Standardised directions [D, m] as vectors for features as they are."""
+    """Turn standardised directions [D, m] into vectors of raw features."""
     return block / margins.scale.unsqueeze(1)
 
 
 def standardised_products(vectors: Tensor, products: Tensor, margins: Margins) -> Tensor:
-    """T V from Σ f (fᵀu): the covariance of standardised features times directions V, for u as they travelled.
+    """Return T V, the covariance of standardised features times V, from products Σ f (fᵀu) with ``vectors`` u.
 
-    Args:
-        vectors: [D, m], of :func:`directions`. products: [D, m], summed over all clients.
+    ``vectors`` [D, m] are from :func:`directions`; ``products`` [D, m] are summed over all clients.
     """
     mean = margins.mean
     centred = products / margins.counts.sum() - torch.outer(mean, mean @ vectors)
@@ -35,13 +33,13 @@ def standardised_products(vectors: Tensor, products: Tensor, margins: Margins) -
 def solved(
     basis: Tensor, products: Tensor, margins: Margins, shrinkage: float, *, noisy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The best X in the span of the basis, and the residual μᵀ − (S_w + λI) X, both [D, C].
+    """Return the best X in the span of the basis, and the residual μᵀ − (S_w + λI) X, both [D, C].
 
     Args:
         basis: V, [D, m], standardised; need not be orthonormal. products: T V, [D, m].
         margins: of all clients. shrinkage: λ > 0.
-        noisy: whether there is noise in the products: negative eigenvalues of S_w in that span then count as 0. The
-            basis has to be of independent directions, as those of :func:`next_block` are.
+        noisy: the products have noise: negative eigenvalues of S_w in that span count as 0. The basis must then be of
+            independent directions, as :func:`next_block` returns them.
     """
     means, shares = margins.class_means, margins.shares
     applied = products - means.mT @ (shares.unsqueeze(1) * (means @ basis)) + shrinkage * basis
@@ -58,10 +56,9 @@ def solved(
 
 
 def next_block(basis: Tensor, residual: Tensor, first: float) -> Tensor:
-    """Orthonormal directions of a residual that the basis does not have, [D, k], k ≤ C; k = 0 where nothing is left.
+    """Return orthonormal directions of a residual outside the basis, [D, k], k ≤ C; k = 0 if nothing is left.
 
-    Args:
-        basis: [D, m], m may be 0. residual: [D, C]. first: the largest singular value of the first residual.
+    ``basis`` [D, m], m may be 0; ``residual`` [D, C]; ``first`` is the largest singular value of the first residual.
     """
     rest = residual
     if basis.shape[1]:

@@ -1,7 +1,7 @@
-"""Mixtures of diagonal Gaussians, one per class: fitted, sent, fused and drawn from (GFPL).
+"""Mixtures of diagonal Gaussians, one per class: fit, pack, fuse, sample (GFPL).
 
-Server and end-of-round arithmetic on the CPU, not part of a loss. Everything that adds up over clients runs in float64
-and in ascending client id; scikit-learn runs in one thread.
+Runs on the CPU, outside of losses. Sums over clients are float64 and in ascending client id; scikit-learn runs in one
+thread.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ def fit_mixture(
 
     Args:
         features: ``[N, d]`` of one class, N >= 1, on the CPU.
-        num_components: n asked for.
         generator: seeds the start.
-        variance_floor: added to every variance at every M-step (scikit-learn's ``reg_covar``), so also a lower bound.
-        max_iterations: of EM; stopping there is not an error.
+        variance_floor: added to every variance in every M-step (scikit-learn's ``reg_covar``), so also a lower bound.
+        max_iterations: of EM; reaching it is not an error.
         tolerance: change of the mean log-likelihood at which EM stops.
 
     Raises:
@@ -91,14 +90,10 @@ def fit_class_mixtures(
     *,
     variance_floor: float = 1e-4,
 ) -> dict[int, Mixture]:
-    """The mixture of every class present, in ascending order of the class.
+    """Return the mixture of every class present, by ascending class.
 
-    Args:
-        features: ``[N, d]`` of all local samples, on the CPU.
-        labels: int64 ``[N]``.
-        num_components: n.
-        stream: class to numpy generator, so that a class is fitted alike whatever other classes the client holds.
-        variance_floor: see :func:`fit_mixture`.
+    ``stream`` maps a class to its generator, so that the fit of a class does not depend on the client's other classes.
+    ``features`` [N, d] are on the CPU, ``labels`` int64 [N].
     """
     return {
         label: fit_mixture(features[labels == label], num_components, stream(label), variance_floor=variance_floor)
@@ -109,15 +104,10 @@ def fit_class_mixtures(
 def bhattacharyya(
     means_a: Tensor, variances_a: Tensor, means_b: Tensor, variances_b: Tensor, *, per_dimension: bool = False
 ) -> Tensor:
-    """Bhattacharyya distance of diagonal Gaussians, in sums over dimensions, without determinants.
+    """Return the Bhattacharyya distance of diagonal Gaussians ``[..., d]``, which broadcast; divided by d if asked for.
 
     ``1/8 sum (m1 - m2)²/v + 1/2 sum ln(v/sqrt(v1 v2))`` with v = (v1 + v2)/2; symmetric, exactly 0 for equal arguments
-    and never negative.
-
-    Args:
-        means_a, means_b: ``[..., d]``, broadcast against each other.
-        variances_a, variances_b: ``[..., d]``, positive.
-        per_dimension: divide by d.
+    and never negative. No determinants.
     """
     middle = 0.5 * (variances_a + variances_b)
     shift = 0.125 * (means_a - means_b).square() / middle
@@ -129,22 +119,16 @@ def bhattacharyya(
 def group_components(
     means: Tensor, variances: Tensor, threshold: float, *, per_dimension: bool = False
 ) -> list[list[int]]:
-    """GFPL's Algorithm 1: which of n Gaussians are merged.
+    """Return the groups of n Gaussians that GFPL's Algorithm 1 merges: disjoint, ascending, in order of their seeds.
 
-    The first component left is a seed; all those left that are nearer to it than the threshold (strictly) join at once.
-    The algorithm then asks for more that are near *every* member; there are none, since they would be near the seed.
-    Members need not be near each other, so the result depends on the order of the components.
-
-    Distances are those of a seed to the components left: memory grows with n·d, where all at once would take n²·d.
+    The first remaining component is a seed; all remaining ones nearer to it than the threshold (strictly) join it. The
+    algorithm then adds those near *every* member; there are none, since they would be near the seed. Members need not
+    be near each other, so the result depends on the order of the components. Memory grows with n·d.
 
     Args:
-        means: ``[n, d]``.
-        variances: ``[n, d]``, positive.
+        means: ``[n, d]``. variances: ``[n, d]``, positive.
         threshold: of the Bhattacharyya distance; 0 merges nothing, infinity everything.
         per_dimension: divide the distance by d.
-
-    Returns:
-        Disjoint lists of indices that together hold 0..n-1, in order of their seeds, each ascending.
     """
     left, groups = torch.arange(len(means)), []
     while len(left):
@@ -153,21 +137,17 @@ def group_components(
             bhattacharyya(means[seed], variances[seed], means[left], variances[left], per_dimension=per_dimension)
             < threshold
         )
-        near[0] = True  # whatever the threshold
+        near[0] = True  # also with threshold 0
         groups.append(left[near].tolist())
         left = left[~near]
     return groups
 
 
 def fuse_components(mixture: Mixture, groups: Sequence[Sequence[int]]) -> Mixture:
-    """One Gaussian per group with the group's weight, mean and diagonal second moment (moment matching, GFPL).
+    """Merge each group into one Gaussian by moment matching (GFPL); weights are not normalised.
 
-    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``.
-    Weights are not normalised.
-
-    Args:
-        mixture: components with positive weights, which need not sum to 1.
-        groups: disjoint lists of component indices.
+    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``, for positive w_j and
+    disjoint groups of component indices.
     """
     weights, means, variances = (values.double() for values in (mixture.weights, mixture.means, mixture.variances))
     rows = []
@@ -190,10 +170,9 @@ def fuse_mixtures(
     *,
     per_dimension: bool = False,
 ) -> Mixture:
-    """GFPL's server step for one class: union, Algorithm 1, moment matching, weights that sum to 1.
+    """Return GFPL's fused mixture of one class: union, Algorithm 1, moment matching, weights that sum to 1.
 
-    Components enter Algorithm 1 by client id, then in the client's own order: the result does not depend on who
-    answered first.
+    Components enter Algorithm 1 by client id, then in the client's order, so that the order of arrival does not matter.
 
     Args:
         uploads: client id to its mixture of the class, at least one.
@@ -216,12 +195,9 @@ def fuse_mixtures(
 def fuse_uploads(
     uploads: Mapping[int, Mixtures], threshold: float, *, per_dimension: bool = False
 ) -> dict[int, Mixture]:
-    """GFPL's server step: :func:`fuse_mixtures` of every class that somebody has, in ascending order of the class.
+    """Apply :func:`fuse_mixtures` to every uploaded class, in ascending order.
 
-    Args:
-        uploads: by client id. Clients weigh by the samples of the class that they tell; alike where nobody tells.
-        threshold: S_C.
-        per_dimension: divide the Bhattacharyya distance by d.
+    Clients weigh by their counts of the class; alike if no upload has counts.
     """
     opened = {client: unpack_mixtures(upload) for client, upload in uploads.items()}
     told = {
@@ -238,7 +214,7 @@ def fuse_uploads(
 
 
 def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` draws [count, d]: a component by weight, then mean + deviation · N(0, I)."""
+    """Draw ``count`` points [count, d]: a component by weight, then mean + deviation · N(0, I)."""
     component = torch.multinomial(mixture.weights, count, replacement=True, generator=generator)
     means = mixture.means[component]
     noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
@@ -248,16 +224,10 @@ def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> 
 def sample_classes(
     mixtures: Mapping[int, Mixture], per_class: int, generator: torch.Generator, *, clip_nonnegative: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """GFPL's pseudo-features: ``per_class`` draws of every class, in ascending order of the class.
+    """Draw GFPL's pseudo-features: ``per_class`` of every class, in ascending order of the class.
 
-    Args:
-        mixtures: class to mixture, at least one.
-        per_class: r.
-        generator: CPU generator.
-        clip_nonnegative: set negative entries to 0, as features behind a ReLU have none.
-
-    Returns:
-        Features ``[classes · per_class, d]`` and labels int64.
+    ``clip_nonnegative`` sets negative entries to 0, as after a ReLU. Returns features ``[classes · per_class, d]`` and
+    labels int64.
     """
     classes = sorted(mixtures)
     features = torch.cat([sample_mixture(mixtures[label], per_class, generator) for label in classes])
@@ -266,13 +236,7 @@ def sample_classes(
 
 
 def pack_mixtures(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: int) -> Mixtures:
-    """Mixtures by class as they travel.
-
-    Args:
-        mixtures: class to mixture; there may be none.
-        counts: int64 [K], samples per class; None to leave them out.
-        dim: d.
-    """
+    """Return mixtures by class as a message; ``counts`` int64 [K] are samples per class, or None; ``dim`` is d."""
     classes = sorted(mixtures)
     ordered = [mixtures[label] for label in classes]
     none = torch.zeros(0, dim)
@@ -287,7 +251,7 @@ def pack_mixtures(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: i
 
 
 def unpack_mixtures(payload: Mixtures) -> dict[int, Mixture]:
-    """Mixtures by class, on the CPU: the inverse of :func:`packed`, to float32."""
+    """Return a message's mixtures by class, on the CPU: the inverse of :func:`pack_mixtures`, to float32."""
     parts = [
         torch.split(values.cpu(), payload.components.tolist())
         for values in (payload.weights, payload.means, payload.deviations.square())

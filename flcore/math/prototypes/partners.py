@@ -26,16 +26,12 @@ class Drawn:
 class Partners:
     """Draws for each prototype u_i partners u_j, u_k from its client's whole set.
 
-    j has the label of i and is not i, unless i is alone: then j = i. k has another label; where the client has only one
+    j has the label of i and is not i, unless i is alone: then j = i. k has another label; if the client has only one
     class, k comes from all clients.
     """
 
     def __init__(self, labels: Tensor, sources: Tensor) -> None:
-        """Lay out prototypes by client and label, so that every choice is one from a range or two.
-
-        Args:
-            labels: int64 ``[n]``. sources: int64 ``[n]``, the client each comes from. n >= 1.
-        """
+        """Index prototypes by client and label; ``labels`` and ``sources`` (clients) are int64 ``[n]``, n >= 1."""
         self._device = labels.device
         labels, sources = labels.cpu(), sources.cpu()
         self._by_source = _Layout(sources, labels)
@@ -44,7 +40,7 @@ class Partners:
         self._usable = (self._by_label.outside > 0).unsqueeze(1)
 
     def draw(self, count: int, generator: torch.Generator) -> Drawn:
-        """``count`` partners of each kind for every prototype, on the labels' device."""
+        """Draw ``count`` partners of each kind for every prototype, on the labels' device."""
         shape = (len(self._usable), count)
         same, other = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
         anywhere, own = self._by_label.pick_outside(other), self._by_source.pick_outside(other)
@@ -79,5 +75,4 @@ class _Layout:
 
 
 def _bounds(ordered: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last-plus-one place of each of ``values`` in ``ordered``."""
     return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)

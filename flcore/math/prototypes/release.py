@@ -1,18 +1,17 @@
-"""Privacy of class means ("prototypes"): clipping, Gaussian noise, suppression of rare classes, and the account.
+"""Differential privacy of uploaded class means: clipping, Gaussian noise, suppression of rare classes, accounting.
 
-What stands here covers *one message*: the class means, or other vectors in feature space, that a client uploads. It
-covers nothing else that leaves the client. Model weights, label counts, the list of classes a client has, second
-moments, losses and metrics are sent as they are, and most of them depend on the same images: a run that also sends
-weights has **no** differential privacy, however strong the noise on its prototypes. See :func:`noisy_means` and
-:func:`noisy_vectors` for the guarantees on offer and what each assumes.
+The guarantees cover *one message*: class means, or other vectors in feature space. Model weights, label counts, the
+list of a client's classes, second moments, losses and metrics are sent unprotected, and most depend on the same images:
+a run that also sends weights has **no** differential privacy, however strong the noise on its prototypes. See
+:func:`noisy_means` and :func:`noisy_vectors` for each guarantee and its assumptions.
 
-Three more limits hold everywhere:
+Three more limits:
 
-* Noise comes from a seeded generator, so that runs can be repeated. Whoever knows the seed can subtract it. This
-  simulates a guarantee, in order to measure what it costs; a deployment must draw the noise from a secret source.
+* Noise comes from a seeded generator, so that runs can be repeated; the seed allows to subtract it. This simulates a
+  guarantee to measure its cost; a deployment must draw the noise from a secret source.
 * Noise is drawn and added in float32; attacks on floating-point noise (Mironov, CCS 2012) are not countered.
-* Suppression of rare classes alone, without noise, is no guarantee: a mean over two samples is nearly a single feature,
-  and features of single images can be inverted (fedpg.md section 7l, fedpa.md section 7n).
+* Suppression of rare classes without noise is no guarantee: a mean over two samples is nearly a single feature, and
+  features of single images can be inverted (fedpg.md section 7l, fedpa.md section 7n).
 """
 
 from __future__ import annotations
@@ -29,14 +28,10 @@ Unit = Literal["sample", "client"]
 
 
 def clip_to_norm(vectors: Tensor, max_norm: float) -> Tensor:
-    """Scale down every vector longer than ``max_norm`` (L2) to that length; the others stay bit for bit.
+    """Scale every vector longer than ``max_norm`` (L2) to that length; leave the others bit for bit.
 
-    On its own this protects nothing: it bounds how much one vector can matter, which the noise is then measured
-    against. A clipped vector may exceed ``max_norm`` by rounding (a few parts in 10⁷).
-
-    Args:
-        vectors: ``[..., d]``: features of single samples, or class means.
-        max_norm: C > 0.
+    Clipping alone protects nothing: it bounds the influence of one vector, which scales the noise. Rounding may exceed
+    ``max_norm`` by a few parts in 10⁷.
 
     Raises:
         ValueError: ``max_norm`` is not positive.
@@ -50,34 +45,24 @@ def clip_to_norm(vectors: Tensor, max_norm: float) -> Tensor:
 
 
 def frequent_classes(present: Tensor, counts: Tensor, min_count: int) -> Tensor:
-    """Which class means may leave a client: present, and made of at least ``min_count`` samples.
+    """Return the class means that may leave a client, bool ``[K]``: present, from at least ``min_count`` samples.
 
-    Protects against uploading means that are nearly single features. It is a threshold, not a mechanism with an
-    (ε, δ): means of ``min_count`` samples still depend on each of them, and *which* classes are missing tells
-    something about the counts.
-
-    Args:
-        present: bool ``[K]``.
-        counts: samples behind each mean, ``[K]``.
-        min_count: smallest number that is released; 0 and 1 change nothing.
+    Avoids uploading means that are nearly single features. It has no (ε, δ): means still depend on each sample, and the
+    *set* of missing classes reveals something about the counts.
     """
     return present & (counts >= min_count)
 
 
 def mean_sensitivity(counts: Tensor, released: Tensor, max_norm: float, unit: Unit) -> Tensor:
-    """How far a client's released class means can move in L2 when one protected unit is replaced: float32 ``[K]``.
+    """Return the largest L2 change of released class means if one protected unit is replaced, float32 ``[K]``.
 
     ``sample``: replacing one sample by another *of the same class* moves that class's mean alone, by at most 2·C/n_c.
     ``client``: replacing all of a client's samples, and with them the model they trained, moves every one of the k
-    released means from anywhere to anywhere in the ball of radius C: 2·C·√k for all rows together.
-
-    Rows that are not released have 0.
+    released means from anywhere to anywhere in the ball of radius C: 2·C·√k for all rows together. Other rows have 0.
 
     Args:
-        counts: n_c, samples behind each mean, ``[K]``, at least 1 where released.
-        released: bool ``[K]``.
+        counts: n_c, samples of each mean, ``[K]``, at least 1 where released. released: bool ``[K]``.
         max_norm: C, to which features (``sample``) or means (``client``) are clipped.
-        unit: what is replaced.
     """
     if unit == "sample":
         bound = 2 * max_norm / counts.clamp_min(1).to(torch.float32)
@@ -96,13 +81,13 @@ def noisy_means(
     noise_multiplier: float,
     unit: Unit,
 ) -> Tensor:
-    """Class means as they may be uploaded: clipped, with Gaussian noise, zero where not released.
+    """Return class means for upload: clipped, with Gaussian noise, zero where not released.
 
-    Every coordinate of row c gets noise N(0, (noise_multiplier·Δ_c)²) with Δ from :func:`mean_sensitivity`; what one
-    such upload costs, and several, says :func:`privacy_spent`.
+    Every coordinate of row c gets noise N(0, (noise_multiplier·Δ_c)²) with Δ from :func:`mean_sensitivity`;
+    :func:`privacy_spent` gives the cost of one or several uploads.
 
     ``unit = "sample"``
-        Protects: one image of a client against whoever sees its class means.
+        Protects: one image of a client, given its class means.
         Assumes: (1) ``means`` are averages of features that were *each* clipped to ``max_norm`` before averaging;
         clipping the mean afterwards is not enough. (2) The feature extractor does not depend on the protected image. An
         extractor that was trained on it moves all features at once, and then this guarantee does **not** hold; it holds
@@ -110,20 +95,18 @@ def noisy_means(
         counts and the list of its classes are public: neighbours differ in one image, not in its label.
         The classes of a client share no image, so releasing many classes costs no more than releasing one.
     ``unit = "client"``
-        Protects: all images of a client, whatever model it trained on them, against whoever sees its class means
-        (local differential privacy). Means are clipped here; how they were made does not matter.
+        Protects: all images of a client and any model trained on them, given its class means (local differential
+        privacy). Means are clipped here, however they were made.
         Assumes: the list of released classes is public. Needs noise of the order of the means themselves.
 
     Neither protects: label counts, the list of classes, weights, or anything else a client sends.
 
     Args:
-        means: float32 ``[K, d]``.
-        counts: samples behind each mean, ``[K]``.
-        released: bool ``[K]``, from :func:`frequent_classes`.
-        generator: a CPU generator; K·d normal numbers are drawn whatever is released.
+        means: float32 ``[K, d]``. counts: samples of each mean, ``[K]``. released: bool ``[K]``
+            (:func:`frequent_classes`).
+        generator: a CPU generator; always draws K·d normal numbers.
         max_norm: C > 0.
         noise_multiplier: z ≥ 0, the standard deviation in units of the sensitivity; 0 clips only.
-        unit: what the noise is to hide.
 
     Raises:
         ValueError: ``max_norm`` is not positive or ``noise_multiplier`` is negative.
@@ -137,25 +120,13 @@ def noisy_means(
 
 
 def noisy_vectors(vectors: Tensor, generator: torch.Generator, *, max_norm: float, noise_multiplier: float) -> Tensor:
-    """Any q vectors as a client may upload them: each clipped, with Gaussian noise.
+    """Return vectors [q, d] for upload, clipped and with Gaussian noise: centres of clusters, components of mixtures.
 
-    For what is not one mean per class: centres of clusters, components of mixtures, means of sub-samples.
+    Protects all of a client's samples at once (``unit = "client"`` of :func:`noisy_means`): replacing them moves each
+    vector from anywhere to anywhere in the ball of radius C, all together by at most Δ = 2·C·√q. Every coordinate gets
+    noise N(0, (noise_multiplier·Δ)²). A single sample has no smaller bound: clustering lets it move every centre.
 
-    Protects all of a client's samples at once (``unit = "client"`` of :func:`noisy_means`), however the vectors were
-    made of them: whatever replaces the samples, each vector moves from anywhere to anywhere in the ball of radius C,
-    all q together by at most Δ = 2·C·√q. Every coordinate gets noise N(0, (noise_multiplier·Δ)²); the account is
-    :func:`privacy_spent`. There is no bound for one sample alone here: clustering lets it move every centre.
-
-    Assumes: q, and whatever says which vector belongs to what (classes, weights, counts), is public.
-
-    Args:
-        vectors: float32 ``[q, d]``.
-        generator: a CPU generator; q·d normal numbers are drawn.
-        max_norm: C > 0.
-        noise_multiplier: z ≥ 0, the standard deviation in units of Δ; 0 clips only.
-
-    Raises:
-        ValueError: ``max_norm`` is not positive or ``noise_multiplier`` is negative.
+    Assumes: q, and the class, weight and count of each vector, are public. Arguments and errors as :func:`noisy_means`.
     """
     every = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
     return noisy_means(
@@ -164,19 +135,17 @@ def noisy_vectors(vectors: Tensor, generator: torch.Generator, *, max_norm: floa
 
 
 def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float:
-    """The ε of (ε, δ)-differential privacy after ``releases`` uploads of :func:`noisy_means` by one client.
+    """Return the ε of (ε, δ)-differential privacy after ``releases`` uploads of :func:`noisy_means` by one client.
 
     Gaussian mechanisms composed by Rényi differential privacy (Mironov, CSF 2017), converted with the accountant of
-    Google's ``dp-accounting``. The neighbouring relation is the replacement of one unit; which unit, and under which
-    assumptions, is what :func:`noisy_means` says. The figure speaks of the noisy class means alone: it is **not** the ε
-    of a run that sends weights or counts beside them.
+    Google's ``dp-accounting``. Neighbours differ by the replacement of one unit, see :func:`noisy_means`. This covers
+    the noisy class means alone: it is **not** the ε of a run that also sends weights or counts.
 
-    Uploads are counted per client, as often as it took part. No amplification by the sampling of clients or images is
-    claimed: the server knows who takes part, and means are taken over a class's samples without secret subsampling.
+    Uploads count per client. No amplification by sampling is claimed: the server knows the participants, and means are
+    over a class's samples without secret subsampling.
 
     Args:
         noise_multiplier: z ≥ 0, the standard deviation of the noise in units of the sensitivity.
-        releases: number of uploads, at least 0.
         delta: δ, above 0 and below 1; customary is less than one over the number of protected units.
 
     Returns:
@@ -199,7 +168,7 @@ def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float
     import dp_accounting  # not one of the packages that flcore itself needs
     from dp_accounting import rdp
 
-    # The library reads the multiplier in units of the sensitivity as it is: ours is that of a replacement already.
+    # The library takes the multiplier in units of the sensitivity, which here is already the one of a replacement.
     accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), releases)
     return float(accountant.get_epsilon(delta))

@@ -12,14 +12,9 @@ from flcore.math.prototypes.class_means import class_means
 def support_means(
     features: Tensor, labels: Tensor, num_classes: int, support: int, generator: torch.Generator
 ) -> Prototypes:
-    """The mean feature of some samples of every class present.
+    """Return the mean feature of some samples of every class present; ``features`` [n, d], ``labels`` int64 [n].
 
-    Args:
-        features: ``[n, d]`` of all samples.
-        labels: int64 ``[n]``.
-        num_classes: K.
-        support: m: of a class with more samples, m are drawn with replacement; of the others all count.
-        generator: a CPU generator.
+    Of a class with more than ``support`` samples, that many are drawn with replacement (CPU generator); else all count.
     """
     own, chosen = labels.cpu(), [torch.zeros(0, dtype=torch.int64)]
     for label in range(num_classes):
