@@ -1,1 +1,1 @@
-"""Images, who holds which of them, and in what order they are met."""
+"""Images, their division among clients, and task streams."""

@@ -1,6 +1,6 @@
 """Augmentation of normalised batches: draws first, then a pure transform (data.md, section 1.0).
 
-Drawing and transforming are apart so that draws can travel with a batch, to whatever device.
+Draws are separate so that they can travel with a batch to any device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _MAX_DEGREES = 15.0
 
 
 def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generator) -> dict[str, Tensor]:
-    """The random numbers for one batch, on the generator's device.
+    """Return the random numbers for one batch, on the generator's device; nothing for ``none``.
 
-    Returns:
-        Nothing for ``none``. Else ``shift`` int64 [B, 2], rows and columns from 0 to 8, and ``flip`` bool [B]. For
-        ``crop_flip_rot`` also ``angle`` float32 [B], degrees from -15 to 15.
+    ``shift`` int64 [B, 2], rows and columns from 0 to 8; ``flip`` bool [B]; for ``crop_flip_rot`` also ``angle``
+    float32 [B], degrees from -15 to 15.
     """
     if policy == "none":
         return {}
@@ -43,15 +42,11 @@ def augment(images: Tensor, policy: Policy, draws: Mapping[str, Tensor], fill: T
     """Pad by 4 and crop at random, flip horizontally and, for ``crop_flip_rot``, rotate about the centre (bilinear).
 
     Args:
-        images: float [B, C, H, W].
-        policy: the policy the draws were made for; ``none`` returns ``images`` as they are.
+        images: float [B, C, H, W]. policy: as of the draws; ``none`` returns ``images``.
         draws: from :func:`draw_augmentation`, on any device.
-        fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in the
-            published code that pads before it normalises, is ``-mean / std``. With ``reflect_crop_flip`` the border is
-            the image's own, mirrored at its edge, and this is not looked at.
-
-    Returns:
-        A new tensor of the same shape, type and device.
+        fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in
+            published code that pads before it normalises, is ``-mean / std``. ``reflect_crop_flip`` mirrors the image
+            instead.
     """
     if policy == "none":
         return images

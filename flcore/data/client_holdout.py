@@ -1,4 +1,4 @@
-"""Which samples test which client (data.md, part 3), and the stratified cut that sets samples aside."""
+"""Test samples of each client (data.md, part 3), and the stratified cut that holds samples out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ClientTest = Literal["label_slices", "proportional", "few_shot", "own_group", "l
 
 
 def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
-    """Each class's test pool in K equal slices; client k gets slice k of every class it trains on (FedGen, FedPA).
+    """Cut each class's test pool into K equal slices; client k gets slice k of its classes (FedGen, FedPA).
 
-    A slice has floor(n / K) of the n test samples of the class; what is left over is not used.
+    A slice has floor(n / K) of the n test samples of the class; the rest is unused.
 
     Args:
         counts: int [K, C], training samples per client and class.
@@ -35,7 +35,7 @@ def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator)
 
 
 def few_shot(counts: np.ndarray, pool: np.ndarray, shots: int, rng: np.random.Generator) -> list[Indices]:
-    """``shots`` test samples of every class a client trains on, as for FedProto and GFPL.
+    """Give ``shots`` test samples of every class that a client trains on, as for FedProto and GFPL.
 
     Blocks are disjoint while a class's pool lasts, then start again; otherwise as :func:`label_slices`.
     """
@@ -48,9 +48,9 @@ def few_shot(counts: np.ndarray, pool: np.ndarray, shots: int, rng: np.random.Ge
 
 
 def proportional(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
-    """The whole test pool, each class divided as its training samples are; otherwise as :func:`label_slices`.
+    """Divide the whole test pool, each class as its training samples are; otherwise as :func:`label_slices`.
 
-    A class that nobody trains on stays unused.
+    A class without training samples stays unused.
     """
 
     def share(c: int, indices: Indices, holders: np.ndarray) -> list[Indices]:
@@ -61,15 +61,9 @@ def proportional(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator)
 
 
 def own_group(trains: Sequence[Indices], groups: np.ndarray, test_groups: np.ndarray) -> list[Indices]:
-    """Each client's own writers or users: the official test samples of the groups that it trains on (LEAF).
+    """Return per client the ascending indices of the official test samples of the groups that it trains on (LEAF).
 
-    Args:
-        trains: per client int64, indices into the training split.
-        groups: int64 [N], of the training split.
-        test_groups: int64 [M], of the test split.
-
-    Returns:
-        Per client ascending indices into the test split.
+    ``trains`` are indices into the training split; ``groups`` int64 [N] and ``test_groups`` int64 [M].
     """
     return [np.flatnonzero(np.isin(test_groups, np.unique(groups[train]))) for train in trains]
 
@@ -80,7 +74,7 @@ def _per_class(
     rng: np.random.Generator,
     share: Callable[[int, Indices, np.ndarray], list[Indices]],
 ) -> list[Indices]:
-    """Give what ``share`` makes of each class's shuffled pool to the clients that hold the class."""
+    """Distribute each class's shuffled pool by ``share`` among the clients that hold the class."""
     owned: list[list[Indices]] = [[] for _ in counts]
     for c, indices in enumerate(indices_by_class(pool, counts.shape[1])):
         holders = np.flatnonzero(counts[:, c])
@@ -93,20 +87,17 @@ def _per_class(
 def stratified_cut(
     indices: Indices, labels: np.ndarray, fraction: float, rng: np.random.Generator, *, at_least_one: bool = False
 ) -> tuple[Indices, Indices]:
-    """Set ``fraction`` of a client's samples aside, class by class.
+    """Hold out ``fraction`` of a client's samples, class by class.
 
     The number is ``fraction`` · n rounded half up; each class gives floor(``fraction`` · n_c), and the classes with the
     largest remainders one more. The last sample of a class is never taken: a client's set of classes does not change.
 
     Args:
-        indices: ascending, one client's samples.
-        labels: labels of the whole split.
-        fraction: from 0 to below 1.
-        rng: chooses the samples.
-        at_least_one: take one sample even where every class has only one, if there are two samples or more.
+        indices: ascending, one client's samples. labels: of the whole split.
+        at_least_one: take one sample even if every class has only one, if there are two samples or more.
 
     Returns:
-        The samples that stay and those set aside, both ascending; never all set aside.
+        The samples that stay and the ones held out, both ascending; never all held out.
     """
     own = labels[indices]
     sizes = np.bincount(own) if len(own) else np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A prepared dataset: two splits of uint8 images as tensors, what is known about them, and their form on disk."""
+"""A prepared dataset: two splits of uint8 images as tensors, their metadata, and their form on disk."""
 
 from __future__ import annotations
 
@@ -42,19 +42,18 @@ class Split:
         return len(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The split as it is stored: name to tensor, without groups where there are none."""
+        """Return the stored tensors by name, without groups if there are none."""
         stored = {"images": self.images, "labels": self.labels}
         return stored if self.groups is None else stored | {"groups": self.groups}
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known about a dataset.
+    """Metadata of a dataset.
 
     ``shape`` is (channels, height, width); ``mean`` and ``std`` are per channel on the scale 0 to 1; ``preparation``
-    holds the options of the source and the size, channels and limit asked for; ``fingerprint`` identifies all content.
-    ``group_names`` are the names of groups by number, such as sites; ``skipped`` maps files that were left out to the
-    reason.
+    has the options of the source and the requested size, channels and limit; ``fingerprint`` identifies all content.
+    ``group_names`` are by group number, such as sites; ``skipped`` maps omitted files to the reason.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Meta:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what ``meta.json`` contains: no names of groups and no files left out where there are none."""
+        """Return the content of ``meta.json``, without empty ``group_names`` and ``skipped``."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in _OPTIONAL}
 
 
@@ -94,7 +93,7 @@ class Dataset:
         write_json(directory / "meta.json", self.meta.to_mapping())
 
     def repeated_test_images(self) -> int:
-        """Return how many test images are training images too, pixel for pixel: they measure memory."""
+        """Return the number of test images that are training images too, pixel for pixel: they measure memory."""
         train, test = (
             [hashlib.blake2b(image, digest_size=16).digest() for image in split.images.numpy()]
             for split in (self.train, self.test)
@@ -103,25 +102,22 @@ class Dataset:
         return sum(digest in trained for digest in test)
 
     def check_content(self, directory: Path) -> None:
-        """Hash every image and label and compare with the fingerprint, as once per run: a flipped bit changes results.
-
-        Args:
-            directory: where this was loaded from, for the error.
+        """Compare the hash of every image and label with the fingerprint: a flipped bit changes results.
 
         Raises:
-            DataError: the content is not that of the fingerprint.
+            DataError: the content has another fingerprint; the message names ``directory``.
         """
         if _fingerprint(self.train, self.test, self.meta) != self.meta.fingerprint:
             raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
 
     @classmethod
     def sealed(cls, train: Split, test: Split, meta: Meta) -> Dataset:
-        """A dataset whose fingerprint is that of its content, whatever ``meta`` says."""
+        """Return a dataset with the fingerprint of its content in place of ``meta.fingerprint``."""
         return cls(train, test, dataclasses.replace(meta, fingerprint=_fingerprint(train, test, meta)))
 
     @classmethod
     def load(cls, directory: Path) -> Dataset:
-        """Read what :meth:`save` wrote; images stay memory-mapped and are not looked at.
+        """Read a directory of :meth:`save`; images stay memory-mapped and are not read.
 
         Raises:
             DataError: a file is missing or damaged, or the files do not belong together.
@@ -149,22 +145,21 @@ def prepare_dataset(
     normalisation: Normalisation | None = None,
     directory: Path | None = None,
 ) -> Dataset:
-    """Read ``source`` and bring its images into one form (data.md, section 1.0).
+    """Read ``source`` and convert its images to one form (data.md, section 1.0).
 
     Args:
-        source: where the images come from.
         root: folder (or zip) of the files; sources that bring their own data ignore it.
         download: fetch missing files.
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
-        limit_per_class: keep the first so many images of each class in each split, in file order.
-        normalisation: mean and standard deviation, of every channel or a list of each, instead of those of the source.
-        directory: write the dataset there while it is made, as :meth:`Dataset.save` would, and return it mapped from
-            there: memory then holds a few images at a time, however many there are.
+        limit_per_class: keep the first images of each class in each split, in file order.
+        normalisation: mean and standard deviation, of every channel or a list of each, in place of the source's.
+        directory: write the dataset there as :meth:`Dataset.save` would and return it mapped, with few images in
+            memory.
 
     Raises:
         DataError: data are missing or damaged.
-        ConfigError: ``normalisation`` has a list that does not fit the channels; nothing is decoded or written then.
+        ConfigError: ``normalisation`` does not fit the channels; nothing is decoded or written then.
     """
     raw = source.load(root, download)
     _check(raw, source.name)
@@ -222,13 +217,13 @@ def _check(raw: RawDataset, name: str) -> None:
         if labels.min() < 0 or labels.max() >= len(raw.class_names):
             raise DataError(
                 f"{name}: {part} labels reach from {labels.min()} to {labels.max()}, expected 0 to "
-                f"{len(raw.class_names) - 1}; the files are not those of this dataset"
+                f"{len(raw.class_names) - 1}; the files belong to another dataset"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class _Form:
-    """A split as found, which of its samples to keep, and the form of image asked for."""
+    """A raw split, the samples to keep, and the requested form of image."""
 
     raw: RawSplit
     keep: np.ndarray
@@ -246,7 +241,7 @@ class _Form:
         return cls(raw, keep=keep, channels=channels, size=square or (found[1], found[2]))
 
     def prepared(self, path: Path | None) -> Split:
-        """The split in memory or, given a path, written there and mapped."""
+        """Return the split in memory or, given a path, written there and mapped."""
         arrays = {"labels": torch.from_numpy(self.raw.labels[self.keep].astype(np.int64))}
         if self.raw.groups is not None:
             arrays["groups"] = torch.from_numpy(self.raw.groups[self.keep].astype(np.int64))
@@ -277,7 +272,7 @@ def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:
 
 
 def _statistics(raw: RawDataset, train: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std for the channels the images have now."""
+    """Return mean and std for the images' final channels."""
     channels = train.images.shape[1]
     if raw.mean is not None and raw.std is not None:
         if channels == len(raw.mean):
@@ -289,7 +284,7 @@ def _statistics(raw: RawDataset, train: Split) -> tuple[tuple[float, ...], tuple
 
 
 def _fingerprint(train: Split, test: Split, meta: Meta) -> str:
-    """sha256 over everything that can change a result; wording (licence, source) is left out."""
+    """Return the sha256 of everything that can change a result; licence and source are left out."""
     facts = {
         "class_names": meta.class_names,
         "mean": meta.mean,

@@ -1,4 +1,4 @@
-"""Making a partition: who trains, validates and tests on which samples, checked before anybody uses it."""
+"""Making a partition: the training, validation and test samples of every client, checked."""
 
 from __future__ import annotations
 
@@ -30,24 +30,22 @@ def make_partition(
     test_shots: int = 15,
     imbalance: Imbalance | None = None,
 ) -> Partition:
-    """Divide ``dataset`` among clients and set test and validation samples aside.
+    """Divide ``dataset`` among clients and hold out test and validation samples.
 
-    Owners, test samples and validation samples come from separate random streams: switching validation on does not
-    change who owns what.
+    Owners, test samples and validation samples come from separate random streams: validation does not change the
+    owners.
 
     Args:
-        dataset: the prepared data.
-        partitioner: who owns which training sample.
-        num_clients: how many clients.
+        partitioner: divides the training samples.
         seed: the experiment's seed.
-        validation: share of each client's training samples to set aside, stratified (by task, where there are tasks);
-            every class and task keeps a sample.
+        validation: share of each client's training samples to hold out, stratified (by task, if there are tasks); every
+            class and task keeps a sample.
         client_test: ``label_slices``, ``proportional``, ``few_shot`` or ``own_group`` of the official test split, or
             ``local_split`` of each client's own training samples (data.md, part 3). ``task_cumulative`` is
-            ``label_slices`` that also says, for every task, which of these samples are of classes met so far.
-        test_fraction: share that ``local_split`` sets aside, at least one sample.
+            ``label_slices`` with, for every task, the samples of the classes met so far.
+        test_fraction: share that ``local_split`` holds out, at least one sample.
         test_shots: samples per class for ``few_shot``.
-        imbalance: the long tail that the training set is given first; None leaves it as it is.
+        imbalance: a long tail to give the training set first.
 
     Raises:
         DataError: the request cannot be met.
@@ -119,7 +117,7 @@ def make_partition(
 def _assign(
     dataset: Dataset, partitioner: Partitioner, num_clients: int, seed: int, imbalance: Imbalance | None
 ) -> tuple[Assignment, Indices]:
-    """The checked division of the training samples, and which of these were there to be divided."""
+    """Return the checked division of the training samples, and the samples that were to be divided."""
     labels = dataset.train.labels.numpy()
     groups = None if dataset.train.groups is None else dataset.train.groups.numpy()
     if imbalance is None:
@@ -144,11 +142,7 @@ def _assign(
 
 
 def _check_protocol(assignment: Assignment, client_test: ClientTest, validation: float) -> None:
-    """Refuse ways of testing and validating that this division does not allow.
-
-    Raises:
-        DataError: always with what to change.
-    """
+    """Refuse tests and validation that this division does not allow, with what to change."""
     held_out = assignment.held_out
     if held_out is not None and held_out.val is not None and validation > 0:
         raise DataError(f"partition.validation = {validation:g}: the imported division has its own; set it to 0")
@@ -169,7 +163,7 @@ def _set_aside(
     *,
     at_least_one: bool = False,
 ) -> tuple[list[list[Indices]], list[Indices]]:
-    """Take ``fraction`` out of every part of every client: the parts that stay, and what was taken by client."""
+    """Take ``fraction`` of every part of every client: the remaining parts, and the samples taken by client."""
     if fraction == 0 and not at_least_one:
         return parts, [np.empty(0, dtype=np.int64) for _ in parts]
     kept, aside = [], []
@@ -189,9 +183,10 @@ def _groups(split: Split) -> np.ndarray:
 
 
 def _tested_images(dataset: Dataset, partitioner: Partitioner, trains: list[Indices]) -> Indices:
-    """The official test samples that clients are tested on: all; of the drawn writers or users where clients are these.
+    """Return the official test samples that clients are tested on.
 
-    So their tests are of the people whom the global model is tested on (:mod:`flcore.evaluation.eval_data`).
+    All, but with ``by_group`` only the drawn groups', which also test the global model
+    (:mod:`flcore.evaluation.eval_data`).
     """
     if partitioner.name != "by_group" or dataset.train.groups is None or dataset.test.groups is None:
         return np.arange(len(dataset.test))
@@ -229,11 +224,7 @@ def _class_counts(parts: Sequence[Indices], labels: np.ndarray, num_classes: int
 
 
 def _check(assignment: Assignment, num_clients: int, total: int, test_total: int) -> None:
-    """Refuse a division that breaks its own promises: a mistake of a partitioner or a file must not become a result.
-
-    Raises:
-        DataError: naming the client or the sample.
-    """
+    """Refuse a division that breaks its own promises: a mistake of a partitioner or a file must not become a result."""
     owners = np.zeros(total, dtype=np.int64)
     if len(assignment.clients) != num_clients:
         raise DataError(f"partitioner made {len(assignment.clients)} clients instead of {num_clients}")

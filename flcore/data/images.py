@@ -1,4 +1,4 @@
-"""What is done to whole arrays of images: resizing, channels, statistics, normalisation and its inverse."""
+"""Operations on arrays of images: resizing, channels, statistics, normalisation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ _BLOCK = 256  # images that are counted at a time
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, antialiased resize.
+    """Resize uint8 images [N, C, H, W] to ``size`` (height, width), bilinear and antialiased, contiguous.
 
     Torch resizes uint8 in fixed-point arithmetic, image by image: the result does not depend on the number of threads.
-
-    Args:
-        images: uint8 [N, C, H, W].
-        size: new height and width.
-
-    Returns:
-        uint8 [N, C, *size], contiguous.
     """
     if tuple(images.shape[-2:]) == size:
         return images.contiguous()
@@ -32,7 +25,7 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
-    """Gray to RGB by repetition, RGB to gray by luma (ITU-R 601, rounded); uint8 [N, C, H, W] in and out."""
+    """Convert gray to RGB by repetition, RGB to gray by luma (ITU-R 601, rounded); uint8 [N, C, H, W]."""
     have = images.shape[1]
     if have == channels:
         return images
@@ -45,7 +38,7 @@ def convert_channels(images: Tensor, channels: int) -> Tensor:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of uint8 [N, C, H, W], on the scale 0 to 1, to 4 decimals."""
+    """Return mean and standard deviation per channel of uint8 [N, C, H, W], on the scale 0 to 1, to 4 decimals."""
     # Through histograms: integer sums are exact, so that the result cannot depend on the order of summation.
     histograms = np.zeros((images.shape[1], 256), dtype=np.int64)
     for first in range(0, len(images), _BLOCK):
@@ -66,27 +59,18 @@ def _mean_and_std(histogram: np.ndarray) -> tuple[float, float]:
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """``(images / 255 - mean) / std`` per channel, as one multiply and add.
-
-    Args:
-        images: uint8 [..., C, H, W].
-        mean: per channel, on the scale 0 to 1.
-        std: likewise, positive.
-
-    Returns:
-        float32 of the same shape, on the device of ``images``.
-    """
+    """Return ``(images / 255 - mean) / std`` per channel of uint8 [..., C, H, W], float32, as one multiply and add."""
     return scaled(images, *scale_and_shift(mean, std, images.device))
 
 
 def scale_and_shift(mean: Sequence[float], std: Sequence[float], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """What :func:`normalise` multiplies by and adds, float32 [C, 1, 1] each; arguments as there."""
+    """Return the factor and the summand of :func:`normalise`, float32 [C, 1, 1] each."""
     shift = [-m / s for m, s in zip(mean, std, strict=True)]
     return _per_channel([1 / (255 * s) for s in std], device), _per_channel(shift, device)
 
 
 def scaled(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Images [..., C, H, W] as float32, times ``scale``, plus ``shift``."""
+    """Return images [..., C, H, W] as float32, times ``scale``, plus ``shift``."""
     return torch.addcmul(shift, images.to(torch.float32), scale)
 
 

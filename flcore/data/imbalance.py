@@ -1,4 +1,4 @@
-"""Long-tailed class sizes, made before anything is divided (data.md, section 2.7; Cao et al., CReFF, FedMLP)."""
+"""Long-tailed class sizes, made before the division among clients (data.md, section 2.7; Cao et al., CReFF, FedMLP)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Profile = Literal["exp", "step"]
 
 @dataclass(frozen=True)
 class Imbalance:
-    """How many samples of each class stay in the training set.
+    """The number of samples of each class that stay in the training set.
 
-    n_max is the size of the smallest class, so that the profile is exact; Cao's code takes N/C, which the classes of
-    an unbalanced dataset cannot all give.
+    n_max is the size of the smallest class, so that the profile is exact; Cao's code takes N/C, more than some classes
+    of an unbalanced dataset have.
 
     Attributes:
-        gamma: size of the smallest class over that of the largest, above 0 and at most 1. 1 equalises the classes. An
+        gamma: size of the smallest class over the largest, above 0 and at most 1. 1 equalises the classes. An
             "imbalance factor of 100" in other papers is a gamma of 0.01.
         profile: ``exp``: the class of rank r has n_max · gamma^(r / (C - 1)) samples; ``step``: C // 2 classes have
             gamma · n_max and the others n_max.
@@ -34,13 +34,9 @@ class Imbalance:
     permute_classes: bool = False
 
     def sizes(self, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Samples to keep of each class.
+        """Return the samples to keep of each class; ``available`` int64 [C], ``rng`` draws the ranks.
 
         For example 100 samples in each of 3 classes and gamma 0.25 give 100 · 0.25^(0, 1/2, 1) = 100, 50, 25.
-
-        Args:
-            available: int64 [C], samples of each class.
-            rng: draws the ranks.
 
         Raises:
             DataError: a class has no samples, or none would be left.
@@ -63,29 +59,16 @@ class Imbalance:
         return sizes
 
     def keep(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> Indices:
-        """The samples that stay: random ones of each class, as ascending indices.
-
-        Args:
-            labels: int64 [N].
-            num_classes: C.
-            rng: the only source of randomness.
-
-        Raises:
-            DataError: as :meth:`sizes`.
-        """
+        """Return random samples of each class as ascending indices; ``labels`` int64 [N]. Raises as :meth:`sizes`."""
         by_class = indices_by_class(labels, num_classes)
         sizes = self.sizes(np.array([len(indices) for indices in by_class]), rng)
         return merge_indices([rng.permutation(indices)[:size] for indices, size in zip(by_class, sizes, strict=True)])
 
 
 def minority_classes(counts: np.ndarray, fraction: float = 0.5) -> tuple[int, ...]:
-    """The ⌊fraction·C⌋ classes with the fewest samples, ascending (FedMLP); none if all have equally many.
+    """Return the ⌊fraction·C⌋ classes with the fewest samples, ascending (FedMLP); none if all have equally many.
 
-    Of classes of equal size the one with the larger number is in the minority.
-
-    Args:
-        counts: int64 [C], samples of each class.
-        fraction: of the classes, 0 to 1.
+    ``counts`` int64 [C]. Of classes of equal size the one with the larger number is in the minority.
     """
     if len(counts) == 0 or counts.min() == counts.max():
         return ()

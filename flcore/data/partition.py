@@ -1,4 +1,4 @@
-"""A partition: which client trains, validates and tests on which samples, checked when made, and its form on disk."""
+"""A partition: the samples that each client trains, validates and tests on, and its form on disk."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ClientSplit:
     """One client's samples, each int64 and ascending.
 
     ``train`` and ``val`` index the dataset's training split, ``test`` the split named by ``Partition.test_source``.
-    ``tasks`` divides ``train`` into tasks in the order they are met; empty where there are no tasks. ``task_tests`` are
-    the test samples of all classes met up to each task, with ``client_test: task_cumulative``, else empty.
+    ``tasks`` divides ``train`` into tasks in their order; empty without tasks. ``task_tests`` are the test samples of
+    all classes met up to each task, with ``client_test: task_cumulative``, else empty.
     """
 
     train: Indices
@@ -40,7 +40,7 @@ class ClientSplit:
     task_tests: tuple[Indices, ...] = ()
 
     def arrays(self) -> Iterator[tuple[str, Indices]]:
-        """Key and array of everything stored, such as ``train`` or ``task/03/train``."""
+        """Yield key and array of everything stored, such as ``train`` or ``task/03/train``."""
         yield from ((part, getattr(self, part)) for part in _PARTS)
         yield from ((f"task/{number:02d}/train", task) for number, task in enumerate(self.tasks))
         yield from ((f"task/{number:02d}/test", test) for number, test in enumerate(self.task_tests))
@@ -48,7 +48,7 @@ class ClientSplit:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Every client's samples with how they came about.
+    """Every client's samples, and the parameters that made them.
 
     Attributes:
         clients: by client number.
@@ -56,14 +56,14 @@ class Partition:
         test_counts: int64 [K, C], test samples likewise.
         test_source: the split that client tests index: the official ``test``, or ``train`` for ``local_split``.
         parameters: the partitioner with its options, long tail, seed, validation and client test.
-        retries: attempts that the partitioner threw away.
+        retries: discarded attempts of the partitioner.
         notes: facts about the result in words.
         overlap: clients may share training samples.
         source_fingerprint: fingerprint of the dataset.
         version: version of protofl that made it.
         fingerprint: sha256 of all else but the version.
-        class_counts: int64 [C], samples of each class that were there to be divided, after the long tail if any.
-        task_counts: int64 [K, T, C], training samples per client, task and class; T is 0 where there are no tasks.
+        class_counts: int64 [C], samples of each class before the division, after the long tail if any.
+        task_counts: int64 [K, T, C], training samples per client, task and class; T is 0 without tasks.
     """
 
     clients: tuple[ClientSplit, ...]
@@ -90,12 +90,12 @@ class Partition:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks of each client, T; 0 where there are no tasks."""
+        """Number of tasks of each client, T; 0 without tasks."""
         return int(self.task_counts.shape[1])
 
     @property
     def minority_classes(self) -> tuple[int, ...]:
-        """The half of the classes with fewer samples in the whole training set; none if all have equally many."""
+        """The half of the classes with fewer samples in the training set; none if all have equally many."""
         return minority_classes(self.class_counts)
 
     @property
@@ -107,7 +107,7 @@ class Partition:
         """Refuse a dataset that this partition was not made for.
 
         Raises:
-            DataError: the fingerprints differ, or it names samples that are not there.
+            DataError: the fingerprints differ, or samples or classes do not exist.
         """
         if self.source_fingerprint != dataset.meta.fingerprint:
             raise DataError(
@@ -132,7 +132,7 @@ class Partition:
 
     @classmethod
     def load(cls, directory: Path) -> Partition:
-        """Read what :meth:`save` wrote and compare manifest and indices.
+        """Read a directory of :meth:`save` and compare manifest and indices.
 
         Raises:
             DataError: a file is missing or damaged, or the two do not belong together.
@@ -147,7 +147,7 @@ class Partition:
             found = fingerprint_of(loaded)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
             reason = shorten(str(error))
-            raise DataError(f"{path}: damaged or not of indices.safetensors beside it ({reason}); {_CURE}") from error
+            raise DataError(f"{path}: damaged, or does not fit indices.safetensors ({reason}); {_CURE}") from error
         if found != manifest["fingerprint"]:
             raise DataError(f"{path}: content differs from its fingerprint; {_CURE}")
         return loaded
@@ -159,7 +159,7 @@ def _arrays(clients: Sequence[ClientSplit]) -> Iterator[tuple[str, Indices]]:
 
 
 def _describe(partition: Partition) -> dict[str, Any]:
-    """The manifest without fingerprint and version, as JSON values."""
+    """Return the manifest without fingerprint and version, as JSON values."""
     clients = [
         {
             "class_counts": partition.counts[number].tolist(),
@@ -187,7 +187,7 @@ def _describe(partition: Partition) -> dict[str, Any]:
 
 
 def fingerprint_of(partition: Partition) -> str:
-    """SHA-256 of all that a partition says, indices included, but the version of protofl."""
+    """Return the SHA-256 of a partition, indices included, without the version of protofl."""
     digest = hashlib.sha256(json.dumps(_describe(partition), sort_keys=True).encode())
     for key, array in _arrays(partition.clients):
         for piece in content_bytes(key, array):
@@ -196,7 +196,7 @@ def fingerprint_of(partition: Partition) -> str:
 
 
 def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Partition:
-    """The partition that manifest and indices describe together.
+    """Build the partition from manifest and indices.
 
     Raises:
         KeyError, TypeError, ValueError: they do not fit together.
@@ -244,5 +244,5 @@ def _client_from(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def is_ascending(indices: Indices) -> bool:
-    """Whether indices are int64, each larger than the one before."""
+    """Return whether indices are int64, each larger than the one before."""
     return indices.dtype == np.int64 and bool((np.diff(indices) > 0).all())

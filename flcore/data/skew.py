@@ -1,4 +1,4 @@
-"""How far clients' label distributions are from one another, in three numbers."""
+"""Label skew of a partition in three numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Skew:
     ``js_distance`` is the mean over pairs of clients of the Jensen-Shannon distance (square root of the divergence in
     bits, 0 for equal and 1 for disjoint distributions). ``missing_class_share`` is the mean share of classes that a
     client lacks. ``earth_movers_distance`` is the mean over clients of sum_c |p_k(c) - p(c)|, where p_k is the client's
-    distribution and p that of all clients together: from 0 to 2 (Zhao et al., 2018).
+    distribution and p the distribution of all clients together: from 0 to 2 (Zhao et al., 2018).
     """
 
     js_distance: float
@@ -25,9 +25,9 @@ class Skew:
 
 
 def skew(counts: np.ndarray) -> Skew:
-    """Measure the skew of ``counts``, int [K, C]; clients without samples are left out; one client has distance 0.
+    """Measure the skew of ``counts``, int [K, C], without empty clients; one client has distance 0.
 
-    Beyond 1,000 clients the Jensen-Shannon distance is that of 1,000 of them, always the same ones.
+    Beyond 1,000 clients the Jensen-Shannon distance is of 1,000 of them, always the same ones.
 
     Raises:
         ValueError: no client has samples.
@@ -62,6 +62,5 @@ def _mean_js_distance(shares: np.ndarray) -> float:
 
 
 def _entropy(shares: np.ndarray) -> np.ndarray:
-    """Entropy in bits of each row."""
     entropy: np.ndarray = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1)
     return entropy

@@ -1,4 +1,4 @@
-"""A partition in a dozen lines: who has how much of what."""
+"""A partition in a dozen lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flcore.data.tasks import new_classes
 
 
 def summarise_partition(partition: Partition) -> list[tuple[str, str]]:
-    """What a reader wants to know of a partition, as pairs of a name and a value in words.
+    """Return facts about a partition, as pairs of a name and a value in words.
 
     Three numbers with slashes are the smallest, the median and the largest. For the measures of skew see
     :class:`flcore.data.skew.Skew`.

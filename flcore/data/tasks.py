@@ -1,4 +1,4 @@
-"""Task streams: which task is met in which round, and which classes a task brings (data.md, 2.5 and 2.6; FedMLP)."""
+"""Task streams: the task of each round, and the classes of each task (data.md, 2.5 and 2.6; FedMLP)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ TaskSchedule = Literal["cyclic", "blocked"]
 
 
 def task_of_round(round_number: int, schedule: TaskSchedule, tasks: int, rounds: int) -> int:
-    """The task, from 0, that every client works on in a round.
+    """Return the task, from 0, that every client works on in a round (from 1).
 
-    ``cyclic`` meets all tasks one after the other, again and again: with 5 tasks, round 7 is on task 1. ``blocked``
-    stays on a task for rounds/tasks rounds and never returns: with 5 tasks and 250 rounds, rounds 1 to 50 are on
-    task 0; block lengths differ by at most one where the division leaves a rest.
-
-    Args:
-        round_number: from 1 to ``rounds``.
-        schedule: ``cyclic`` or ``blocked``.
-        tasks: of each client.
-        rounds: of the whole run.
+    ``cyclic`` visits all tasks in turn, repeatedly: with 5 tasks, round 7 is on task 1. ``blocked`` stays on a task for
+    rounds/tasks rounds and never returns: with 5 tasks and 250 rounds, rounds 1 to 50 are on task 0; block lengths
+    differ by at most one.
 
     Raises:
         ValueError: no such round, or fewer rounds than tasks.
@@ -39,11 +33,11 @@ def task_of_round(round_number: int, schedule: TaskSchedule, tasks: int, rounds:
 
 @dataclass(frozen=True)
 class TaskStream:
-    """Who meets which classes, and when.
+    """The classes of each client's tasks, and their schedule.
 
     Attributes:
-        classes: bool [K, T, C], whether a client's task has samples of a class; T is 1 where data do not change.
-        schedule: ``cyclic`` or ``blocked``; ``none`` where data do not change.
+        classes: bool [K, T, C], a client's task has samples of a class; T is 1 without tasks.
+        schedule: ``cyclic`` or ``blocked``; ``none`` without tasks.
         rounds: R.
         minority: bool [C], the classes with few samples.
     """
@@ -59,20 +53,20 @@ class TaskStream:
         return int(self.classes.shape[1])
 
     def task(self, round_number: int) -> int | None:
-        """The task of a round, from 0; None where data do not change."""
+        """The task of a round, from 0; None without tasks."""
         if self.schedule == "none":
             return None
         return task_of_round(round_number, self.schedule, self.num_tasks, self.rounds)
 
     def task_visit(self, round_number: int) -> int:
-        """Which stretch of rounds on one task this is, from 0; 0 throughout where data do not change."""
+        """Number of visits to tasks before this round's, from 0; always 0 without tasks."""
         task = self.task(round_number)
         if task is None:
             return 0
         return round_number - 1 if self.schedule == "cyclic" else task
 
     def begun(self, round_number: int) -> int:
-        """How many tasks clients have met up to and including a round."""
+        """Number of tasks that clients have met up to and including a round."""
         task = self.task(round_number)
         if task is None:
             return self.num_tasks
@@ -83,18 +77,14 @@ class TaskStream:
         return np.logical_or.reduce(self.classes[:, : self.begun(round_number)], axis=1)
 
     def ends_block(self, round_number: int) -> bool:
-        """Whether this is the last round on a task that never returns: what is forgotten is measured then."""
+        """Return whether this is the last round on a task that never returns: forgetting is measured then."""
         if self.schedule != "blocked":
             return False
         return round_number == self.rounds or self.task_visit(round_number + 1) != self.task_visit(round_number)
 
 
 def new_classes(task_counts: np.ndarray) -> list[tuple[int, ...]]:
-    """The classes that a client meets for the first time in each of its tasks, ascending.
-
-    Args:
-        task_counts: int64 [T, C], a client's training samples per task and class.
-    """
+    """Return the classes that a client meets first in each of its tasks, ascending; ``task_counts`` int64 [T, C]."""
     present = task_counts > 0
     met = np.logical_or.accumulate(present, axis=0)
     before = np.concatenate([np.zeros_like(met[:1]), met[:-1]])
@@ -102,12 +92,9 @@ def new_classes(task_counts: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def cumulative_tests(test: Indices, labels: np.ndarray, task_counts: np.ndarray) -> tuple[Indices, ...]:
-    """Per task the client's test samples of all classes met in it or before; each set contains the one before.
+    """Return per task the client's test samples of all classes met so far; each set contains the one before.
 
-    Args:
-        test: ascending, the client's test samples.
-        labels: int64, of the split that ``test`` indexes.
-        task_counts: int64 [T, C], the client's training samples per task and class.
+    ``test`` is ascending; ``labels`` int64, of the split that ``test`` indexes; ``task_counts`` int64 [T, C].
     """
     met = np.logical_or.accumulate(task_counts > 0, axis=0)
     return tuple(test[row[labels[test]]] for row in met)

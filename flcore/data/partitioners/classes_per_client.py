@@ -28,7 +28,7 @@ class ClassesPerClient(Partitioner):
 
     ``parts``: K · classes / C parts per class, dealt at random and repaired by swaps; all samples are used and every
     class has exactly that many owners. ``nbench`` (NIID-Bench's "#label"): client i has class i mod C and random
-    others, so that the number of owners varies from class to class; a class without owner stays unused.
+    others, so that the number of owners varies between classes; a class without owner stays unused.
     """
 
     name: ClassVar[str] = "classes_per_client"
@@ -40,7 +40,6 @@ class ClassesPerClient(Partitioner):
     )
 
     def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
-        """Refuse more classes than there are, and parts that cannot be dealt evenly."""
         if num_classes is None:
             return None
         if self.classes > num_classes:
@@ -93,15 +92,15 @@ def _nearest(value: int, step: int) -> list[int]:
 
 
 def _held(hands: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many parts of each class each client has, int64 [K, C], from the classes of their parts, [K, m]."""
+    """Return the number of parts of each class per client, int64 [K, C], from the classes of their parts, [K, m]."""
     return np.stack([np.bincount(hand, minlength=num_classes) for hand in hands])
 
 
 def _swap_one(client: int, hands: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> None:
     """Exchange one part of a class that ``client`` holds twice; the number of duplicates over all hands goes down.
 
-    A hand without that class always exists, since a class has at most as many parts as there are clients. A part of it
-    may be taken if its class is new to ``client``, or a duplicate where it comes from; every such hand has either.
+    A hand without that class always exists, since a class has at most as many parts as clients. A part of it may be
+    taken if its class is new to ``client``, or a duplicate in that hand; every such hand has either.
     """
     hand = hands[client]
     mine = int(np.argmax(held[client, hand] > 1))

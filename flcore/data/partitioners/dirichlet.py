@@ -67,7 +67,6 @@ class Dirichlet(Partitioner):
     nested: bool = param(False, "with tasks: divide among clients first, then each client's share among its tasks")
 
     def __post_init__(self) -> None:
-        """Refuse options that the chosen variant would ignore."""
         if self.tasks > 1 and self.variant not in ("plain", "balanced"):
             raise ValueError(f"tasks = {self.tasks} needs variant: plain (as in FedMLP) or balanced")
         if self.ratio != 1.0 and self.variant != "subsampled":
@@ -152,7 +151,7 @@ class Dirichlet(Partitioner):
     def _until(
         self, min_size: int, num_clients: int, attempt: Callable[[], list[Indices]], unit: str = "client"
     ) -> tuple[list[Indices], int]:
-        """Repeat ``attempt`` until every part has ``min_size`` samples; also returns how many were thrown away."""
+        """Repeat ``attempt`` until every part has ``min_size`` samples; also return the discarded attempts."""
         best = 0
         for retries in range(self.max_tries):
             clients = attempt()
@@ -170,7 +169,7 @@ class Dirichlet(Partitioner):
 def _divide(
     by_class: list[Indices], num_clients: int, alpha: float, capacity: float | None, rng: np.random.Generator
 ) -> list[Indices]:
-    """One attempt: per client its samples in order of class. Clients that hold ``capacity`` samples get no more."""
+    """Return one attempt: per client its samples in order of class. Clients with ``capacity`` samples get no more."""
     sizes = np.zeros(num_clients, dtype=np.int64)
     decks, owners = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for indices in by_class:
@@ -181,13 +180,13 @@ def _divide(
         decks.append(rng.permutation(indices))
         owners.append(np.repeat(np.arange(num_clients), gained))
         sizes += gained
-    # One stable sort instead of a list of pieces per client and class, of which 10,000 clients have 100,000.
+    # One stable sort: 10,000 clients would have 100,000 pieces by client and class.
     order = np.argsort(np.concatenate(owners), kind="stable")
     return np.split(np.concatenate(decks)[order], np.cumsum(sizes)[:-1])
 
 
 def _draw_shares(is_open: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Dirichlet shares with those of closed clients set to 0; drawn again while nothing is left."""
+    """Draw Dirichlet shares, 0 for closed clients; again while nothing is left."""
     for _ in range(_REDRAWS):
         shares = np.where(is_open, rng.dirichlet(np.full(len(is_open), alpha)), 0.0)
         total = shares.sum()

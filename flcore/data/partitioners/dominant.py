@@ -35,7 +35,6 @@ class Dominant(Partitioner):
     share: float = param(0.95, "share of a class that goes to its main clients", above=0, below=1)
 
     def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
-        """Refuse numbers of clients that do not give every class equally many of them."""
         if num_classes is None or (num_classes > 1 and num_clients % num_classes == 0):
             return None
         return (

@@ -17,7 +17,7 @@ from flcore.io.files import given_path, read_json
 
 _FORM = (
     'expected {"clients": [{"train": [0, 5, ...], "val": [...], "test": [...], "tasks": [[...], ...]}, ...]}; only '
-    'train is needed; optional beside clients: "test_source": "test" or "train", "overlap": true'
+    'train is needed; optional next to clients: "test_source": "test" or "train", "overlap": true'
 )
 _KEYS = {"clients", "overlap", "test_source"}
 _CLIENT_KEYS = {"train", "val", "test", "tasks"}
@@ -27,9 +27,9 @@ _CLIENT_KEYS = {"train", "val", "test", "tasks"}
 class Imported(Partitioner):
     """Clients as a JSON file lists them: indices into the prepared training split, in any order.
 
-    Validation and test sets are taken from the file where it has them, else cut as for any other partition. ``test``
-    indexes the official test split or, with ``test_source: train``, the training split. Where tasks are given they
-    divide ``train``. Clients must be disjoint unless the file says ``"overlap": true``.
+    Validation and test sets are taken from the file if it has them, else cut as for any other partition. ``test``
+    indexes the official test split or, with ``test_source: train``, the training split. Tasks divide ``train``. Clients
+    must be disjoint unless the file says ``"overlap": true``.
     """
 
     name: ClassVar[str] = "imported"
@@ -38,13 +38,12 @@ class Imported(Partitioner):
     path: str | None = param(None, "the JSON file with every client's training indices")
 
     def options(self) -> dict[str, Any]:
-        """The content by its hash: where the file lies does not matter."""
+        """Return the hash of the content: the file's path does not matter."""
         return {"sha256": None if self.path is None else hashlib.sha256(given_path(self.path).read_bytes()).hexdigest()}
 
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Read the file; see :meth:`Partitioner.split`."""
         if self.path is None:
             raise DataError(f"partition.path is not set; it names a JSON file: {_FORM}")
         content = read_json(given_path(self.path), _FORM)
@@ -100,14 +99,10 @@ class Imported(Partitioner):
 
 
 def _indices(values: Any, where: str) -> Indices:
-    """A list of distinct indices as an ascending int64 array.
-
-    Raises:
-        DataError: something else; the message names the client and the part.
-    """
+    """Return a list of distinct indices as an ascending int64 array, or raise DataError."""
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= LARGEST for value in values):
         raise DataError(f"{where}: not a list of whole numbers >= 0")
     indices = merge_indices([np.array(values, dtype=np.int64)])
     if (np.diff(indices) == 0).any():
-        raise DataError(f"{where}: sample {indices[np.flatnonzero(np.diff(indices) == 0)[0]]} stands twice")
+        raise DataError(f"{where}: sample {indices[np.flatnonzero(np.diff(indices) == 0)[0]]} is listed twice")
     return indices

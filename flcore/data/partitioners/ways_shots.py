@@ -23,14 +23,14 @@ from flcore.data.partitioners.base import (
 
 @dataclass(frozen=True)
 class WaysShots(Partitioner):
-    """Client k draws how many classes, which classes, and how many samples, the same number for each of its classes.
+    """Client k draws its number of classes, the classes, and one number of samples for each of them.
 
     The ``fedproto`` kinds have the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)];
     shots in [s - q + 1, s + q] as for CIFAR-10 and FEMNIST, with ``fedproto_mnist`` in [s - q + 1, s + q - 2] (an
-    off-by-one of the code, hence q at least 2), with ``fedproto_cifar100`` exactly s. ``uniform`` is symmetric, [m
-    - r, m + r]; ``normal`` is rounded N(m, r²); both are clipped to [1, C] for ways and to at least 1 for shots.
-    Not all samples are used. Clients are disjoint while the classes last; beyond that samples are used again, which
-    the result says, or the request is refused (``strict``).
+    off-by-one of the code, hence q at least 2), with ``fedproto_cifar100`` exactly s. ``uniform`` is symmetric, [m - r,
+    m + r]; ``normal`` is rounded N(m, r²); both are clipped to [1, C] for ways and to at least 1 for shots. Not all
+    samples are used. Clients are disjoint while the classes last; beyond that samples are reused, with a note, or the
+    request is refused (``strict``).
     """
 
     name: ClassVar[str] = "ways_shots"
@@ -46,7 +46,6 @@ class WaysShots(Partitioner):
     strict: bool = param(False, "refuse, instead of using samples twice, when a class is too small")
 
     def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
-        """Refuse ranges of FedProto's code that are empty."""
         if not self.kind.startswith("fedproto"):
             return None
         if self.kind == "fedproto_mnist" and self.shots_spread == 1:
@@ -55,7 +54,7 @@ class WaysShots(Partitioner):
         if low <= high:
             return None
         return (
-            f"partition.ways = {self.ways}, partition.ways_spread = {self.ways_spread}: no number of classes lies in "
+            f"partition.ways = {self.ways}, partition.ways_spread = {self.ways_spread}: no number of classes is in "
             f"[{low}, {high}] with {num_classes or 'any number of'} classes; use partition.kind=uniform or other ways"
         )
 
@@ -73,7 +72,6 @@ class WaysShots(Partitioner):
         return self._hand_out(by_class, hands, rng)
 
     def _range_of_ways(self, num_classes: float) -> tuple[int, int]:
-        """Return the least and the largest number of classes that FedProto's code draws."""
         return max(2, self.ways - self.ways_spread), int(min(num_classes - 1, self.ways + self.ways_spread))
 
     def _draw_ways(self, num_classes: int, rng: np.random.Generator) -> int:
@@ -116,7 +114,7 @@ class WaysShots(Partitioner):
             )
         if self.strict and taken + shots > size:
             raise DataError(
-                f"client {client} needs {shots} samples of class {c}, of which {size - taken} are left; lower "
+                f"client {client} needs {shots} samples of class {c}, {size - taken} are left; lower "
                 "partition.shots or partition.num_clients, or set partition.strict=false to use samples twice"
             )
 

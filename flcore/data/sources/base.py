@@ -1,4 +1,4 @@
-"""What a source of images is: where a dataset's files lie and how they become arrays (data.md, section 1.0)."""
+"""The interface of image sources, and shared functions: errors, and test splits (data.md, section 1.0)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,9 @@ MOST_LISTED = 11
 
 
 class BadFileError(DataError):
-    """An image that cannot be read.
-
-    Attributes:
-        reason: what is wrong with it.
-    """
+    """An image that cannot be read, with the ``reason``."""
 
     def __init__(self, name: str, reason: str) -> None:
-        """Say which file and why."""
         super().__init__(f"{name}: damaged ({shorten(reason)}); replace it with an intact copy")
         self.reason = reason
 
@@ -40,23 +35,23 @@ class Encoded(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array that :meth:`decode` gives."""
+        """Shape of the array of :meth:`decode`."""
 
     def take(self, positions: np.ndarray) -> Self:
-        """The images at ``positions``, int64 [M]."""
+        """Return the images at ``positions``, int64 [M]."""
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> Self:
         """Return the same images, to be decoded to this height and width (None: as before) and number of channels."""
 
     def decode(self) -> np.ndarray:
-        """All images, uint8 NxHxW for one channel, else NxHxWx3.
+        """Return all images, uint8 NxHxW for one channel, else NxHxWx3.
 
         Raises:
             DataError: a file cannot be read.
         """
 
     def faults(self) -> dict[str, str]:
-        """Decode every image and return the reason for each that cannot be, by the name of its file."""
+        """Decode every image and return the reason for each bad file by name."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +66,12 @@ class RawSplit:
     groups: np.ndarray | None = None
 
     def take(self, positions: np.ndarray) -> RawSplit:
-        """The samples at ``positions``, int64 [M]; files are not decoded by this."""
+        """Return the samples at ``positions``, int64 [M], without decoding files."""
         images = self.images[positions] if isinstance(self.images, np.ndarray) else self.images.take(positions)
         return RawSplit(images, self.labels[positions], None if self.groups is None else self.groups[positions])
 
     def decoded(self) -> np.ndarray:
-        """The images as an array.
+        """Return the images as an array.
 
         Raises:
             DataError: a file cannot be read.
@@ -86,11 +81,10 @@ class RawSplit:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Training and test split with what is known about them.
+    """Training and test split with their metadata.
 
-    ``mean`` and ``std`` are per channel on the scale 0 to 1; None has them measured on the prepared training images.
-    ``group_names`` are the names of the groups by number, where they have any; ``skipped`` maps files that were left
-    out to the reason.
+    ``mean`` and ``std`` are per channel on the scale 0 to 1; None measures them on the prepared training images.
+    ``group_names`` are by group number, if any; ``skipped`` maps omitted files to the reason.
     """
 
     train: RawSplit
@@ -109,10 +103,10 @@ class Source(abc.ABC):
     """A dataset family. Options of a source are dataclass fields made with :func:`flcore.core.params.param`.
 
     Attributes:
-        num_classes: of the published data, known before any are read; None where the files alone say.
+        num_classes: of the published data; None if only the files state it.
         channels: likewise, of the images: 1 or 3.
-        unsaid: options that are no part of the data's identity at their default: data had names before they came.
-        bad_file_cure: what to do about files that cannot be decoded.
+        unsaid: options that do not enter the data's identity at their default: names of data are older than they.
+        bad_file_cure: advice for files that cannot be decoded.
     """
 
     name: ClassVar[str]
@@ -123,7 +117,7 @@ class Source(abc.ABC):
     bad_file_cure: ClassVar[str] = "replace them with intact copies"
 
     def options(self) -> dict[str, Any]:
-        """The options that identify the data, by name."""
+        """Return the options that identify the data, by name."""
         return {
             option.name: getattr(self, option.name)
             for option in dataclasses.fields(self)
@@ -139,24 +133,24 @@ class Source(abc.ABC):
         """
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """The files and folders that hold all that :meth:`load` reads; other data sets may lie below ``root`` too."""
+        """Return the files and folders that :meth:`load` reads; ``root`` may contain other data sets too."""
         return (root,)
 
 
 def missing(name: str, root: Path | None, layout: str, *, can_download: bool = True) -> DataError:
-    """The error for data that are not there: says which layout is expected and which key to set."""
+    """Return the error for missing data, with the expected layout and the key to set."""
     where = "data.root is not set" if root is None else f"not found below data.root = {root}"
     cure = "set data.root" + (", or data.download=true to fetch it" if can_download and root is not None else "")
     return DataError(f"{name}: {where}; expected {layout}\n{cure}")
 
 
 def not_downloaded(folder: Path, why: object) -> DataError:
-    """The error for a download that did not succeed."""
+    """Return the error for a failed download."""
     return DataError(f"{folder}: download failed ({why}); copy the files there by hand and set data.download=false")
 
 
 def damaged(path: Path | str, why: object) -> DataError:
-    """The error for a file that is there and cannot be read."""
+    """Return the error for an unreadable file."""
     return DataError(f"{path}: damaged ({shorten(str(why))}); replace it with an intact copy")
 
 
@@ -169,10 +163,10 @@ def bad_files(faults: Mapping[str, str], cure: str) -> DataError:
 
 
 def read_text_lines(path: Path) -> list[str]:
-    """The lines of a list of files or labels.
+    """Return the lines of a list of files or labels.
 
     Raises:
-        DataError: it is no text.
+        DataError: it is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8").splitlines()
@@ -181,19 +175,16 @@ def read_text_lines(path: Path) -> list[str]:
 
 
 def leads_out(name: str) -> bool:
-    """Whether a name from a list or an archive is no plain place below its folder: absolute, or by way of ``..``."""
+    """Return whether a name from a list or an archive leads outside its folder: absolute, or through ``..``."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide every group's samples into training and test, for datasets that come without a division (LEAF's rule).
+    """Divide every group's samples into training and test, for datasets without a division (LEAF's rule).
 
-    A group of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all; one
-    of a single sample gives nothing. The draw is the same for every seed of an experiment.
-
-    Args:
-        groups: int64 [N].
-        fraction: above 0 and below 1.
+    A group of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all; a
+    single sample stays. The draw is the same for every seed of an experiment. ``groups`` int64 [N]; 0 < ``fraction`` <
+    1.
 
     Returns:
         Ascending indices of the training and of the test split.
@@ -208,17 +199,9 @@ def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray,
 
 
 def hold_out_of_classes(labels: np.ndarray, groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide every class's samples into training and test, each group's in proportion, for data without a division.
+    """Divide every class's samples into training and test, each group's in proportion, as :func:`hold_out_of_groups`.
 
-    A class of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all. The
-    draw is the same for every seed of an experiment.
-
-    Args:
-        labels: int64 [N]. groups: int64 [N]; all alike where there are none.
-        fraction: above 0 and below 1.
-
-    Returns:
-        Ascending indices of the training and of the test split.
+    ``labels`` int64 [N]; ``groups`` int64 [N], all equal if there are none.
     """
     rng = np.random.default_rng(_SPLIT_SEED)
     rank, size = _ranks(groups, labels, by=rng.permutation(len(labels)))
@@ -229,11 +212,9 @@ def hold_out_of_classes(labels: np.ndarray, groups: np.ndarray, fraction: float)
 
 
 def _ranks(*keys: np.ndarray, by: np.ndarray, blocks: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Return each sample's place in its block when sorted by ``keys`` and ``by``, and the size of the block.
+    """Return each sample's rank in its block when sorted by ``keys`` and ``by``, and the size of the block.
 
-    Args:
-        keys: [N] each. by: [N], decides between samples of equal keys. blocks: the first so many keys are those alike
-            in a block.
+    A block has equal values in the first ``blocks`` keys; ``by`` decides between samples of equal keys. All are [N].
     """
     order = np.lexsort((by, *reversed(keys)))
     is_first = np.ones(len(order), dtype=bool)

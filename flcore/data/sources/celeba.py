@@ -24,8 +24,7 @@ class CelebA(Source):
     """Smiling or not, with the person as group. Every person's images are divided into training and test.
 
     FedGen and FedPA draw users with seed 42 and merge ten of them into a client: ``users: 200`` here, then partition
-    ``by_group`` with ``merge: 10``, ``min_size: 1`` and 20 clients. Their draw is another generator's, hence other
-    persons.
+    ``by_group`` with ``merge: 10``, ``min_size: 1`` and 20 clients. Their generator draws other persons.
     """
 
     name: ClassVar[str] = "celeba"
@@ -74,7 +73,7 @@ class CelebA(Source):
         )
 
     def _draw(self, persons: np.ndarray) -> np.ndarray:
-        """Which images belong to persons with enough of them and, where asked for, to the drawn ones."""
+        """Return which images belong to persons with enough of them and, if requested, to the drawn ones."""
         numbers, sizes = np.unique(persons, return_counts=True)
         eligible = numbers[sizes >= self.min_images]
         if len(eligible) < (self.users or 1):

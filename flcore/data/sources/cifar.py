@@ -22,7 +22,7 @@ TRAIN_SIZE, TEST_SIZE = 50_000, 10_000
 
 @dataclass(frozen=True)
 class _Form:
-    """What a data set's files are called: below ``root``, for Python or binary.
+    """Names of a data set's files, for Python or binary.
 
     ``label`` is the byte of a binary record that holds the label, the last before the pixels.
     """
@@ -126,7 +126,6 @@ def _read(
 
 
 def _by_torchvision(root: Path, form: _Form, download: bool) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
-    """Return the splits and the class names from the files for Python."""
     from torchvision import datasets  # here, because it takes seconds, which missing files should not cost
 
     opened, folder = getattr(datasets, form.kind), root / form.folder
@@ -144,7 +143,6 @@ def _split(found: Any) -> RawSplit:
 
 
 def _binary(folder: Path, form: _Form, classes: int) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
-    """Return the splits and the class names from the binary files."""
     names = tuple(line.strip() for line in read_text_lines(folder / form.binary_names) if line.strip())
     if len(names) != classes:
         raise damaged(folder / form.binary_names, f"{len(names)} names of classes, expected {classes}")

@@ -23,11 +23,9 @@ class Digits(Source):
     channels: ClassVar[int | None] = 1
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """None: the images come with a package."""
         return ()
 
     def load(self, root: Path | None = None, download: bool = False) -> RawDataset:
-        """The bundled images; ``root`` and ``download`` play no part."""
         from sklearn.datasets import load_digits  # here, because it takes seconds
         from sklearn.model_selection import train_test_split
 

@@ -95,7 +95,6 @@ class Femnist(Source):
 
 
 def _draw(split: RawSplit, per_class: int, part: str, rng: np.random.Generator) -> RawSplit:
-    """``per_class`` samples of every class, in file order."""
     chosen = []
     for c, name in enumerate(_NAMES):
         members = np.flatnonzero(split.labels == c)
@@ -108,7 +107,7 @@ def _draw(split: RawSplit, per_class: int, part: str, rng: np.random.Generator) 
 
 
 def _read(files: list[Path]) -> tuple[RawSplit, np.ndarray]:
-    """The samples of LEAF files in their order, and the writer of each."""
+    """Return the samples of LEAF files in their order, and the writer of each."""
     pixels = bytearray()  # grows in place: a list of arrays would have to be copied at the end
     labels: list[np.ndarray] = []
     writers: list[str] = []
@@ -122,10 +121,10 @@ def _read(files: list[Path]) -> tuple[RawSplit, np.ndarray]:
 
 
 def _samples(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Writer, inverted images uint8 [n, 784] and labels int64 [n] of every writer in a LEAF file.
+    """Yield writer, inverted images uint8 [n, 784] and labels int64 [n] of every writer in a LEAF file.
 
     Raises:
-        DataError: the file is not of LEAF's form; the message names the writer.
+        DataError: the file has not LEAF's form; the message names the writer.
     """
     try:
         content: Any = json.loads(file.read_bytes())

@@ -1,6 +1,6 @@
-"""Images in files, decoded when asked for: a list that is too large for memory is never held at once.
+"""Images in files, decoded in blocks: memory never holds a large list at once.
 
-Of a file that holds several images, as GIF and TIFF may, the first is read.
+Of a file with several images, such as GIF and TIFF, the first is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DECODERS = {
 """Ending → Pillow's decoders that a file of that name is tried with, and no others."""
 
 ENDINGS = frozenset(_DECODERS)
-"""Of files that can be read, in lower case."""
+"""Endings of readable files, in lower case."""
 
 KINDS = "jpg, png, webp, ppm, pgm, bmp, tif or gif"
 """The same in words."""
@@ -50,7 +50,7 @@ LARGEST_FILE = 2**28
 """Bytes of an image's file, as it is stored in a folder or unpacked from a zip."""
 
 _MOST_PIXELS = 2**26
-"""Of an image: what its file unpacks to is bounded before it is unpacked."""
+"""Largest image: the size is checked before the file is unpacked."""
 
 _BITS, _INTERPRETATION, _TILE_WIDTH, _TILE_HEIGHT = 258, 262, 322, 323  # numbers of TIFF's tags
 _UNKNOWN_EXIF = (SyntaxError, ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error)
@@ -63,13 +63,13 @@ class ImageFiles:
     """N images that are still encoded, and the form that they are decoded to.
 
     Attributes:
-        names: of the files; the ending says which decoders one is tried with, others are taken for jpg, png or webp.
-        read: the bytes of a file by its name; called from several threads.
+        names: of the files; the ending selects the decoders, unknown ones are taken for jpg, png or webp.
+        read: returns the bytes of a file by its name; called from several threads.
         size: height and width.
         channels: 1 or 3.
         margin: length of the scaled shorter side divided by ``size``, which is cut out of the middle; None stretches.
         sized_by: name of the image that has this size; images of other sizes are refused. None: all are scaled.
-        depth: returns the bits in use where 16 are stored; called for such images only.
+        depth: returns the bits in use of 16-bit images; called for such images only.
     """
 
     names: tuple[str, ...]
@@ -91,17 +91,11 @@ class ImageFiles:
         return replace(self, names=tuple(self.names[position] for position in positions))
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> ImageFiles:
-        """Return the same images, to be decoded to this height and width (None: as before) and number of channels."""
         if size is None:
             return replace(self, channels=channels)
         return replace(self, size=size, channels=channels, sized_by=None)
 
     def decode(self) -> np.ndarray:
-        """All images, uint8 NxHxW for one channel, else NxHxWx3.
-
-        Raises:
-            DataError: a file cannot be read, naming it.
-        """
         decoded = np.empty(self.shape, dtype=np.uint8)
 
         def fill(first: int) -> None:
@@ -113,7 +107,6 @@ class ImageFiles:
         return decoded
 
     def faults(self) -> dict[str, str]:
-        """Decode every image and return the reason for each that cannot be, by the name of its file."""
         return faults_of(self.names, self.read)
 
     def _decode_one(self, name: str) -> np.ndarray:
@@ -139,7 +132,7 @@ class ImageFiles:
 
 
 def faults_of(names: Sequence[str], read: Reader) -> dict[str, str]:
-    """Decode every image and return the reason for each that cannot be, by the name of its file."""
+    """Decode every image and return the reason for each bad file by name."""
 
     def fault(name: str) -> str | None:
         try:
@@ -155,22 +148,14 @@ def faults_of(names: Sequence[str], read: Reader) -> dict[str, str]:
 
 
 def size_of(name: str, read: Reader) -> tuple[int, int]:
-    """Return the height and width of an image, after its rotation by EXIF.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the height and width of an image, after its rotation by EXIF."""
     with _damage_named(name), _opened(name, read) as image:
         _turn_upright(image)
         return image.height, image.width
 
 
 def is_gray(name: str, read: Reader) -> bool:
-    """Return whether an image is gray, with or without transparency; reads the head of its file.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return whether an image is gray, with or without transparency; reads the head of its file."""
     with _damage_named(name), _opened(name, read) as image:
         return image.mode in _GRAY_MODES or image.mode.startswith("I")
 
@@ -216,9 +201,9 @@ def depth_of(names: Sequence[str], read: Reader) -> Callable[[], int]:
 
 @contextmanager
 def _damage_named(name: str) -> Iterator[None]:
-    """Raise BadFileError for any exception: decoders raise errors of many types for a damaged file.
+    """Raise BadFileError for any exception.
 
-    A broken PNG gives a SyntaxError, others IndexError, struct.error, MemoryError; a zip of an unknown kind a
+    Decoders raise many types for damaged files, such as SyntaxError, IndexError, struct.error, MemoryError or
     RuntimeError.
     """
     try:
@@ -230,10 +215,10 @@ def _damage_named(name: str) -> Iterator[None]:
 
 
 def _opened(name: str, read: Reader) -> Image.Image:
-    """An image whose head is read.
+    """Return an image with its head read.
 
     Raises:
-        DataError: it would be too large, or its pixels are of a kind whose scale nobody knows.
+        DataError: it would be too large, or the scale of its pixels is unknown.
     """
     content = read(name)
     if not content:
@@ -292,7 +277,7 @@ def _pixels(image: Image.Image, channels: int, depth: Callable[[], int]) -> np.n
 
 
 def _is_deep_colour(image: Image.Image) -> bool:
-    """Return whether the file has 16-bit colours, of which Pillow reads 8 bits; call it before decoding."""
+    """Return whether the file has 16-bit colours (Pillow reads 8 bits); call it before decoding."""
     return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
@@ -305,7 +290,7 @@ def _scale_transparency(image: Image.Image) -> None:
 
 
 def _turn_upright(image: Image.Image) -> None:
-    """Decode an image and rotate it in place as its EXIF orientation says; unreadable EXIF data are ignored."""
+    """Decode an image and rotate it in place by its EXIF orientation; unreadable EXIF data are ignored."""
     image.load()
     with suppress(*_UNKNOWN_EXIF):
         ImageOps.exif_transpose(image, in_place=True)

@@ -67,7 +67,7 @@ class ImageFolder(Source):
     )
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """What :meth:`load` reads: where the split lies in the folder itself, whatever else does plays no part."""
+        """Return what :meth:`load` reads: the split folders alone, if they are directly in the folder."""
         split = tuple(root / name for name in SPLITS)
         return split if self.layout != "csv" and all(folder.is_dir() for folder in split) else (root,)
 
@@ -106,10 +106,10 @@ class ImageFolder(Source):
         )
 
     def _readable(self, tree: Tree, listing: Listing) -> tuple[list[Sample], dict[str, str]]:
-        """Return the images to use, and the reason for each file that is left out.
+        """Return the images to use, and the reason for each omitted file.
 
         Raises:
-            DataError: there are bad files, and they are to be refused.
+            DataError: there are bad files, and ``on_bad_file`` is ``refuse``.
         """
         skip = self.on_bad_file == "skip"
         if not skip and not listing.faults:
@@ -122,7 +122,6 @@ class ImageFolder(Source):
     def _divided(
         self, samples: Sequence[Sample], class_names: Sequence[str], root: Path
     ) -> tuple[list[Sample], list[Sample]]:
-        """Return the training and the test images."""
         train, test = ([sample for sample in samples if sample.split == split] for split in SPLITS)
         if self.test_fraction is None:
             if not test:
@@ -146,7 +145,7 @@ class ImageFolder(Source):
         return tuple([samples[row] for row in chosen] for chosen in rows)  # type: ignore[return-value]
 
     def _images(self, tree: Tree, names: Sequence[str]) -> Callable[[Sequence[str]], ImageFiles]:
-        """Return a function that makes the images of some files, with what all of them decide."""
+        """Return a function that makes the images of some files, with size, channels and depth from all of them."""
         square = self.image_size
         try:
             size = size_of(names[0], tree.read) if square is None else (square, square)
@@ -159,7 +158,6 @@ class ImageFolder(Source):
 
 
 def _check_classes(train: Sequence[Sample], test: Sequence[Sample], class_names: Sequence[str], root: Path) -> None:
-    """Refuse a class without images in one of the splits."""
     found = {split: {sample.label for sample in chosen} for split, chosen in zip(SPLITS, (train, test), strict=True)}
     for split in SPLITS:
         if lacking := [name for name in class_names if name not in found[split]]:
@@ -172,6 +170,6 @@ def _check_classes(train: Sequence[Sample], test: Sequence[Sample], class_names:
 
 
 def _numbers(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    """Return the place of each name among the known ones, int64."""
+    """Return the index of each name among the known ones, int64."""
     index = {name: number for number, name in enumerate(known)}
     return np.array([index[name] for name in names], dtype=np.int64)

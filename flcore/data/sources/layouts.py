@@ -1,4 +1,4 @@
-"""Where the images of a tree are and what is known about each: class folders, class folders by site, or a CSV."""
+"""Images of a tree with their labels: class folders, class folders by site, or a CSV."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class Sample:
-    """An image's file with what the layout says of it; ``site`` and ``split`` are None where it says nothing."""
+    """An image's file with its label; ``site`` and ``split`` are None if the layout does not state them."""
 
     file: str
     label: str
@@ -58,15 +58,11 @@ class Listing:
 def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
     """Return all images of a tree; none is opened.
 
-    Folders of classes and sites come in natural order, files in the order of their names, and rows in that of the CSV.
-
-    Args:
-        tree: the images.
-        layout: how they are stored.
-        undivided: there may be no split into training and test.
+    Folders of classes and sites come in natural order, files in the order of their names, and rows in the CSV's order.
+    ``undivided`` allows a tree without a split into training and test.
 
     Raises:
-        DataError: the tree has another layout, or the CSV a line that says something else.
+        DataError: the tree has another layout, or the CSV an invalid line.
     """
     if layout == "csv":
         return _from_csv(tree)
@@ -87,15 +83,12 @@ def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names sorted as people sort them: numbers in them by value, so that 2 comes before 10."""
+    """Return names sorted with numbers by value, so that 2 comes before 10."""
     return tuple(sorted(names, key=_natural))
 
 
 def check_names(names: Iterable[str], kind: str, tree: Tree) -> None:
-    """Refuse names that cannot be shown, and two that differ in Unicode form only.
-
-    Args:
-        names: of classes or sites. kind: ``class`` or ``site``, for the error. tree: where they are from.
+    """Refuse class or site names (``kind``) that cannot be shown, or that differ in Unicode form only.
 
     Raises:
         DataError: always with the name.
@@ -120,7 +113,7 @@ def check_names(names: Iterable[str], kind: str, tree: Tree) -> None:
 
 
 def _top(tree: Tree, layout: Layout, undivided: bool) -> tuple[str, list[str]]:
-    """Return the folder that contains the images' folders, and its split folders; none where it has no split."""
+    """Return the folder that contains the images' folders, and its split folders; none if it has no split."""
     folders, levels = tree.folders(""), _FOLDERS[layout].count("/")
     # Without a split, folders are classes or sites, and one may be called train or test.
     least = levels if undivided else 0
@@ -141,7 +134,7 @@ def _top(tree: Tree, layout: Layout, undivided: bool) -> tuple[str, list[str]]:
 
 
 def _splits(tree: Tree, folder: str, least: int) -> list[str]:
-    """Return which of train and test a folder contains, if train has so many levels of folders below it."""
+    """Return the splits among a folder's children, if train has ``least`` levels of folders below it."""
     here = [split for split in SPLITS if tree.exists(_join(folder, split))]
     return here if least == 0 or ("train" in here and _depth(tree, _join(folder, "train")) >= least) else []
 
@@ -154,7 +147,6 @@ def _depth(tree: Tree, folder: str) -> int:
 def _collect(
     tree: Tree, folder: str, levels: Sequence[str], split: str | None, above: list[str], listing: Listing
 ) -> None:
-    """Add the images below a folder, whose folders are of these levels."""
     names = tree.inside(folder)
     if not levels:
         site, label = above if len(above) > 1 else (None, above[0])

@@ -17,7 +17,7 @@ from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-# Letters whose two cases share a class in the split `balanced`.
+# Letters with one class for both cases in the split `balanced`.
 _MERGED = "cijklmopsuvwxyz"
 _SIGNS: Mapping[str, str] = {
     "letters": string.ascii_lowercase,
@@ -108,7 +108,7 @@ class Emnist(Source):
         """Read ``<root>/EMNIST/raw``."""
         prefixes = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
         train, test = _read_pair(self.name, root, download, "EMNIST", prefixes, split=self.split)
-        first = 1 if self.split == "letters" else 0  # letters count from 1, behind a dummy class
+        first = 1 if self.split == "letters" else 0  # letters count from 1, after a dummy class
         return RawDataset(
             _upright(train, first),
             _upright(test, first),
@@ -127,9 +127,9 @@ def _upright(split: RawSplit, first: int) -> RawSplit:
 def _read_pair(
     name: str, root: Path | None, download: bool, kind: str, prefixes: tuple[str, str], **options: Any
 ) -> tuple[RawSplit, RawSplit]:
-    """Training and test split from the IDX files ``<root>/<kind>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``.
+    """Return both splits from the IDX files ``<root>/<kind>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``.
 
-    ``kind`` is torchvision's class, which fetches them, with ``options`` of its own.
+    ``kind`` is torchvision's class, which downloads them with ``options``.
     """
     names = [f"{prefix}-{part}-ubyte" for prefix in prefixes for part in ("images-idx3", "labels-idx1")]
     layout = f"{kind}/raw/ with {', '.join(names)}"
@@ -153,7 +153,6 @@ def _read_pair(
 
 
 def _fetch(kind: str, root: Path, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-    """All files of a dataset, by torchvision, or an error."""
     from torchvision import datasets  # here, because it takes seconds, and files that are there do without
 
     raw = files[0].parent
@@ -179,19 +178,12 @@ def _read_split(raw: Path, prefix: str) -> RawSplit:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Values of an IDX file of unsigned bytes: two zero bytes, 8, the number of dimensions, a size each, the values.
+    """Return the values of an IDX file of unsigned bytes: 0, 0, 8, the number of dimensions, a size each, values.
 
-    Sizes are 32 bit, big-endian. Read here, since torchvision takes seconds to import.
-
-    Args:
-        path: of the file.
-        dimensions: that it must have.
-
-    Returns:
-        uint8, of the sizes in the header.
+    Sizes are 32 bit, big-endian. torchvision, which also reads them, takes seconds to import.
 
     Raises:
-        ValueError: the header is another one, or the file is shorter or longer than it says.
+        ValueError: the header has other ``dimensions`` or another type, or its sizes do not fit the file.
     """
     content = np.fromfile(path, dtype=np.uint8)
     start = 4 * (dimensions + 1)

@@ -19,7 +19,7 @@ _SIZE = (64, 64)
 class TinyImageNet(Source):
     """100,000 / 10,000 images, 500 / 50 per class. The official ``val`` is the test split: ``test`` has no labels.
 
-    A class's label is the place of its wnid in sorted order; gray images become RGB.
+    A class's label is the position of its wnid in sorted order; gray images become RGB.
     """
 
     name: ClassVar[str] = "tinyimagenet"

@@ -28,12 +28,11 @@ class Tree(abc.ABC):
     """
 
     def __init__(self, root: Path) -> None:
-        """Look at ``root``."""
         self.root = root
 
     @abc.abstractmethod
     def inside(self, folder: str) -> list[str]:
-        """Return the names of what a folder contains, sorted.
+        """Return the sorted names in a folder.
 
         Raises:
             DataError: it cannot be read.
@@ -41,7 +40,7 @@ class Tree(abc.ABC):
 
     @abc.abstractmethod
     def exists(self, name: str) -> bool:
-        """Return whether there is a file, a folder or a link of a name, even one that leads nowhere."""
+        """Return whether there is a file, a folder or a link of a name, even a broken link."""
 
     @abc.abstractmethod
     def is_folder(self, name: str) -> bool:
@@ -83,10 +82,7 @@ class Tree(abc.ABC):
 
 
 def open_tree(root: Path, expected: str) -> Tree:
-    """Return the tree of a folder or a zip.
-
-    Args:
-        root: exists. expected: the layout, for the error.
+    """Return the tree of an existing folder or zip; ``expected`` is the layout, for the error.
 
     Raises:
         DataError: it is neither, or a zip that is damaged, has unsafe names or contains links.
@@ -143,7 +139,7 @@ class _Zip(Tree):
             is_zip = file.read(2) == b"PK"
         try:
             self._archive = zipfile.ZipFile(root)  # closed when nothing reads from it any more
-        # What its directory makes zipfile trip over: names that are no text, sizes that are none, an unknown version.
+        # Errors of zipfile for a bad directory: names that are no text, sizes that are none, an unknown version.
         except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError, OverflowError) as error:
             if is_zip:
                 raise damaged(root, "not a readable zip") from error
@@ -190,6 +186,6 @@ class _Zip(Tree):
 
 
 def found_name(tree: Tree, name: str) -> str:
-    """Return the name as the tree has it, where it is stored in another Unicode form, as systems do; else unchanged."""
+    """Return the name in the Unicode form of the tree, which may differ between systems; else unchanged."""
     forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
     return next((form for form in forms if isinstance(tree.size(form), int)), name)

@@ -24,8 +24,8 @@ _MARGIN = 256 / 224  # of the shorter side over the square that is cut out of it
 class VireoFood172(Source):
     """172 dishes. Train: ``TR.txt``; test: ``TE.txt``; label: the class folder's number minus 1.
 
-    Counts are those of the lists found: the paper's (68,175 / 25,250) agree with no published split. The shorter side
-    is scaled to 8/7 of ``image_size`` (256 for 224) and a square is cut out of the middle.
+    Counts follow the lists: the paper's (68,175 / 25,250) agree with no published split. The shorter side is scaled to
+    8/7 of ``image_size`` (256 for 224) and the central square is cut out.
     """
 
     name: ClassVar[str] = "vireofood172"
