@@ -87,7 +87,7 @@ def two(**first: Any) -> dict[str, Any]:
         (two(train=[0, 12]), "client 0000: .* beyond the 12 samples"),
         (two(train=[]), "client 0000 has no training samples"),
         (two(train=[0, 6]), "training sample 6 has 2 owners"),
-        (two(train=[3, 0, 3]), "client 0, train: sample 3 stands twice"),
+        (two(train=[3, 0, 3]), "client 0, train: sample 3 is listed twice"),
         (two(train=[0, -1]), "client 0, train: not a list of whole numbers"),
         (two(train=[0, 1.0]), "not a list of whole numbers"),
         (two(train=[0, True]), "not a list of whole numbers"),
