@@ -15,7 +15,7 @@ from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, DataError, RunError, listed
 from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
 from flcore.io import disk
-from flcore.io.files import read_json, remove_stale_temp, replace_file
+from flcore.io.files import read_json, remove_stale_temp, replace_file, sealed
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
 from pipelines.proof.contents import (
@@ -189,7 +189,7 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
         "environment": {},
         "decision": None if run.decision is None else {**run.decision, "reason": "as in the archive"},
     }
-    write_result(files.config, content)
+    write_result(files.config, sealed(content))
 
 
 def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
