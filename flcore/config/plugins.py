@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from flcore.config.imports import closure
 from flcore.config.stored import PLUGIN_FOLDER
-from flcore.core.errors import ConfigError
+from flcore.core.errors import ConfigError, Cure
 from flcore.core.loaded_code import EditedError
 from flcore.core.params import build, declared
 from flcore.core.registry import Registry
@@ -163,7 +163,7 @@ def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, 
         if module in by_module:
             return by_module[module].source
         if module in Finder.sources and (module in classes or module.startswith(f"{PACKAGE}.")):
-            raise ConfigError(f"plugins: {Finder.sources[module].path} is needed and not named; add it to plugins")
+            raise ConfigError(f"plugins: {Finder.sources[module].path} is needed and not named; {Cure.NAME_PLUGIN}")
         return None
 
     modules = closure(classes, source_of)

@@ -1,8 +1,8 @@
-"""The configuration of one run: frozen, closed, typed. Every default stands here or in the class it belongs to, once.
+"""The configuration of one run: frozen, closed and typed.
 
-A configuration is a mapping of sections. Sections with a ``name`` (data, partition, model, method) hold the keys of the
-section itself and those of the chosen entry of a registry. :meth:`Config.from_mapping` is the only way in: what it
-accepts can be run, what it refuses it refuses before any data are read, naming the key, the value and what is allowed.
+A configuration is a mapping of sections. Sections with a ``name`` (data, partition, model, method) hold their own keys
+and those of the named registry entry. :meth:`Config.from_mapping` checks everything before any data are read; its
+errors name the key, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ REGISTRIES: Mapping[str, Mapping[str, type]] = {
     "method": METHODS,
 }
 
-# What cannot change a result: where data and partitions lie (what they hold is in the hash of a run), who computes, who
-# watches, what else is compared, what is looked at afterwards.
+# Keys that cannot change a result: paths (the content of data and partitions is in the hash of a run), workers,
+# tracking, comparisons and analyses.
 _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
@@ -66,8 +66,7 @@ _NOT_IDENTITY = {
 }
 
 _CLAIM = ("better", "than", "metric", "by", "says")
-# Keys that came when runs had names already: at their defaults they change nothing and are no part of the identity, so
-# that a run made before them is found again.
+# Keys added later: not part of the identity at their defaults, so that names of earlier runs stay the same.
 _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "aggregation": frozenset(key.name for key in declared(Aggregation)),
     "federation": frozenset({"sampler", "sampler_options", "poisoned", "poisoned_clients", "attack", "attack_scale"}),
@@ -79,7 +78,7 @@ _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Every value of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
+    """All values of one run; ``source``, ``partitioner``, ``model_spec``, ``method`` are registry entries."""
 
     seed: int = 0
     plugins: tuple[Plugin, ...] = ()
@@ -100,11 +99,11 @@ class Config:
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Config:
-        """Parse a nested mapping, as read from ``params.yaml``; plug-ins that it names are loaded.
+        """Parse a nested mapping, as read from ``params.yaml``, and load its plug-ins.
 
         Raises:
-            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range, values
-                that do not go together, or a plug-in that cannot be used.
+            ConfigError: an unknown key, a key of another registry entry, a wrong type, a value out of range,
+                contradictory values, or an unusable plug-in.
         """
         for key in raw:
             if key not in SECTIONS:
@@ -135,8 +134,7 @@ class Config:
         if (self.data.mean is None) != (self.data.std is None):
             mean, std = (to_yaml(value) for value in (self.data.mean, self.data.std))
             raise ConfigError(f"data.mean = {mean}, data.std = {std}: set both, or neither")
-        # Of one's own images the files alone say how many channels there are: see
-        # `flcore.data.dataset.prepare_dataset`.
+        # Channels of image files are unknown before `flcore.data.dataset.prepare_dataset`.
         channels = self.data.channels or self.source.channels
         if self.data.normalisation is not None and channels is not None:
             of_channels(self.data.normalisation, channels, self.source.name)
@@ -156,10 +154,10 @@ class Config:
         self._check_comparison()
 
     def check_tasks(self) -> None:
-        """Of a partition with tasks, which an imported one may turn out to be when it is read.
+        """Refuse a partition with tasks if the method does not support them; imported ones show that when read.
 
         Raises:
-            ConfigError: the method cannot follow them.
+            ConfigError: the method does not support tasks.
         """
         if self.method.task_stream_error is not None:
             schedule = self.federation.task_schedule
@@ -202,7 +200,7 @@ class Config:
                 raise ConfigError(f"{key} = {value}: {self.method.name} works with {wanted} alone")
 
     def _check_aggregation(self) -> None:
-        """Refuse what this method would not follow."""
+        """Refuse settings that the method would ignore."""
         if self.aggregation == Aggregation() and not self.federation.simulates_poison:
             return
         how, name = self.aggregation, self.method.name
@@ -239,7 +237,7 @@ class Config:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """The rule that chooses the clients of a round."""
+        """Sampler of the clients of a round."""
         return make_sampler(self.federation.sampler, self.federation.sampler_options)
 
     @property
@@ -248,7 +246,7 @@ class Config:
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The method and, where it stands on top of another one, those underneath."""
+        """The method and, for a wrapper, its base methods."""
         found = [self.method]
         while isinstance(found[-1], WrapperMethod):
             found.append(found[-1].base_method)
@@ -256,11 +254,11 @@ class Config:
 
     @property
     def partition_seed(self) -> int:
-        """The seed that divides the data: ``partition.seed``, else the run's."""
+        """Seed of the division: ``partition.seed``, else the run's seed."""
         return self.seed if self.partition.seed is None else self.partition.seed
 
     def to_mapping(self) -> dict[str, Any]:
-        """Every value, defaults included, as JSON values; :meth:`from_mapping` reads it back to an equal object."""
+        """Return all values, defaults included, as JSON values that :meth:`from_mapping` reads back."""
         mapping: dict[str, Any] = {"seed": self.seed}
         for name, entry in (("data", self.source), ("partition", self.partitioner), ("model", self.model_spec)):
             mapping[name] = {"name": entry.name, **_values(getattr(self, name)), **_values(entry)}
@@ -270,10 +268,7 @@ class Config:
         return mapping | {name: _values(getattr(self, name)) for name in PLAIN}
 
     def identity(self) -> dict[str, Any]:
-        """The values that can change a result, and no others: data by fingerprint; plug-ins and files by content.
-
-        Of plug-ins those count that something chosen comes from.
-        """
+        """Return the values that can change a result: data by fingerprint, files and used plug-ins by content."""
         mapping = self.to_mapping()
         mapping.pop("plugins", None)
         if needed := used(self.plugins, self.entries):
@@ -297,13 +292,13 @@ class Config:
         return with_removed(mapping)
 
     def hash(self, data_fingerprint: str, partition_fingerprint: str) -> str:
-        """SHA-256 that names a run: its identity with the data and the partition it ran on."""
+        """Return the SHA-256 that names a run: of its identity, data and partition."""
         named = {"config": self.identity(), "data": data_fingerprint, "partition": partition_fingerprint}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
 def _check_claim(place: str, claim: Any, rows: Collection[str]) -> None:
-    """Refuse a claim of a form that nobody can judge; ``rows`` are those that a comparison may have."""
+    """Refuse an invalid claim; ``rows`` are the names of methods and variants."""
     if not isinstance(claim, Mapping) or not {"better", "than"} <= {*claim}:
         raise ConfigError(f"{place} = {shorten(claim)}: expected {{better: METHOD, than: METHOD or a list of them}}")
     for key in claim:

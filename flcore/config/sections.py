@@ -1,4 +1,4 @@
-"""The sections of a configuration that do not depend on a registry's entry: keys, defaults, ranges and meanings."""
+"""Configuration sections: keys, defaults, ranges and meanings that do not depend on a registry's entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flcore.data.imbalance import Imbalance
 from flcore.data.normalisation import Normalisation
 
 MOST_TSNE_CLIENTS = 4
-"""Models of one joint embedding, which have to share its points and its colours."""
+"""Largest number of models in one joint embedding, which share its points and colours."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DataConfig:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """Mean and standard deviation asked for; None: those of the dataset."""
+        """Configured mean and standard deviation; None: those of the dataset."""
         return None if self.mean is None or self.std is None else (self.mean, self.std)
 
 
@@ -75,7 +75,7 @@ class PartitionConfig:
 
     @property
     def imbalance(self) -> Imbalance | None:
-        """The long tail asked for."""
+        """Configured long tail, if any."""
         if self.imbalance_gamma is None:
             return None
         return Imbalance(self.imbalance_gamma, self.imbalance_profile, self.imbalance_permute_classes)
@@ -138,7 +138,7 @@ class FederationConfig:
     attack_scale: float = param(10.0, "s of sign_flip and scale", above=0)
 
     def __post_init__(self) -> None:
-        """Refuse two answers to who is poisoned."""
+        """Refuse contradictory or repeated poisoned clients."""
         if self.poisoned and self.poisoned_clients:
             raise ValueError("poisoned says how many and poisoned_clients who; set one of them")
         if len(set(self.poisoned_clients)) < len(self.poisoned_clients):
@@ -146,7 +146,7 @@ class FederationConfig:
 
     @property
     def simulates_poison(self) -> bool:
-        """Whether any client is poisoned."""
+        """True if any client is poisoned."""
         return self.poisoned > 0 or bool(self.poisoned_clients)
 
 
@@ -260,7 +260,7 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what is no choice of clients or classes."""
+        """Refuse empty, repeated or too many clients or classes."""
         for key, chosen in (("tsne_clients", self.tsne_clients), ("tsne_classes", self.tsne_classes)):
             if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
                 wrong = "a number stands twice" if chosen else "name at least one, or set it to null"
@@ -272,10 +272,10 @@ class EvaluationConfig:
             )
 
     def check_shown(self, num_clients: int, num_classes: int | None) -> None:
-        """Refuse clients and classes to show that there are not; ``num_classes`` None: only the data say how many.
+        """Refuse clients and classes that do not exist; ``num_classes`` None: unknown before data are read.
 
         Raises:
-            ConfigError: there are not so many.
+            ConfigError: a number is too large.
         """
         for key, chosen, count, cure in (
             ("tsne_clients", self.tsne_clients, num_clients, "clients, with ids"),
@@ -327,7 +327,7 @@ SHARED: Mapping[str, type | None] = {
     "model": ModelConfig,
     "method": None,
 }
-"""Sections with a ``name`` that chooses an entry of a registry → the keys that do not depend on it."""
+"""Sections with the ``name`` of a registry entry → their keys that do not depend on it."""
 
 DEFAULT_NAMES: Mapping[str, str] = {
     "data": "digits",
@@ -335,7 +335,7 @@ DEFAULT_NAMES: Mapping[str, str] = {
     "model": "fedgen_cnn",
     "method": "fedavg",
 }
-"""The entry of each that a configuration means which names none."""
+"""Default entries of these sections."""
 
 PLAIN: Mapping[str, type] = {
     "federation": FederationConfig,
@@ -346,13 +346,13 @@ PLAIN: Mapping[str, type] = {
     "tracking": TrackingConfig,
     "compare": CompareConfig,
 }
-"""Sections that are the same whatever is chosen."""
+"""Sections without a registry."""
 
 SECTIONS = ("seed", "plugins", *SHARED, *PLAIN)
 
 
 def own_keys(section: str) -> frozenset[str]:
-    """Keys of a named section that do not depend on the chosen entry, ``name`` included; empty for plain sections."""
+    """Return the keys of a named section that do not depend on its entry, with ``name``; empty for plain sections."""
     if section not in SHARED:
         return frozenset()
     common = SHARED[section]

@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet; each says what, where and what to do in one or two lines."""
+"""Errors for users: problem, place and remedy in one or two lines."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class Cure(StrEnum):
 
 
 MLOPS = "'protofl[mlops]'"
-"""What ``pip install`` is given for Prefect, MLflow, DVC and Optuna."""
+"""Requirement that installs Prefect, MLflow, DVC and Optuna."""
 
 
 class ProtoflError(Exception):
-    """Base of every error that is shown without a traceback."""
+    """Base of errors that are printed without a traceback."""
 
 
 class ConfigError(ProtoflError):
-    """A configuration key, value or combination that cannot be run; raised before any data are read."""
+    """An invalid configuration key, value or combination; raised before data are read."""
 
 
 class DataError(ProtoflError):
-    """Data that are missing, damaged, or cannot be divided as asked."""
+    """Data that are missing, damaged, or cannot be divided as configured."""
 
 
 class RunError(ProtoflError):
     """A run that started and failed; names the round, the client and the stage.
 
     Attributes:
-        details: the traceback of what caused it, for whoever looks for the fault; empty where the message is all.
+        details: traceback of the cause; may be empty.
     """
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -50,7 +50,7 @@ class RunError(ProtoflError):
 
 
 def listed(names: Iterable[object], most: int = 5) -> str:
-    """Names as a message has them: ``a, b and c``; of more than ``most`` the first ones and how many others."""
+    """Join names as ``a, b and c``; beyond ``most``, give the number of others."""
     shown = [str(name) for name in names]
     if len(shown) > most:
         shown[most - 1 :] = [f"{len(shown) - most + 1} others"]
@@ -58,10 +58,10 @@ def listed(names: Iterable[object], most: int = 5) -> str:
 
 
 def require(module: str, key: str, install: str) -> None:
-    """Refuse a configuration whose package is not installed; nothing is imported.
+    """Refuse a configuration that needs a missing package; import nothing.
 
     Args:
-        module: that will be imported. key: what asks for it, with its value. install: what ``pip install`` is given.
+        module: to be imported. key: configuration key with its value. install: argument of ``pip install``.
 
     Raises:
         ConfigError: names key and package.
@@ -71,7 +71,7 @@ def require(module: str, key: str, install: str) -> None:
 
 
 def require_accounting() -> None:
-    """Refuse noise where its privacy loss could not be computed at the end.
+    """Refuse noise if the package that computes its privacy loss is missing.
 
     Raises:
         ConfigError: as :func:`require`.

@@ -70,10 +70,10 @@ def source_file(module: str, sources: Mapping[str, bytes]) -> str | None:
 
 
 def refuse_edited(modules: Iterable[str] | None = None) -> None:
-    """Stop where the disk holds other sources of these modules than this process and its parent began with.
+    """Refuse to continue if the files of these modules have changed since this process or its parent started.
 
     Args:
-        modules: their names; those outside the package are not looked at. None: all of the package.
+        modules: their names; others than of the package are ignored. None: all of the package.
 
     Raises:
         EditedError: names the first file that was edited.
@@ -109,7 +109,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds modules of the package where Python does, and lets them be loaded from :data:`SOURCES`."""
+    """Find modules of the package as Python does, and load them from :data:`PACKAGE_SOURCES`."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:

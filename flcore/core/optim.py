@@ -1,7 +1,7 @@
-"""Optimiser steps over lists of tensors: element-wise, so one client or a stack of clients is the same code.
+"""Optimiser steps over lists of tensors, element-wise, for one client or a stack of clients.
 
-The arithmetic is PyTorch's (`torch.optim.SGD`, `torch.optim.Adam`), without the per-parameter Python loop that costs a
-small model a tenth of its step.
+The arithmetic is PyTorch's (`torch.optim.SGD`, `torch.optim.Adam`), without its Python loop over parameters, a tenth of
+a small model's step.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 
 
 class Optimizer(Protocol):
-    """Moves parameters in place; whoever holds it may set ``lr`` between two steps.
+    """Update parameters in place; ``lr`` may change between two steps.
 
-    Besides :meth:`step`, which keeps its memory to itself, the same step as a function of tensors alone, for who
-    compiles it or records it: :meth:`memory`, :meth:`rates`, :meth:`move`. Both agree to float32 rounding.
+    :meth:`memory`, :meth:`rates` and :meth:`move` make the same step as :meth:`step` from tensors alone, for
+    compilation. Both agree to float32 rounding.
     """
 
     lr: float
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """One step; ``grads`` may be overwritten."""
+        """Make one step; ``grads`` may be overwritten."""
 
     def keep(self, count: int) -> None:
-        """Of a stack [A, ...], only the first ``count`` clients go on."""
+        """Keep the state of the first ``count`` clients of a stack [A, ...]."""
 
     def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """What :meth:`move` has to remember before its first step, in tensors of the parameters' shapes."""
+        """Return the initial state for :meth:`move`, in tensors of the parameters' shapes."""
 
     def rates(self, steps: int) -> Tensor:
-        """Numbers that the first ``steps`` steps of :meth:`move` take, float32 [steps, n]."""
+        """Return the numbers that the first ``steps`` steps of :meth:`move` need, float32 [steps, n]."""
 
     def move(self, params: Sequence[Tensor], grads: Sequence[Tensor], memory: Sequence[Tensor], rates: Tensor) -> None:
-        """One step, in place of ``params`` and ``memory``; ``rates`` [n] is its row of :meth:`rates`."""
+        """Make one step in place of ``params`` and ``memory``; ``rates`` [n] is a row of :meth:`rates`."""
 
 
 @dataclass
@@ -63,16 +63,16 @@ class Sgd:
         torch._foreach_add_(params, grads, alpha=-self.lr)
 
     def keep(self, count: int) -> None:
-        """Drop the velocity of clients behind ``count``."""
+        """Keep the velocity of the first ``count`` clients."""
         if self._velocity is not None:
             self._velocity = [velocity[:count] for velocity in self._velocity]
 
     def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Velocities at 0, where there is momentum: the first one is then g, as in :meth:`step`."""
+        """Return zero velocities if there is momentum; the first is then g, as in :meth:`step`."""
         return [torch.zeros_like(param, requires_grad=False) for param in params] if self.momentum else []
 
     def rates(self, steps: int) -> Tensor:
-        """The learning rate, [steps, 1]."""
+        """Return the learning rate, [steps, 1]."""
         return torch.full((steps, 1), self.lr)
 
     @torch.no_grad()
@@ -88,8 +88,8 @@ class Sgd:
 class Adam:
     """Adam (Kingma and Ba, ICLR 2015) with L2 weight decay, which is added to the gradient (not decoupled as in AdamW).
 
-    ``fused`` takes PyTorch's fused kernel: same arithmetic, a quarter of the time for millions of weights. It is not
-    for stacks, whose members leave it one by one (:meth:`keep`).
+    ``fused`` takes PyTorch's fused kernel: same arithmetic, a quarter of the time for millions of weights; not for
+    stacks.
     """
 
     lr: float
@@ -122,7 +122,7 @@ class Adam:
         return None
 
     def _fused_step(self, params: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor]) -> None:
-        # Called as it is: `torch.optim.Adam(fused=True)` imports PyTorch's compiler at its first use: seconds.
+        # `torch.optim.Adam(fused=True)` imports PyTorch's compiler at its first use, which takes seconds.
         torch._fused_adam_(
             [param.detach() for param in params],
             list(grads),
@@ -140,17 +140,17 @@ class Adam:
         )
 
     def keep(self, count: int) -> None:
-        """Drop the moments of clients behind ``count``."""
+        """Keep the moments of the first ``count`` clients."""
         if self._first is not None and self._second is not None:
             self._first = [moment[:count] for moment in self._first]
             self._second = [moment[:count] for moment in self._second]
 
     def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Both moments at 0, those of all parameters behind one another."""
+        """Return zero first moments of all parameters, then zero second moments."""
         return [torch.zeros_like(param, requires_grad=False) for _ in range(2) for param in params]
 
     def rates(self, steps: int) -> Tensor:
-        """By step the learning rate over 1 - β1^t, and the root of 1 - β2^t, [steps, 2]."""
+        """Return lr / (1 - β1^t) and the root of 1 - β2^t by step, [steps, 2]."""
         one, two = self.betas
         counts = range(1, steps + 1)
         return torch.tensor([[self.lr / (1 - one**t), math.sqrt(1 - two**t)] for t in counts]).reshape(steps, 2)
@@ -166,7 +166,7 @@ class Adam:
             param.sub_(rates[0] * first / (second.sqrt() / rates[1] + self.epsilon))
 
     def state(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The memory that a later round goes on with: ``steps`` int64 [1], ``first/<name>`` and ``second/<name>``.
+        """Return the state for a later round: ``steps`` int64 [1], ``first/<name>`` and ``second/<name>``.
 
         Args:
             params: by name, in the order in which :meth:`step` gets them.
@@ -179,7 +179,7 @@ class Adam:
         return {"steps": torch.tensor([self._count], dtype=torch.int64)} | named
 
     def restore(self, params: Iterable[str], state: Mapping[str, Tensor]) -> Self:
-        """Go on with what :meth:`state` gave; ``params`` are the names in the order of :meth:`step`."""
+        """Restore a state from :meth:`state`; ``params`` are the names in the order of :meth:`step`."""
         names = list(params)
         self._count = int(state["steps"][0])
         self._first = [state[f"first/{name}"].clone() for name in names]
@@ -191,9 +191,9 @@ def clip_gradients(grads: list[Tensor], limit: float, *, stacked: bool) -> None:
     """Scale gradients in place to a global norm of at most ``limit``, as `torch.nn.utils.clip_grad_norm_` does.
 
     Args:
-        grads: of all parameters that move; with ``stacked`` each [A, ...], and every client has its own norm.
+        grads: of all trained parameters; with ``stacked`` each [A, ...].
         limit: largest norm.
-        stacked: whether a leading dimension counts clients.
+        stacked: the leading dimension counts clients; each client has its own norm.
     """
     start = 1 if stacked else 0
     squares = [grad.square().reshape(*grad.shape[:start], -1).sum(dim=start) for grad in grads]

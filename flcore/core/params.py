@@ -1,8 +1,7 @@
-"""Declaring parameters once: type, default, range, search range and meaning of every configuration value.
+"""Declare type, default, range, search range and meaning of every configuration value once.
 
-A section of the configuration, a method's hyper-parameters, a partitioner's arguments: each is a frozen dataclass whose
-fields are made with :func:`param`. That single declaration feeds validation (:func:`build`), the listings and
-documentation (:func:`declared`) and the search space of tuning.
+Sections, methods and partitioners are frozen dataclasses with :func:`param` fields. The declaration serves validation
+(:func:`build`), listings and documentation (:func:`declared`), and the search space of tuning.
 """
 
 from __future__ import annotations
@@ -25,29 +24,28 @@ from flcore.core.text import is_control, nearest, shorten, to_yaml, unknown_key
 from flcore.core.type_names import choices_of, type_name
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter  # imported when a configuration is read, for it takes as long as numpy
+    from pydantic import TypeAdapter  # imported late: it takes as long as numpy
 
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-"""Of whole numbers: what arrays, and other readers of a file, can hold."""
+"""Largest whole number: arrays and other readers of a file hold no larger one."""
 
 _declared: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()
 _validators: WeakKeyDictionary[type, TypeAdapter[dict[str, Any]]] = WeakKeyDictionary()
 
 
 SwappedParams = Callable[[int | None, int], float]
-"""A bound that depends on data and run: (number of classes, None where only the data say it; rounds) → number."""
+"""A bound that depends on data and run: (number of classes or None if unknown, rounds) → number."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What tuning explores: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``.
+    """Search range of tuning: numbers from ``low`` to ``high`` (``log``: on a logarithmic scale), or ``choices``.
 
     Attributes:
-        least: with choices, leaves out smaller ones.
-        when: of the section, such as a method: whether the parameter has an effect. It reads parameters of that section
-            alone, directly or by properties.
+        least: with choices, drops smaller ones.
+        when: returns whether the parameter has an effect, from the parameters of its section alone.
     """
 
     low: float | None = None
@@ -63,10 +61,10 @@ class Search:
             raise ValueError("a search range is either low and high, or choices")
 
     def in_numbers(self, classes: int | None, rounds: int) -> Search | None:
-        """The same without bounds that depend on data and run; None where nothing is left to explore.
+        """Return the range with its bounds as numbers; None if it is empty.
 
         Args:
-            classes: of the data; None where nobody knows before they are read. rounds: of the run.
+            classes: of the data; None if unknown before they are read. rounds: of the run.
         """
         if self.choices is not None:
             least = -math.inf if self.least is None else self.least(classes, rounds)
@@ -78,7 +76,7 @@ class Search:
         return dataclasses.replace(self, high=high) if high >= self.low else None
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values; a bound that depends on data and run is null."""
+        """Return the range as JSON values; a bound that depends on data and run is null."""
         entry: dict[str, Any] = {"log": self.log}
         if self.choices is not None:
             entry["choices"] = self.choices
@@ -89,7 +87,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Param:
-    """One declared parameter, as listings, documentation and tuning see it."""
+    """A declared parameter, for listings, documentation and tuning."""
 
     name: str
     type: str
@@ -105,7 +103,7 @@ class Param:
 
     @property
     def range(self) -> str:
-        """What is allowed, in words: ``one of a, b``, ``>= 0``, ``> 0 and <= 1`` or nothing; of a list, each."""
+        """Allowed values, or items of a list: ``one of a, b``, ``>= 0``, ``> 0 and <= 1``, or empty."""
         if self.choices is not None:
             return "one of " + ", ".join(to_yaml(choice) for choice in self.choices)
         bounds = ((">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below))
@@ -114,7 +112,7 @@ class Param:
         return " or ".join([limits, *words] if limits else words)
 
     def describe(self) -> dict[str, Any]:
-        """The parameter as plain JSON values: name, type, default, range, meaning and, where declared, search."""
+        """Return name, type, default, range, meaning and, if declared, search as JSON values."""
         entry: dict[str, Any] = {
             "name": self.name,
             "type": self.type,
@@ -138,15 +136,15 @@ def param(
     search: Search | None = None,
     switch: bool = False,
 ) -> Any:
-    """A dataclass field that carries its own documentation and limits.
+    """Make a dataclass field with documentation and limits.
 
     Args:
-        default: the value used when the configuration is silent.
-        help: one line that says what the value means, with its unit.
-        low: smallest allowed value, included. ``above``: likewise, excluded.
-        high: largest allowed value, included. ``below``: likewise, excluded.
-        search: the range that tuning explores, if tuning should touch this parameter at all.
-        switch: True for an on/off part of a method that an ablation turns off.
+        default: value if the configuration does not set it.
+        help: meaning in one line, with its unit.
+        low: smallest allowed value, included. ``above``: excluded.
+        high: largest allowed value, included. ``below``: excluded.
+        search: range of tuning; None: not tuned.
+        switch: True for a part of a method that an ablation turns off.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
     metadata = {"help": help, "search": search, "switch": switch, **limits}
@@ -156,7 +154,7 @@ def param(
 
 
 def declared(cls: type) -> tuple[Param, ...]:
-    """Every parameter declared by the dataclass ``cls``, in order of declaration."""
+    """Return the parameters of the dataclass ``cls``, in order of declaration."""
     if cls not in _declared:
         hints = typing.get_type_hints(cls)
         fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
@@ -176,7 +174,7 @@ def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
-    """Make the frozen dataclass ``cls`` from ``values``, checking names, types and ranges.
+    """Make the frozen dataclass ``cls`` from ``values``; check names, types and ranges.
 
     Args:
         cls: a dataclass whose fields were made with :func:`param`.
@@ -205,10 +203,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
 
 
 def validator(cls: type) -> TypeAdapter[dict[str, Any]]:
-    """Return what validates the parameters of ``cls`` with pydantic, and has their JSON Schema.
-
-    It is apart from ``cls``, which stays a plain dataclass for its author and costs nothing to import.
-    """
+    """Return the pydantic adapter for the parameters of ``cls``, which stays a plain dataclass without import cost."""
     import pydantic
     import typing_extensions
 
@@ -225,7 +220,7 @@ def validator(cls: type) -> TypeAdapter[dict[str, Any]]:
 
 
 def _strict(hint: Any, parameter: Param) -> Any:
-    """The annotation with what pydantic has to know besides: the limits of numbers, and which readings lose nothing."""
+    """Add limits of numbers and lossless conversions to an annotation for pydantic."""
     import pydantic
 
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -251,7 +246,7 @@ def _of_type(allowed: Collection[type], value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Text that YAML 1.1 does not take for a number, such as 1e-3; Python alone would also take 1_0, inf and nan."""
+    """Convert numbers that YAML 1.1 reads as text, such as 1e-3; pydantic would also accept 1_0, inf and nan."""
     is_number = isinstance(value, str) and re.fullmatch(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", value)
     return float(value) if is_number else value
 
@@ -269,7 +264,7 @@ _NOUNS = {"float": "a number", "int": "a whole number", "list of float": "number
 
 
 def _problem(cls: type, declaration: Param, value: Any, errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with a value, as pydantic says of each alternative of its type, and what is allowed."""
+    """Return the message for a value, from pydantic's errors for each alternative of its type."""
     for error in errors:
         if error["type"].startswith(("greater_than", "less_than", "finite_number")):
             limits = [declaration.range, "finite" if error["type"] == "finite_number" else ""]
@@ -285,7 +280,7 @@ def _problem(cls: type, declaration: Param, value: Any, errors: Sequence[Mapping
 
 
 def _is_quoted(cls: type, key: str, value: Any) -> bool:
-    """Whether a value is text that would do as a number or boolean if it had no quotes."""
+    """Return whether a value is a quoted number or boolean."""
     try:
         return isinstance(value, str) and bool(validator(cls).validate_python({key: json.loads(value)}))
     except (ValueError, RecursionError):
@@ -293,7 +288,7 @@ def _is_quoted(cls: type, key: str, value: Any) -> bool:
 
 
 def _nearest(declaration: Param, value: Any) -> str:
-    """What a misspelt choice, or one of a list, was probably meant to be; else nothing."""
+    """Return a suggestion for a misspelt choice, or an empty text."""
     choices = [choice for choice in declaration.choices or () if isinstance(choice, str)]
     wrong = [item for item in (value if isinstance(value, list | tuple) else [value]) if item not in choices]
     near = next(filter(None, (nearest(item, choices, cutoff=0.8) for item in wrong)), None)
@@ -301,7 +296,7 @@ def _nearest(declaration: Param, value: Any) -> str:
 
 
 def is_plain(value: Any, depth: int = 32) -> bool:
-    """Whether a value is made of what JSON has: mappings by text, lists, text, finite numbers, booleans, null."""
+    """Return whether a value has JSON types only: mappings by text, lists, text, finite numbers, booleans, null."""
     if depth == 0:
         return False
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Independent random streams from (seed, purpose, keys): randomness is an argument, never a global.
+"""Independent random streams from (seed, purpose, keys).
 
-A stream depends on what it is for and on nothing else, so that round 400 can be resumed without replaying 399 rounds, a
-client draws the same numbers on any worker, and a new consumer of randomness does not shift the others. Purposes are
-plain words; keys are the round, the client, the class, whatever tells two draws of the same purpose apart.
+A stream depends on nothing else: round 400 resumes without a replay of 399 rounds, a client draws the same numbers on
+any worker, and a new stream does not shift others. Keys, such as round, client and class, distinguish draws of one
+purpose.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedS
 
 
 def numpy_stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """A numpy generator for one purpose; ``keys`` (round, client, ...) are non-negative integers."""
+    """Return a numpy generator for one purpose; ``keys`` (round, client, ...) are non-negative integers."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, keys)))
 
 
 def torch_stream(seed: int, purpose: str, *keys: int, device: str = "cpu") -> torch.Generator:
-    """A torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers.
+    """Return a torch generator for one purpose; ``keys`` (round, client, ...) are non-negative integers.
 
-    Torch's CPU generator keeps 32 bits of its seed: among very many streams of a purpose two may coincide. That of
-    another ``device`` draws other numbers, the same on all devices of a model.
+    Torch's CPU generator keeps 32 bits of its seed: among very many streams two may coincide. Generators of other
+    devices draw other numbers.
     """
     state = _sequence(seed, purpose, keys).generate_state(1, np.uint64)[0]
     # Torch's seeds are signed 64-bit in some entry points; 63 bits are valid in all of them.
@@ -42,10 +42,9 @@ def torch_stream(seed: int, purpose: str, *keys: int, device: str = "cpu") -> to
 
 @contextmanager
 def seeded_globally(seed: int) -> Iterator[None]:
-    """PyTorch's global generator as a function of ``seed`` within the block; behind it, it is as it was.
+    """Seed PyTorch's global generator, which initialises modules, within the block; restore it afterwards.
 
-    Modules are initialised from that one, and from no other. It belongs to the process, so that a second thread waits
-    with its block until the first has left: otherwise each would take the other's numbers.
+    The generator belongs to the process, so one thread at a time enters the block.
     """
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

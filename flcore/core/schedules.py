@@ -1,4 +1,4 @@
-"""Values that change over rounds or steps: functions of how many have passed, counted from 0 as in the papers."""
+"""Schedules: values as functions of passed rounds or steps, counted from 0 as in the papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same always."""
+    """A constant value."""
 
     value: float
 
@@ -24,8 +24,8 @@ class Constant:
 class Exponential:
     """max(floor, initial · factor^⌊passed/every⌋).
 
-    With ``initial`` 0 it is 0 throughout: a weight configured as 0 is a term that is off, which no floor may revive
-    (fedpa.md section 4, baselines.md section 6).
+    With ``initial`` 0 it stays 0: the floor must not turn a disabled term on (fedpa.md section 4, baselines.md
+    section 6).
     """
 
     initial: float
@@ -34,7 +34,7 @@ class Exponential:
     every: int = 1
 
     def __call__(self, passed: int) -> float:
-        """The value after ``passed`` rounds or steps."""
+        """Return the value after ``passed`` rounds or steps."""
         return max(self.floor, self.initial * self.factor ** (passed // self.every)) if self.initial else 0.0
 
 
@@ -46,7 +46,7 @@ class LinearSchedule:
     total: int
 
     def __call__(self, passed: int) -> float:
-        """The value after ``passed`` rounds or steps."""
+        """Return the value after ``passed`` rounds or steps."""
         return self.initial * (1 - passed / self.total)
 
 
@@ -58,19 +58,19 @@ class Cosine:
     total: int
 
     def __call__(self, passed: int) -> float:
-        """The value after ``passed`` rounds or steps."""
+        """Return the value after ``passed`` rounds or steps."""
         return self.initial * 0.5 * (1 + math.cos(math.pi * passed / self.total))
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """initial · factor of the last border that has passed; ``pieces`` are (border, factor), ascending."""
+    """initial · factor of the last passed border; ``pieces`` are (border, factor), ascending."""
 
     initial: float
     pieces: tuple[tuple[int, float], ...]
 
     def __call__(self, passed: int) -> float:
-        """The value after ``passed`` rounds or steps."""
+        """Return the value after ``passed`` rounds or steps."""
         factor = 1.0
         for border, share in self.pieces:
             if passed >= border:

@@ -1,7 +1,4 @@
-"""How a message quotes what somebody gave, and what it says of words that nobody knows.
-
-Keys, values and names come from files and forms: whatever stands in them, a message stays a line that can be read.
-"""
+"""Quote keys, values and names from files safely in messages, and suggest known words for unknown ones."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 _LINES, _LINE = 6, 2000
-"""What a message may take, whatever is quoted in it; characters of a line."""
+"""Limits of a message: lines, and characters of a line."""
 
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Overrides of the direction of writing, by which a text can be shown as another."""
+"""Overrides of the writing direction, which can disguise a text."""
 
-_LONGEST_WORD = 100  # for which a similar one is looked for: that takes time with its length
+_LONGEST_WORD = 100  # characters; the search for similar words takes time
 
 
 class _Shortened(reprlib.Repr):
@@ -43,30 +40,30 @@ def shorten(value: Any, most: int = 200) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text with control characters and lone surrogates written out: it cannot steer a terminal, nor break a line."""
+    """Escape control characters and lone surrogates, so that a text cannot control a terminal or break a line."""
     return "".join(sign.encode("unicode_escape").decode() if is_control(sign) else sign for sign in text)
 
 
 def printable(text: str) -> str:
-    """Text as :func:`escaped` has it, with its line breaks and tabs."""
+    """Escape a text as :func:`escaped` does, except line breaks and tabs."""
     if text.isprintable():
         return text
     return "".join(sign if sign in "\n\t" else escaped(sign) for sign in text)
 
 
 def is_control(sign: str) -> bool:
-    """Whether a character steers what shows it (controls, line breaks, direction overrides), or is a lone surrogate."""
+    """Return whether a character is a control, line break, direction override or lone surrogate."""
     return unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") or sign in _DIRECTIONS
 
 
 def fit_to_print(message: str) -> str:
-    """A message with whatever is quoted in it: a few lines of bounded length, and no control characters."""
+    """Limit a message to a few lines of bounded length, without control characters."""
     lines = [escaped(line if len(line) <= _LINE else f"{line[: _LINE - 3]}...") for line in message.split("\n")]
     return "\n".join(lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "..."])
 
 
 def unknown_key(path: str, key: object, known: Iterable[str]) -> str:
-    """The message for a key nobody declared: names the nearest known key, or all of them."""
+    """Return the message for an unknown key, with the nearest known key and all allowed ones."""
     names = sorted(known)
     near = nearest(key, names)
     hint = f"did you mean {near!r}? " if near else ""
@@ -74,12 +71,12 @@ def unknown_key(path: str, key: object, known: Iterable[str]) -> str:
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that somebody probably meant; None where none is similar, or what they wrote is no word."""
+    """Return the most similar known word; None if none is similar or ``word`` is not text."""
     if not isinstance(word, str) or len(word) > _LONGEST_WORD:
         return None
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def to_yaml(value: Any) -> str:
-    """A value as YAML has it."""
+    """Return a value as YAML writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else shorten(value)

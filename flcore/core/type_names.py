@@ -1,4 +1,4 @@
-"""What the annotation of a parameter says to people: the name of its type, and the choices it leaves."""
+"""Type names and choices of parameters, from their annotations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def choices_of(hint: Any) -> tuple[Any, ...] | None:
-    """The values that a choice leaves; of a list, each; None where it is no choice."""
+    """Return the values of a ``Literal`` or a list of it; None for other types."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -22,7 +22,7 @@ def choices_of(hint: Any) -> tuple[Any, ...] | None:
 
 
 def type_name(hint: Any) -> str:
-    """A type in a few words: ``float or null``, ``list of int``."""
+    """Return a type's name: ``float or null``, ``list of int``."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0]).__name__
@@ -38,6 +38,6 @@ def type_name(hint: Any) -> str:
 
 
 def _words(hint: Any) -> str:
-    """Words that may stand instead of a value of another type, as they are: ``'median'``; else the type."""
+    """Return the quoted values of a ``Literal``: ``'median'``; else the type's name."""
     is_words = typing.get_origin(hint) is typing.Literal
     return " or ".join(map(repr, typing.get_args(hint))) if is_words else type_name(hint)

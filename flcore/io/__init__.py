@@ -1,1 +1,1 @@
-"""What is written to disk and what travels between server and clients."""
+"""Files, locks, records and messages."""

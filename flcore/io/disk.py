@@ -1,10 +1,7 @@
-"""The disk, one operation at a time: what `flcore` and `pipelines` change there, they change by these functions alone.
+"""Every operation that changes the disk. `flcore` and `pipelines` use no others.
 
-Each is one request to the operating system, or made of others that stand here. So the places at which a process can be
-killed, or the disk can be full, are countable, and `tests/crash` tries them all; a test of the architecture finds who
-goes past them. Whoever uses them writes ``disk.rename(...)``, so that a test can put its own in their place.
-
-:mod:`flcore.io.files` makes of them what is wanted mostly: a file that appears whole or not at all.
+Each is one request to the operating system, or a combination of these, so that `tests/crash` can stop a process at
+every one. Call them as ``disk.rename(...)``, so that tests can replace them. See also :mod:`flcore.io.files`.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ class LockFile(FileIO):
     """File that processes lock; closing it releases the lock.
 
     Attributes:
-        stand_in: the file that says who holds the lock, and its content, where the file system has no locks.
+        stand_in: the file that names the holder, and its content, on a file system without locks.
     """
 
     stand_in: tuple[Path, bytes] | None = None
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         held, self.stand_in = self.stand_in, None
         if held is not None:
             path, content = held
@@ -42,17 +39,17 @@ class LockFile(FileIO):
 
 
 def new_folder(path: Path) -> None:
-    """Make one folder; that it is there already is no error."""
+    """Make one folder; it may exist."""
     path.mkdir(exist_ok=True)
 
 
 def create(path: Path) -> BinaryIO:
-    """Open a file to be written, empty, whatever was in it."""
+    """Open a file for writing and empty it."""
     return cast(BinaryIO, path.open("wb"))
 
 
 def open_end(path: Path) -> BinaryIO:
-    """Open a file to be written behind its end; made where there is none."""
+    """Open a file for appending; make it if missing."""
     return cast(BinaryIO, path.open("ab"))
 
 
@@ -61,7 +58,7 @@ def create_new(path: Path, *, mode: int = 0o666) -> BinaryIO:
 
     Args:
         path: the file.
-        mode: its permissions, less those that the umask removes; 0o600: only this user can read it.
+        mode: its permissions, before the umask; 0o600: only this user can read it.
 
     Raises:
         FileExistsError: a file of this name exists.
@@ -70,29 +67,29 @@ def create_new(path: Path, *, mode: int = 0o666) -> BinaryIO:
 
 
 def open_lock(path: Path) -> LockFile:
-    """Open a file that is there to be locked (:mod:`flcore.io.locks`); nothing is ever written to it."""
+    """Open a file for locking (:mod:`flcore.io.locks`); it stays empty."""
     return LockFile(path, "w")
 
 
 def truncate(path: Path, length: int) -> None:
-    """Drop what lies behind the first ``length`` bytes of a file, and let that survive a power failure."""
+    """Cut a file to ``length`` bytes and sync it."""
     with named(path), path.open("rb+") as file:
         file.truncate(length)
         os.fsync(file.fileno())
 
 
 def sync(handle: int) -> None:
-    """Let the content of an open file, or of an open folder its names, survive a power failure."""
+    """Sync the content of an open file, or the names in an open folder, to survive a power failure."""
     os.fsync(handle)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file another name, replacing what has it, in one step; likewise a folder, where there is an empty one."""
+    """Rename a file and replace its target in one step; the target of a folder must be empty."""
     source.replace(target)
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name."""
+    """Make a hard link."""
     os.link(source, target)
 
 
@@ -108,15 +105,11 @@ def remove_folder(path: Path) -> None:
 
 # ---- made of these -----------------------------------------------------------------------------------------------
 
-_TIMES_REMOVED = 20  # by others in a row; more is something else
+_TIMES_REMOVED = 20
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing.
-
-    Another command may remove one of these meanwhile, which it has made to see whether that can be done
-    (:func:`try_to_remove_empty`); then it is made again.
-    """
+    """Make a folder and its missing parents; retry if another command removes one (:func:`try_to_remove_empty`)."""
     for _ in range(_TIMES_REMOVED):
         with suppress(FileNotFoundError, FileExistsError):
             _make_folder(path)
@@ -133,7 +126,7 @@ def _make_folder(path: Path) -> None:
 
 
 def empty_folder(path: Path) -> None:
-    """Remove all that lies in a folder, in order of names; the folder stays."""
+    """Remove the content of a folder, in order of names."""
     for entry in sorted(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(entry)
@@ -142,17 +135,14 @@ def empty_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all that lies in it; that there is none is no error."""
+    """Remove a folder and its content; it may be missing."""
     if path.is_dir():
         empty_folder(path)
         remove_folder(path)
 
 
 def try_to_remove(path: Path) -> None:
-    """Remove a file, or a folder with all that lies in it, that nobody will read again; what stays takes space alone.
-
-    Network file systems keep files that are mapped into memory somewhere.
-    """
+    """Remove a file or a folder with its content; ignore errors, such as a network file system's for mapped files."""
     with suppress(OSError):
         if path.is_dir():
             remove_tree(path)
@@ -161,7 +151,7 @@ def try_to_remove(path: Path) -> None:
 
 
 def try_to_remove_empty(path: Path) -> bool:
-    """Remove a folder in which nothing lies; whether it is gone."""
+    """Remove a folder if it is empty; return whether it was."""
     try:
         remove_folder(path)
     except OSError:
@@ -170,13 +160,13 @@ def try_to_remove_empty(path: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Let the names in a folder survive a power failure."""
+    """Sync the names in a folder, to survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with named(path):
             sync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems on which folders need no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not needed on this file system
             raise
     finally:
         os.close(handle)
@@ -184,7 +174,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Let errors of the system name the file: it does not say which one, where a write to an open file fails."""
+    """Add the file to system errors, which do not name it when a write to an open file fails."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,7 @@
-"""Reading and writing artefacts: JSON and safetensors, the same bytes for the same content, never half written.
+"""Read and write JSON and safetensors: the same bytes for the same content, never half written.
 
-Every file appears in one step (:func:`replace_file`), by operations of :mod:`flcore.io.disk`; what must survive a power
-failure as well is written ``durable``, or made so afterwards, many files at a time (:func:`make_durable`). No pickle is
-ever read.
-
-Whoever reads a run's JSON alone need not wait for torch: it is imported where arrays are read or written.
+Every file is replaced in one step (:func:`replace_file`). ``durable`` files also survive a power failure;
+:func:`make_durable` does that for many files at once. No pickle is read. torch is imported only for arrays.
 """
 
 from __future__ import annotations
@@ -58,12 +55,12 @@ _OURS = "protofl"
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
-    """Put a file in its place in one step, its folder included; a reader sees the old content or the new.
+    """Replace a file in one step, and make its folder; a reader sees the old content or the new.
 
     Args:
         path: the file.
         write: writes the content to an open file.
-        durable: also survive a power failure, from the moment this returns.
+        durable: survive a power failure after this returns.
     """
     disk.make_folder(path.parent)
     # In the same folder, because a rename is atomic within one file system only.
@@ -76,23 +73,23 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
                 disk.sync(file.fileno())
         disk.rename(temporary, path)
     except BaseException as error:
-        with suppress(OSError):  # what went wrong first is what has to be said
+        with suppress(OSError):  # report the first error
             disk.remove(temporary, missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(temporary):
-            raise OSError(error.errno, error.strerror, str(path)) from error  # by the name that people know
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
         disk.sync_folder(path.parent)
 
 
 def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int:
-    """Write behind the first ``at`` bytes of a file; what else lies there was left by a write that failed, and goes.
+    """Append to the first ``at`` bytes of a file, and discard the rest, which a failed write left.
 
     Args:
-        path: the file; made where there is none.
+        path: the file; made if missing.
         content: to be written.
         at: bytes that stay.
-        durable: also survive a power failure, from the moment this returns.
+        durable: survive a power failure after this returns.
 
     Returns:
         The file's length.
@@ -108,16 +105,16 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
 
 
 def remove_stale_temp(folder: Path, name: str | None = None) -> None:
-    """Remove what processes that were killed have left half written in a folder; in those below it nothing.
+    """Remove temporary files of killed processes from a folder, not from its subfolders.
 
-    Whether a process of another machine is alive is unknown: its file is removed after a day without a write.
+    Files of another machine's processes are removed after a day without a write.
 
     Args:
-        folder: need not be there.
-        name: of the file that was to be written; None: of any.
+        folder: may be missing.
+        name: of the file to be written; None: any.
     """
-    whose = "*" if name is None else glob.escape(name)
-    for path in sorted(folder.glob(f".{whose}.*.*.tmp")):
+    target = "*" if name is None else glob.escape(name)
+    for path in sorted(folder.glob(f".{target}.*.*.tmp")):
         host, number = path.name.split(".")[-4:-2]
         if number.isdigit() and (not is_alive(int(number)) if host == host_id() else _is_old(path)):
             disk.remove(path, missing_ok=True)
@@ -131,7 +128,7 @@ def _is_old(path: Path) -> bool:
 
 
 def make_durable(paths: Iterable[Path]) -> None:
-    """Let files that are there survive a power failure: their content, then their names, each folder once."""
+    """Sync the content of existing files, then their names, each folder once."""
     folders = set()
     for path in paths:
         with disk.named(path), path.open("rb") as file:
@@ -142,7 +139,7 @@ def make_durable(paths: Iterable[Path]) -> None:
 
 
 NOT_JSON = (ValueError, RecursionError)
-"""What reading JSON raises where it is none, or none that anybody meant: wrong signs, thousands of levels or digits."""
+"""Errors of reading invalid JSON, or JSON with thousands of levels or digits."""
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------------
@@ -155,10 +152,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False)
 
 
 def json_text(content: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
-    """Return ``content`` as JSON with sorted keys, on one line or indented; every reader of JSON accepts it.
-
-    JSON has no infinite numbers and no NaN: see :func:`finite`.
-    """
+    """Return ``content`` as standard JSON with sorted keys; :func:`finite` replaces infinite numbers and NaN."""
     try:
         return json.dumps(content, sort_keys=True, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # looking at each number before would take longer than writing it
@@ -167,10 +161,10 @@ def json_text(content: Any, *, indent: int | None = None, ensure_ascii: bool = T
 
 
 def finite(content: Any) -> Any:
-    """Return JSON values with null in place of every number that is infinite or NaN.
+    """Replace every infinite number and NaN by null.
 
-    An object then also has the key ``not_finite``, which maps the dotted names of these numbers to ``inf``, ``-inf`` or
-    ``nan``: a loss that has overflowed is not taken for one that a method does not have.
+    An object then gets the key ``not_finite``, which maps the dotted names of these numbers to ``inf``, ``-inf`` or
+    ``nan``, so that an overflowed loss differs from a missing one.
     """
     found: dict[str, str] = {}
 
@@ -189,7 +183,7 @@ def finite(content: Any) -> Any:
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Read the JSON object in ``path``.
 
     Raises:
         DataError: the file is missing, is not JSON or is not an object; the message ends with ``cure``.
@@ -206,7 +200,7 @@ def read_json(path: Path, cure: str) -> dict[str, Any]:
 
 
 def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str, Any]]:
-    """The JSON objects in ``path``, one a line; of a ``growing`` file without a last line that is not whole yet.
+    """Read JSON objects, one a line; ignore an incomplete last line of a ``growing`` file.
 
     Raises:
         DataError: the file is missing, or a line is no JSON object; the message ends with ``cure``.
@@ -236,7 +230,7 @@ def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """An array that is made a piece at a time: ``shape`` of the whole and its pieces along the first axis, in order."""
+    """An array written in pieces along the first axis; ``shape`` is that of the whole array."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -244,15 +238,15 @@ class Blocks:
 
 
 def given_path(text: str | os.PathLike[str]) -> Path:
-    """Return a path of a configuration with ``~`` replaced by the home folder, where there is one."""
+    """Return a path of a configuration with ``~`` replaced by the home folder, if there is one."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises
 
 
 def check_path(path: Path) -> Path:
-    """Return a path unchanged if safetensors can open it; call this before anything is computed for it.
+    """Return a path unchanged if safetensors can open it.
 
     Raises:
-        DataError: a name in it is no text in UTF-8.
+        DataError: a name in it is not UTF-8.
     """
     try:
         os.fspath(path).encode()
@@ -262,13 +256,12 @@ def check_path(path: Path) -> Path:
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Mapping[str, Any] | None = None) -> None:
-    """Write named arrays, and JSON values beside them, as safetensors; bytes depend on names and values only.
+    """Write named arrays and JSON values as safetensors; the bytes depend on names and values only.
 
-    They are the bytes that safetensors itself writes: it has no way to write a piece at a time, and none to write
-    tensors that share memory.
+    They equal those of the safetensors package, which can write neither pieces nor tensors that share memory.
 
     Raises:
-        DataError: a name in the path is no text in UTF-8.
+        DataError: a name in the path is not UTF-8.
         ValueError: the pieces of an array do not add up to its shape.
     """
     check_path(path)
@@ -299,7 +292,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Map
 
 
 def raw_values(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor's values, in C order; not copied where they lie so already."""
+    """Return the bytes of a tensor's values in C order, without a copy if possible."""
     import torch
 
     values = tensor.detach().cpu().contiguous()
@@ -309,7 +302,7 @@ def raw_values(tensor: Tensor) -> memoryview:
 
 
 def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor in the safetensors file ``path``, memory-mapped, and the JSON values beside them, if any.
+    """Return the tensors in a safetensors file, memory-mapped, and its JSON values.
 
     Raises:
         DataError: the file is missing, truncated or otherwise not one of ours; the message ends with ``cure``.
@@ -323,7 +316,7 @@ def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, An
             arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
-    # A type that torch does not have is an AttributeError or TypeError of safetensors, or a RuntimeError of torch.
+    # Types unknown to torch raise AttributeError, TypeError or RuntimeError.
     except (SafetensorError, OSError, AttributeError, TypeError, RuntimeError, *NOT_JSON) as error:
         raise DataError(f"{path}: damaged or not written by protofl ({shorten(str(error))}); {cure}") from error
     foreign = [name for name, tensor in arrays.items() if str(tensor.dtype) not in _TYPES]
@@ -334,26 +327,26 @@ def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
-    """What a fingerprint hashes for one array: name, type and shape, then the values in C order (not copied)."""
+    """Return the bytes of an array for a fingerprint: name, type and shape, then the values in C order (not copied)."""
     values = np.ascontiguousarray(array)
     header = json.dumps([name, values.dtype.str, list(values.shape)])
     return header.encode() + b"\n", values.data
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON values with a check sum of them, under the key ``check``."""
+    """Return JSON values with their check sum under the key ``check``."""
     plain = json.loads(json_text(content))  # as it will be read
     return {**plain, _CHECK: check_sum({}, plain)}
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What :func:`sealed` was given; None where that has changed since."""
+    """Return the values given to :func:`sealed`; None if they have changed."""
     rest = {key: value for key, value in content.items() if key != _CHECK}
     return rest if content.get(_CHECK) == check_sum({}, rest) else None
 
 
 def check_sum(arrays: Mapping[str, Tensor], values: Any) -> int:
-    """CRC-32 of named arrays (names, types, shapes, values) and JSON values: tells damage, not a forger."""
+    """Return the CRC-32 of named arrays (names, types, shapes, values) and JSON values, against damage, not forgery."""
     found = zlib.crc32(json.dumps(values, sort_keys=True).encode())
     for name, tensor in sorted(arrays.items()):
         described = json.dumps([name, str(tensor.dtype), list(tensor.shape)])

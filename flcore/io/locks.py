@@ -1,8 +1,7 @@
-"""One process at a time: locks that end with the process that holds them, however it ends.
+"""Locks between processes, released when their process ends.
 
-Where the file system has no locks, such as some network file systems, a file takes a lock's place: it is made if it is
-not there, says which process made it, and is removed with the lock. One that was left by a process of this machine
-that has ended is removed; one from another machine stays, and messages name it.
+On a file system without locks, as some network file systems are, a file ``.<name>.holder`` replaces the lock and names
+its process. If that ran on this machine and has ended, the file is removed; messages name one from another machine.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _said_without_locks: list[Path] = []
 
 
 def take_lock(file: disk.LockFile, *, wait: bool) -> bool:
-    """Lock an open file until it is closed or its process ends, however it ends.
+    """Lock an open file until it is closed or the process ends.
 
     Args:
-        file: what processes agree upon to lock.
-        wait: until another process lets go of it.
+        file: the file that processes agree to lock.
+        wait: until another process releases it.
 
     Returns:
-        False if another holds it and ``wait`` is False.
+        False if another process holds it and ``wait`` is False.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -85,9 +84,9 @@ def _make_stand_in(file: disk.LockFile, path: Path, wait: bool) -> bool:
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """A stand-in as it lies there, and what it says; empty while it is being written."""
+    """Return the content of a holder file and its fields; empty while it is being written."""
     content = b""
-    with suppress(OSError, ValueError):  # gone just now, or half written
+    with suppress(OSError, ValueError):  # removed just now, or half written
         content = path.read_bytes()
         said = json.loads(content)
         if isinstance(said, dict):
@@ -96,11 +95,11 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _removed_as_dead(path: Path) -> bool:
-    """Remove a stand-in whose process was one of this machine and has ended; whether it is gone."""
+    """Remove a holder file if its process ran on this machine and has ended; return whether the file is missing."""
     content, said = _read(path)
     if said.get("host_id") != host_id() or is_alive(int(said["process"]), said["began"]):
         return not path.exists()
-    # Of several processes that find it dead one gets it by its own name; another may have made a new one meanwhile.
+    # Only one process can rename it; another may have made a new one meanwhile.
     found = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
     with suppress(FileNotFoundError):
         disk.rename(path, found)
@@ -112,7 +111,7 @@ def _removed_as_dead(path: Path) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """Who holds a lock, where a stand-in says so; else nothing."""
+    """Return the holder of a lock for a message, if a file names it."""
     said = _read(path)[1]
     if not said:
         return f"; if none is, delete {path}" if path.exists() else ""
@@ -121,10 +120,10 @@ def _holder(path: Path) -> str:
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a folder for as long as this lasts; a process that ends, however, lets go of it.
+    """Keep other processes out of a run folder.
 
     Raises:
-        RunError: another process is at work there.
+        RunError: another process uses it.
     """
     disk.make_folder(directory)
     path = directory / ".running"
@@ -135,12 +134,12 @@ def run_lock(directory: Path) -> Iterator[None]:
                     f"{directory}: another process is at work on this run{_holder(_stand_in(path))}; wait for it or "
                     "end it, or choose another folder"
                 )
-            if not _is_at(file, path):  # its last holder has just removed it: whoever comes next makes a new one
+            if not _is_at(file, path):  # its last holder has just removed it: make a new one
                 continue
             try:
                 yield
             finally:
-                if _is_at(file, path):  # else the folder has another name by now, and this one may be another's lock
+                if _is_at(file, path):  # else the folder was renamed, and this file may be another's lock
                     disk.remove(path, missing_ok=True)
             return
 

@@ -1,9 +1,7 @@
-"""Typed payloads: what a server holds, what crosses the line, what a client remembers, and how many bytes that is.
+"""Typed payloads of server state, messages and client state, and their size in bytes.
 
-A *record* maps a name (``model``, ``prototypes``, ...) to a payload. Server state, broadcasts, replies and client
-memories are all records, so one piece of code stores, restores and measures them. A payload's arrays are its wire
-format: raw little-endian values in sorted order of their names; shapes, names and types are agreed beforehand (both
-ends know the model), so headers carry no bytes, as in evaluation.md section 3.
+The wire format of a payload is its arrays: raw little-endian values in sorted order of names. Server and client know
+shapes, names and types (both know the model), so headers count no bytes (evaluation.md section 3).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Size:
-    """A cost: ``scalars`` are floating-point values without BatchNorm statistics, ``bytes`` everything sent."""
+    """Size of a message: ``scalars`` are floating-point values without BatchNorm statistics; ``bytes`` are all."""
 
     scalars: int = 0
     bytes: int = 0
@@ -31,33 +29,32 @@ class Size:
 
 
 class Payload(ABC):
-    """One typed thing that can be held, sent, measured and stored. Tensors inside are never changed in place."""
+    """A typed value that is stored, sent and measured. Its tensors are never changed in place."""
 
     type_name: ClassVar[str]
 
     @abstractmethod
     def arrays(self) -> dict[str, Tensor]:
-        """The wire format: name to array. What is not in here does not reach the receiver."""
+        """Return the wire format, name to array; the receiver gets nothing else."""
 
     @classmethod
     @abstractmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Payload:
-        """The inverse of :meth:`arrays` with :meth:`header`."""
+        """Restore a payload from :meth:`arrays` and :meth:`header`."""
 
     def header(self) -> dict[str, Any]:
-        """What the receiver knows beforehand and needs to read the arrays (JSON values, not counted)."""
+        """Return JSON values that the receiver knows in advance and needs to read the arrays; they are not counted."""
         return {}
 
     def sizes(self) -> dict[str, Size]:
-        """Cost by kind; the kind is a suffix to the record's name, usually empty."""
+        """Return sizes by kind; a kind is a suffix of the record's name, usually empty."""
         return {"": _size(self.arrays().values())}
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no value is infinite or not a number.
+    """Return whether all values are finite.
 
-    A sum that is finite has finite summands, and takes a tenth of the time of looking at each; one that is not may
-    have overflowed.
+    A finite sum has finite summands, and takes a tenth of the time of a look at each; another sum may have overflowed.
     """
     return all(
         math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
@@ -67,10 +64,10 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def rows_finite(stacks: Iterable[Tensor]) -> list[bool]:
-    """Of each client of a stack whether no value is infinite or not a number; as :func:`all_finite`, all at once.
+    """Return for each client of a stack whether all its values are finite.
 
     Args:
-        stacks: [A, ...] each, at least one of them of floating point.
+        stacks: [A, ...] each; at least one has a floating-point type.
     """
     floating = [tensor.flatten(1) for tensor in stacks if tensor.is_floating_point()]
     found: list[bool] = torch.stack([torch.isfinite(tensor.sum(1)) for tensor in floating]).all(0).tolist()
@@ -88,7 +85,7 @@ def _size(tensors: Iterable[Tensor]) -> Size:
 
 @dataclass(frozen=True)
 class Weights(Payload):
-    """Parameters and buffers of a module by name; buffers (BatchNorm statistics) are counted as a kind of their own."""
+    """Parameters and buffers of a module by name; buffers (BatchNorm statistics) are counted separately."""
 
     type_name: ClassVar[str] = "weights"
     params: Mapping[str, Tensor]
@@ -101,7 +98,7 @@ class Weights(Payload):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Weights:
-        """Restore both groups in the order of the module, which the header keeps."""
+        """Restore both groups in the module's order, which the header has."""
         return cls(
             {name: arrays[f"params/{name}"] for name in header["params"]},
             {name: arrays[f"buffers/{name}"] for name in header["buffers"]},
@@ -112,11 +109,11 @@ class Weights(Payload):
         return {"params": list(self.params), "buffers": list(self.buffers)}
 
     def sizes(self) -> dict[str, Size]:
-        """Parameters under the record's name; buffers, which nobody trains, under ``<name>_buffers`` in bytes."""
+        """Return the size of parameters, and of buffers (bytes alone) under ``<name>_buffers``."""
         return self._sizes
 
     @cached_property
-    def _sizes(self) -> dict[str, Size]:  # of a broadcast every client of a round asks
+    def _sizes(self) -> dict[str, Size]:  # every client of a round asks for those of a broadcast
         sizes = {"": _size(self.params.values())} if self.params or not self.buffers else {}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
@@ -124,19 +121,19 @@ class Weights(Payload):
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """Parameters and buffers together, as a frozen model in a loss takes them."""
+        """Parameters and buffers together, for a frozen model in a loss."""
         return {**self.params, **self.buffers}
 
     def __add__(self, other: Weights) -> Weights:
-        """Add parameters; arithmetic leaves buffers out, which nobody trains."""
+        """Add parameters; arithmetic drops buffers, which are not trained."""
         return Weights({name: value + other.params[name] for name, value in self.params.items()})
 
     def __sub__(self, other: Weights) -> Weights:
-        """Subtract parameters; buffers are left out."""
+        """Subtract parameters; drop buffers."""
         return Weights({name: value - other.params[name] for name, value in self.params.items()})
 
     def __mul__(self, factor: float) -> Weights:
-        """Multiply parameters by a number; buffers are left out."""
+        """Multiply parameters by a number; drop buffers."""
         return Weights({name: factor * value for name, value in self.params.items()})
 
     __rmul__ = __mul__
@@ -150,7 +147,7 @@ class Weights(Payload):
 
     @property
     def num_parameters(self) -> int:
-        """Trainable scalars."""
+        """Number of trainable scalars."""
         return sum(tensor.numel() for tensor in self.params.values())
 
 
@@ -167,7 +164,7 @@ class Prototypes(Payload):
     present: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse shapes that do not belong together."""
+        """Refuse inconsistent shapes."""
         if (
             self.means.dtype != torch.float32
             or self.means.ndim != 2
@@ -178,7 +175,7 @@ class Prototypes(Payload):
             raise ValueError(f"prototypes need means float32 [K, d] and present bool [K], got {shapes}")
 
     def arrays(self) -> dict[str, Tensor]:
-        """Ids ``[k]`` int64 and rows ``[k, d]`` of the present classes."""
+        """Return ids ``[k]`` int64 and rows ``[k, d]`` of the present classes."""
         classes = self.present.nonzero().flatten()
         return {"classes": classes, "means": self.means.index_select(0, classes)}
 
@@ -193,12 +190,12 @@ class Prototypes(Payload):
         return cls(means, present)
 
     def header(self) -> dict[str, Any]:
-        """The number of classes K."""
+        """Return the number of classes K."""
         return {"num_classes": self.means.shape[0]}
 
     @classmethod
     def empty(cls, num_classes: int, feature_dim: int) -> Prototypes:
-        """No class has a prototype yet."""
+        """Return prototypes of no class."""
         return cls(torch.zeros(num_classes, feature_dim), torch.zeros(num_classes, dtype=torch.bool))
 
 
@@ -210,12 +207,12 @@ class Count(Payload):
     value: int
 
     def __post_init__(self) -> None:
-        """Refuse what no count can be."""
+        """Refuse negative values."""
         if self.value < 0:
             raise ValueError(f"a count cannot be negative, got {self.value}")
 
     def arrays(self) -> dict[str, Tensor]:
-        """The integer as int64 ``[1]``."""
+        """Return the integer as int64 ``[1]``."""
         return {"value": torch.tensor([self.value], dtype=torch.int64)}
 
     @classmethod
@@ -225,10 +222,7 @@ class Count(Payload):
 
 @dataclass(frozen=True)
 class TensorDict(Payload):
-    """Named arrays without a type of their own: label counts, virtual images, statistics, an optimiser's state.
-
-    All of them travel and are counted; integers cost bytes and no scalars.
-    """
+    """Named arrays: label counts, virtual images, statistics, an optimiser's state; integers count as bytes only."""
 
     type_name: ClassVar[str] = "arrays"
     named: Mapping[str, Tensor]
@@ -246,10 +240,9 @@ class TensorDict(Payload):
 
 @dataclass(frozen=True)
 class Mixtures(Payload):
-    """Mixtures of diagonal Gaussians of some classes, each with components of its own number (GFPL).
+    """Mixtures of diagonal Gaussians for some classes, with different numbers of components (GFPL).
 
-    Components of all classes stand behind one another: n·(2d + 1) scalars; class ids, numbers of components and, where
-    given, of samples are integers, 8 bytes each.
+    The components of all classes are concatenated: n·(2d + 1) scalars. Class ids and counts are integers of 8 bytes.
 
     Attributes:
         classes: int64 ``[k]``, ascending ids.
@@ -257,7 +250,7 @@ class Mixtures(Payload):
         weights: float32 ``[n]``.
         means: float32 ``[n, d]``.
         deviations: float32 ``[n, d]``, standard deviations, not variances.
-        counts: int64 ``[k]``, samples of each class; None where they are not told.
+        counts: int64 ``[k]``, samples of each class; None if they are not sent.
     """
 
     type_name: ClassVar[str] = "mixtures"
@@ -269,7 +262,7 @@ class Mixtures(Payload):
     counts: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what does not belong together."""
+        """Refuse inconsistent shapes and types."""
         integers = [value for value in (self.classes, self.components, self.counts) if value is not None]
         floats = (self.weights, self.means, self.deviations)
         right = (

@@ -1,10 +1,7 @@
-"""Records: payloads by name. One piece of code stores, restores and measures server state, messages and memories.
+"""Records: payloads by name, for server state, broadcasts, replies and client state.
 
-A record is read through *slots*, names that know the type of what stands there: ``server[MODEL]`` is a
-:class:`~flcore.io.messages.Weights`, for a reader, for mypy and at run time. Slots serve all four kinds of records
-(what the server holds, what goes down, what comes up, what a client keeps) alike, and a method that stands on another
-one adds slots of its own; a state class per method would do neither. A slot is a string, so a plain name finds the same
-payload.
+Keys know the type of their payload: ``server[MODEL]`` is a :class:`~flcore.io.messages.Weights`, for mypy and at run
+time. A key is a string, so a plain name finds the same payload.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ from flcore.io.twins import moved
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, TensorDict, Mixtures)}
 
 _CHECK = "check"
-"""In a file's header, the check sum of the rest of it."""
+"""Header key of a file's check sum."""
 
 P = TypeVar("P", bound=Payload)
 
 Payloads = Mapping[str, Payload]
-"""Payloads by name, as a method writes them down: ``{MODEL: weights, NUM_SAMPLES: Count(7)}``."""
+"""Payloads by name, such as ``{MODEL: weights, NUM_SAMPLES: Count(7)}``."""
 
 
 class Key(str, Generic[P]):
@@ -40,10 +37,10 @@ class Key(str, Generic[P]):
     kind: type[P]
 
     def __new__(cls, name: str, kind: type[P]) -> Self:
-        """A slot for payloads of type ``kind``, called ``name`` in files and in counts of bytes."""
-        slot = super().__new__(cls, name)
-        slot.kind = kind
-        return slot
+        """Make a key for payloads of type ``kind``; files and byte counts use ``name``."""
+        key = super().__new__(cls, name)
+        key.kind = kind
+        return key
 
 
 class Record(Mapping[str, Payload]):
@@ -55,7 +52,7 @@ class Record(Mapping[str, Payload]):
         """Keep the payloads.
 
         Raises:
-            TypeError: one is not of its slot's type.
+            TypeError: a payload has another type than its key.
         """
         given = {} if payloads is None else payloads
         for name, payload in given.items():
@@ -70,17 +67,17 @@ class Record(Mapping[str, Payload]):
     def __getitem__(self, key: str) -> Payload: ...
 
     def __getitem__(self, key: str) -> Any:
-        """The payload of a name; of a slot one of its type.
+        """Return the payload of a name or key.
 
         Raises:
-            KeyError: there is none. TypeError: it is of another type than the slot's.
+            KeyError: unknown name. TypeError: the payload has another type than the key.
         """
         payload = self._payloads[key]
         if isinstance(key, Key) and not isinstance(payload, key.kind):
             raise TypeError(f"{str(key)!r} is {payload.type_name}, expected {key.kind.type_name}")
         return payload
 
-    @overload  # type: ignore[override]  # narrower for slots, the same for names
+    @overload  # type: ignore[override]  # narrower for keys, the same for names
     def get(self, key: Key[P], /) -> P | None: ...
 
     @overload
@@ -90,7 +87,7 @@ class Record(Mapping[str, Payload]):
     def get(self, key: str, default: Any = None, /) -> Any: ...
 
     def get(self, key: str, default: Any = None, /) -> Any:
-        """The payload of a name or slot; ``default`` where there is none."""
+        """Return the payload of a name or key, or ``default``."""
         return self[key] if key in self._payloads else default
 
     def __iter__(self) -> Iterator[str]:
@@ -103,11 +100,11 @@ class Record(Mapping[str, Payload]):
         return f"Record({', '.join(f'{name}: {payload.type_name}' for name, payload in self.items())})"
 
     def __or__(self, more: Payloads) -> Record:
-        """This record with more, or other, payloads."""
+        """Return this record with added or replaced payloads."""
         return Record({**self._payloads, **Record(more)._payloads})
 
     def only(self, *names: str) -> Record:
-        """Those of the names that it has, in the order given."""
+        """Return the payloads with these names, in this order; ignore missing names."""
         return Record({name: self._payloads[name] for name in names if name in self._payloads})
 
     def without(self, *names: str) -> Record:
@@ -115,7 +112,7 @@ class Record(Mapping[str, Payload]):
 
 
 def on_device(record: Payloads, device: str) -> Record:
-    """A record with its tensors on a device; those that are there already are not copied."""
+    """Return a record with its tensors on a device; tensors already there are not copied."""
     found = record if isinstance(record, Record) else Record(record)
     if all(tensor.device.type == device for payload in found.values() for tensor in payload.arrays().values()):
         return found
@@ -143,10 +140,10 @@ def _in_row_major_order(payload: Payload) -> Payload:
 
 
 class SharedOnDevice:
-    """Copies of records on a device: a payload that several of them share is copied once, and shared there."""
+    """Copy records to a device; copy a payload that several records share once."""
 
     def __init__(self, device: str) -> None:
-        """Copy to ``device``; to the CPU nothing is copied, since that is where records come from."""
+        """Keep the device; records come from the CPU, so nothing is copied to it."""
         self._device = device
         self._copies: dict[int, tuple[Payload, Payload]] = {}
 
@@ -163,12 +160,12 @@ class SharedOnDevice:
 
 
 def payload_sizes(record: Payloads) -> dict[str, Size]:
-    """Cost of a message by kind (the record's names, and ``<name>_buffers`` for BatchNorm statistics)."""
+    """Return a message's size by kind: the record's names, and ``<name>_buffers`` for BatchNorm statistics."""
     return {str(name) + suffix: size for name, payload in record.items() for suffix, size in payload.sizes().items()}
 
 
 def serialise(record: Payloads) -> bytes:
-    """The message as it would travel; its length is what :func:`measure` counts."""
+    """Return the bytes of a message; their number equals the sizes of :func:`payload_sizes`."""
     flat = _flatten(record)
     return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
 
@@ -178,9 +175,9 @@ def _flatten(record: Payloads) -> dict[str, Tensor]:
 
 
 def pack_record(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
-    """A record on its way to another process: what describes it, and the values to be sent behind one another."""
+    """Return a description of a record and its values, to be sent to another process in this order."""
     arrays = _flatten(record)
-    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each begins where it may
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # aligned
     described = {
         "payloads": _kinds(record),
         "arrays": [[name, arrays[name].dtype, list(arrays[name].shape)] for name in order],
@@ -189,7 +186,7 @@ def pack_record(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
 
 
 def unpack_record(described: Mapping[str, Any], values: Tensor) -> Record:
-    """What :func:`packed` was given; its tensors are parts of the joined ``values``, uint8 [n]."""
+    """Restore a record from :func:`pack_record`; its tensors are views of the joined ``values``, uint8 [n]."""
     arrays, begin = {}, 0
     for name, dtype, shape in described["arrays"]:
         end = begin + dtype.itemsize * math.prod(shape)
@@ -199,7 +196,7 @@ def unpack_record(described: Mapping[str, Any], values: Tensor) -> Record:
 
 
 def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memoryview]]:
-    """Several records as :func:`packed` one; a payload that they share is there once."""
+    """Pack several records as :func:`pack_record` does; a shared payload is packed once."""
     shared = {id(payload): payload for record in records for payload in record.values()}
     number = {key: str(place) for place, key in enumerate(shared)}
     described, values = pack_record({number[key]: payload for key, payload in shared.items()})
@@ -208,9 +205,9 @@ def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[m
 
 
 def unpacked_together(described: Mapping[str, Any], values: Tensor) -> list[Record]:
-    """Return what :func:`packed_together` was given; what was shared is shared.
+    """Restore the records of :func:`packed_together`, with shared payloads.
 
-    Tensors are copies, each where memory is aligned: last bits of sums depend on that.
+    Tensors are copied to aligned memory, because last bits of sums depend on alignment.
     """
     shared = Record({name: _aligned(payload) for name, payload in unpack_record(described, values).items()})
     return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
@@ -234,16 +231,14 @@ def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
 
 
 def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None) -> None:
-    """Write a record, with JSON values beside it, to one safetensors file, all or nothing.
+    """Write a record and JSON values to one safetensors file, in one step, with a check sum in its header.
 
-    Payloads may share tensors; what is shared is written more than once.
-
-    A check sum of all of it goes into the header: a flipped bit of a weight would train on, to another result.
+    Tensors that payloads share are written repeatedly.
 
     Args:
         path: the file.
-        record: what to store.
-        extra: JSON values kept in the file's header.
+        record: the payloads.
+        extra: JSON values for the header.
     """
     header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
     arrays = _flatten(record)
@@ -264,6 +259,6 @@ def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[s
         raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
         return _restored(arrays, header["payloads"]), header["extra"]
-    # What payloads raise that are made of what does not belong together; of tensors torch's own RuntimeError.
+    # Errors of payloads with inconsistent arrays.
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
         raise DataError(f"{path}: not a record of protofl ({shorten(repr(error))}); {cure}") from error

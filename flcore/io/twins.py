@@ -1,8 +1,7 @@
-"""Tensors that have left a device: a copy on the CPU and what it was copied from know each other.
+"""Pair a device's tensors with their copies on the CPU.
 
-A stack of clients leaves a GPU at once, in one copy per tensor; a thousand copies of rows, each of which the host waits
-for, take longer than the training. Whoever then asks for one client's tensor on the CPU is given its row of the copy,
-and who folds rows of copies may fold those on the device.
+A stack of clients is copied from a GPU at once, one copy per tensor; a thousand copies of rows, each a synchronisation,
+take longer than the training. One client's tensor on the CPU is then a row of the copy.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from torch import Tensor
 _TWIN = "protofl_twin"  # the attribute
 
 _MOST_PINNED = 2**30
-"""Bytes that are copied through memory which the device writes to directly."""
+"""Largest copy through pinned memory, in bytes."""
 
 
 def on_the_cpu(stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of a device's tensors, whole when this returns; tensors of the CPU are not copied."""
+    """Return finished copies of a device's tensors; tensors of the CPU are not copied."""
     pinned = sum(tensor.nbytes for tensor in stacks.values()) <= _MOST_PINNED
     found: dict[str, Tensor] = {}
     for name, tensor in stacks.items():
@@ -35,20 +34,20 @@ def on_the_cpu(stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pair(there: Tensor, here: Tensor) -> None:
-    """Have a device's tensor and its copy know each other; the copy lives as long as the device's, not the reverse."""
+    """Pair a device's tensor with its copy; the copy lives at least as long as the device's tensor."""
     setattr(there, _TWIN, here)
     setattr(here, _TWIN, weakref.ref(there))
 
 
 def twin(tensor: Tensor) -> Tensor | None:
-    """The other one of a pair; None where there is none any more."""
+    """Return the other tensor of a pair; None if there is none."""
     known = getattr(tensor, _TWIN, None)
     found: Tensor | None = known() if isinstance(known, weakref.ref) else known
     return found
 
 
 def moved(tensor: Tensor, device: str) -> Tensor:
-    """The tensor on a device, as its twin where that is there."""
+    """Return the tensor on a device; take its twin if that is there."""
     if tensor.device.type == device:
         return tensor
     known = twin(tensor)

@@ -1,4 +1,4 @@
-"""Where this machine keeps what any run of the user may need again: measurements of the engine, compiled steps."""
+"""The user's cache folder: engine measurements and compiled steps that all runs share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ VARIABLE = "XDG_CACHE_HOME"
 
 
 def user_cache() -> Path:
-    """``protofl`` in the user's cache folder.
+    """Return ``protofl`` in the user's cache folder.
 
     Raises:
-        ConfigError: nobody says where that is, and the user has no home.
+        ConfigError: the variable is unset and the user has no home folder.
     """
     named = os.environ.get(VARIABLE)
     if named:
