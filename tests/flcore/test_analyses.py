@@ -271,6 +271,7 @@ def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -
     assert result.notes
 
 
+@pytest.mark.slow
 def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -> None:
     """Unit vectors of the projection's length, of the images that :func:`tsne` shows."""
     changes = {"method__name": "gfpl", "method__projection_dim": 12}
@@ -495,6 +496,7 @@ def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
     assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6
 
 
+@pytest.mark.slow
 def test_generator_distances(lab: Any, tmp_path: Any) -> None:
     """Means of classes lie 100·√2 = 141.4 apart. Within a class: mean of |x - y| for x, y ~ N(0, I₈): √2·√2·Γ(4.5)/Γ(4)
     = 2·11.632/6 = 3.877. The noise is the same each time, whatever the run's seed.

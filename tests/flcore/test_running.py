@@ -132,6 +132,7 @@ print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
             assert path.read_bytes() == (tmp_path / "staged" / shared / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_script_asks_for_workers_as_it_is(finished: Path, tmp_path: Path) -> None:
     """Without a guard around the call, and with a name beside it that workers must not import."""
     script = tmp_path / "script.py"

@@ -26,6 +26,7 @@ from flcore.config.sections import PLAIN, SHARED
 from flcore.core.errors import ProtoflError
 from flcore.core.params import Param, declared
 from pipelines.cli.app import main
+from tests.cases import quick
 
 TINY = {
     "data.name": "digits",
@@ -397,7 +398,7 @@ def _every(cases: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], 
     one()
 
 
-@pytest.mark.parametrize("typed", FOUND, ids=range(len(FOUND)))
+@pytest.mark.parametrize("typed", quick(FOUND, 8), ids=range(len(FOUND)))
 def test_what_was_found(typed: Typed, place: Callable[[], Path]) -> None:
     assert problem_of_command(typed, place()) is None
 

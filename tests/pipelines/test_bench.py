@@ -490,6 +490,7 @@ def test_peers_have_our_torch_and_a_folder_for_what_they_hold(tmp_path: Path, mo
         assert all("==" in requirement for requirement in peer.requirements)
 
 
+@pytest.mark.slow
 def test_peers_see_only_what_runs_there(tmp_path: Path) -> None:
     copied = {path.relative_to(tmp_path).as_posix() for path in copy_scripts(tmp_path).rglob("*.py")}
     assert {f"{peer.module.replace('.', '/')}.py" for peer in PEERS.values()} < copied

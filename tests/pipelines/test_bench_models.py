@@ -78,12 +78,12 @@ def test_the_bare_loop_says_what_its_rounds_took(capsys: pytest.CaptureFixture[s
 
 
 def test_a_model_whose_dropout_is_not_known_is_refused() -> None:
-    MODELS.add("another_cnn", MODELS["fedproto_cnn"])
+    MODELS.added["another_cnn"] = MODELS["fedproto_cnn"]
     try:
         with pytest.raises(ValueError, match="another_cnn: where its dropout stands"):
             plain_model("another_cnn", (1, 28, 28))
     finally:
-        MODELS.remove("another_cnn")
+        MODELS.added.pop("another_cnn")
 
 
 def test_an_unknown_model_is_refused_before_anything_is_measured(

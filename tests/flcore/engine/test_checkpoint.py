@@ -32,10 +32,11 @@ from flcore.io.files import sealed
 from flcore.io.messages import Count, Size, TensorDict
 from flcore.io.records import Record, save_record
 from flcore.methods.fedavg import FedAvg
+from tests.cases import quick
 
 
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
-@pytest.mark.parametrize("durability", ["reply", "leg"])
+@pytest.mark.parametrize("durability", quick(["reply", "leg"], 1))
 def test_stopped_at_every_operation_on_the_disk(
     lab: Any, stops: Any, durability: str, after: bool, tmp_path: Path
 ) -> None:
@@ -170,10 +171,10 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
 
 @pytest.mark.parametrize("case", ["fedproto"])
 def test_killed_at_random_moments(lab: Any, case: str, tmp_path: Path) -> None:
-    """A real process, killed five times and started again until it is done, ends with the same bytes."""
-    changes = {**KILLABLE[case], "federation": {"rounds": 30, "participation": 0.75}}
-    kills, _ = killed_and_resumed(lab, lab.mapping(**changes), 0.2, 5, tmp_path)
-    assert kills == 5
+    """A real process, killed three times and started again until it is done, ends with the same bytes."""
+    changes = {**KILLABLE[case], "federation": {"rounds": 20, "participation": 0.75}}
+    kills, _ = killed_and_resumed(lab, lab.mapping(**changes), 0.2, 3, tmp_path)
+    assert kills == 3
     assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
 
 
@@ -290,17 +291,20 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damaged", "content"),
-    [
-        ("state.json", b'{"round": 3, "ser'),
-        ("state.json", None),
-        ("state.json", "timing.jsonl"),
-        ("history.jsonl", None),
-        ("history.jsonl", b'{"round": 1}\n{"rou'),
-        ("timing.jsonl", b""),
-        ("server.0003.safetensors", b"short"),
-        ("clients/0002.0003.safetensors", b"short"),
-        ("clients/0002.0003.safetensors", None),
-    ],
+    quick(
+        [
+            ("server.0003.safetensors", b"short"),
+            ("history.jsonl", None),
+            ("clients/0002.0003.safetensors", b"short"),
+            ("state.json", b'{"round": 3, "ser'),
+            ("state.json", None),
+            ("state.json", "timing.jsonl"),
+            ("history.jsonl", b'{"round": 1}\n{"rou'),
+            ("timing.jsonl", b""),
+            ("clients/0002.0003.safetensors", None),
+        ],
+        3,
+    ),
 )
 def test_a_damaged_checkpoint_is_refused_with_the_cure(
     lab: Any, damaged: str, content: bytes | str | None, tmp_path: Path
@@ -625,7 +629,7 @@ class Power:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
-@pytest.mark.parametrize("lost", ["contents", "names", "nothing"])
+@pytest.mark.parametrize("lost", quick(["contents", "names", "nothing"], 1))
 def test_a_power_failure_takes_what_nobody_waited_for(
     lab: Any, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -739,6 +743,7 @@ def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: 
     assert found["leg"] == [[], [f"{client:04d}.0001.safetensors" for client in range(4)]]
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_while_a_damaged_run_is_thrown_away(lab: Any, stops: Any, tmp_path: Path) -> None:
     """Stopped at any moment, the same command (with ``restart``) ends with the same bytes."""
     experiment = lab.experiment(spec=lab.ToySpec(), federation__rounds=1)

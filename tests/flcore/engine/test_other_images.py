@@ -14,6 +14,7 @@ from flcore.io.messages import Weights
 from flcore.math.losses.basic import cross_entropy
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs
+from tests.cases import quick
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def distance(one: Weights, other: Weights) -> float:
 # A width of 16 is that of a whole batch (a mask of the wrong images would fit), 24 is more and 7 less.
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("width", [16, 24, 7])
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"], 1))
 def test_stacked_and_serial_clients_learn_the_same_from_them(lab: Any, model: str, width: int, joint: bool) -> None:
     trained = []
     for stack in (False, True):

@@ -140,6 +140,7 @@ def test_at_its_defaults_a_run_keeps_its_name() -> None:
     assert Config.from_mapping({"aggregation": {"clip": 2}}).identity()["aggregation"] == {"clip": 2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME)
 def test_the_same_bytes_in_a_pool(lab: Any, case: str, tmp_path: Path) -> None:
     changes = CASES[case]

@@ -30,7 +30,7 @@ def test_who_scores_changes_no_byte(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Two workers answer parts of every scoring, a batch of seven images or a client at a time."""
-    changes |= {"evaluation__batch_size": 7, "federation__rounds": 2}
+    changes |= {"evaluation__batch_size": 7, "federation__rounds": 1}
     inline = lab.run(lab.experiment(**changes), tmp_path / "inline")
     parts: list[int] = []
     score = PoolExecutor.score
@@ -46,6 +46,7 @@ def test_who_scores_changes_no_byte(
     assert max(parts) >= 4
 
 
+@pytest.mark.slow
 def test_little_is_scored_where_it_is(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty images: handing them to workers would cost more than it saves."""
     monkeypatch.setattr(PoolExecutor, "score", lambda *_: pytest.fail("workers were asked"))

@@ -14,6 +14,7 @@ from flcore.core.errors import ConfigError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.io.records import serialise
 from flcore.methods import METHODS
+from tests.cases import quick
 
 
 def test_the_fold_comes_first(lab: Any, tmp_path: Path) -> None:
@@ -35,6 +36,7 @@ def test_momentum_of_nothing_is_fedavg(lab: Any, tmp_path: Path) -> None:
     assert serialise({"model": found}) == serialise({"model": plain})
 
 
+@pytest.mark.slow
 def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, tmp_path: Path) -> None:
     """In round 2, with the state of round 1 on disk: the same bytes, in a pool too."""
 
@@ -62,7 +64,10 @@ def test_stacked_it_is_the_same_to_rounding(lab: Any, distance: Any, tmp_path: P
     assert distance(serial.state.server, stacked.state.server) < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if "weights" in cls().aggregates])
+FOLDING = [name for name, cls in METHODS.items() if "weights" in cls().aggregates]
+
+
+@pytest.mark.parametrize("name", quick(FOLDING, ("fedavg", "fedpg", "gfpl", "fednova")))
 def test_every_stage_that_folds_weights_takes_the_step(lab: Any, name: str, tmp_path: Path) -> None:
     """At a tiny rate the model hardly leaves the place where it began."""
     if METHODS[name].data_scope == "union":

@@ -49,6 +49,7 @@ def test_the_decoder_makes_images_of_every_size(shape: tuple[int, int, int]) -> 
     assert float(images.min()) >= 0 and float(images.max()) <= 1
 
 
+@pytest.mark.slow
 def test_the_decoder_learns_to_tell_images_apart() -> None:
     """Feature +1: a white image, -1: a black one; a constant answer has an error of at least 0.25.
 

@@ -34,7 +34,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("fedavg", "fedproto", "fedpg", "protolda")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_rounds_elsewhere(lab: Any, elsewhere: str, case: str, tmp_path: Path) -> None:
     """The arithmetic there is the CPU's: server, memories and figures are those of a run on the CPU, to the bit."""
     changes: dict[str, Any] = {"federation": {"rounds": 2, "participation": 0.5}, "local": {"lr": 0.01, "steps": 1}}

@@ -131,6 +131,7 @@ def test_what_is_calibrated_for_the_mean_does_not_go_down_with_the_last_model(la
         assert torch.equal(sent.params["head.weight"], server[down].params["head.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
 def test_as_a_base_in_a_stack(lab: Any, name: str, tmp_path: Any) -> None:
     """Two rounds, in the second of which FedCSPC's alignment passes the probe too: as one after the other, 1e-3."""

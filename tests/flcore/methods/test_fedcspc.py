@@ -75,6 +75,7 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     assert [r["top1_global"] for r in run.history] == [r["top1_global"] for r in expected.history]
 
 
+@pytest.mark.slow
 def test_without_feedback_and_alignment_the_uncalibrated_model_is_fedavg(lab: Any, tmp_path: Any) -> None:
     """Section 11."""
     expected = lab.run(lab.experiment(model=CSPC), tmp_path / "fedavg")

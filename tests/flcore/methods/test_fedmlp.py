@@ -22,6 +22,7 @@ from flcore.io.records import Record
 from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes, nearest_prototype
 from flcore.methods.types import Batch, Exchange, Metrics, Replies, RoundContext
 from flcore.models.view import ModuleView
+from tests.cases import quick
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}
 BATCHNORM = {"name": "fedgen_cnn", "feature_dim": 8}
@@ -522,7 +523,7 @@ def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
 # ---- limit cases -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", quick(SCHEDULES, 1))
 @pytest.mark.parametrize("options", [OFF, {"use_prototypes": False, "use_memory": False, "use_semantic": False}])
 def test_without_its_terms_it_is_fedavg(
     lab: Any, stream: Any, streams: Partition, schedule: str, options: Any, tmp_path: Any

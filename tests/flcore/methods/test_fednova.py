@@ -10,6 +10,7 @@ import torch
 
 from flcore.core.errors import ConfigError
 from flcore.methods.fednova import effective_steps
+from tests.cases import quick
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_round_by_hand(lab: Any, tmp_path: Path) -> None:
     assert run.history[0]["bytes_down"] == {"model": 48}
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", quick([0.9, 0.0], 1))
 @pytest.mark.parametrize(("mu", "other"), [(0.0, {"name": "fedavg"}), (0.1, {"name": "fedprox", "mu": 0.1})])
 def test_with_equal_steps_it_is_fedavg_to_the_bit(
     lab: Any, mu: float, other: dict[str, Any], momentum: float, tmp_path: Path

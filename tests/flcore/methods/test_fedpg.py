@@ -26,6 +26,7 @@ from flcore.methods.fedpg import TARGETS, FedPG, aggregate_supports
 from flcore.methods.kit.image_generator import IMAGE_GENERATOR
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, NUM_SAMPLES, PROTOTYPES, Replies, RoundContext
+from tests.cases import quick
 
 SMALL = {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8}
 
@@ -322,7 +323,7 @@ def test_a_generator_that_diverges_is_named(lab: Any) -> None:
 # ---- limit cases ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedproto_cnn", "fedgen_cnn"], 1))
 def test_what_equals_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
     """Fact 10: with w_v = λ_c = 0 to the bit, and nothing of D' is sent, while the generator is trained all the same.
 
@@ -525,6 +526,7 @@ def test_the_sheet(lab: Any) -> None:
 # ---- does it do what it is for -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any) -> None:
     """Fact 14: the extractor of four FedAvg rounds, 2 classes per client; P from 8 of 10 classes; lr 1e-3, 100 steps.
 

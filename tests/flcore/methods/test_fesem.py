@@ -264,7 +264,8 @@ def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
     assert lab.same(run.state.server[centre_slot(0)], expected.state.server["model"])
     assert lab.same(experiment.method.global_model(run.state.server), expected.state.server["model"])
     for found, wanted in zip(run.history, expected.history, strict=True):
-        assert {key: found[key] for key in wanted} == wanted
+        shared = wanted.keys() - {"bytes_eval_down"}  # centres travel to be scored
+        assert {key: found[key] for key in shared} == {key: wanted[key] for key in shared}
 
 
 def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> None:

@@ -32,6 +32,7 @@ from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
 from flcore.models.network import Network
 from flcore.models.view import ModuleView
+from tests.cases import quick
 
 EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}
 
@@ -527,7 +528,7 @@ OFF = {
 
 
 @pytest.mark.parametrize("off", OFF)
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedproto_cnn", "fedgen_cnn"], 1))
 def test_without_both_parts_it_is_local_training(lab: Any, off: str, model: str, tmp_path: Path) -> None:
     """Fact 11: to the bit, names of the weights included."""
     local = lab.run(lab.experiment(method__name="local", model={"name": model}), tmp_path / "local")
@@ -554,6 +555,7 @@ def test_parts_can_be_switched_off_alone(lab: Any, tmp_path: Path) -> None:
     assert set(run.history[-1]["alternatives"]) == {"own_classes", "etf_head", "sum_head"}
 
 
+@pytest.mark.slow
 def test_before_the_first_exchange_it_is_the_method_without_exchanges(lab: Any, tmp_path: Path) -> None:
     """Three rounds, exchange in round 3: two rounds agree to the bit, and so do the models before the retraining."""
     changes = {"model": {"name": "fedproto_cnn"}, "local": {"lr": 0.05, "batch_size": 4}}

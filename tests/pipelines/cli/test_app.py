@@ -437,6 +437,7 @@ sys.exit(entry.main())
     assert (done.returncode, done.stderr.count("\n")) == (130, 1)
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_any_more_ends_no_run(empty_folder: Path) -> None:
     """Its reader goes after the first of the many lines of two runs side by side; one of them fails, which is kept."""
     said = f"compare {SMALL} --variant bad=local,local.lr=1e30 --methods fedavg,bad --seeds 0 --out all"

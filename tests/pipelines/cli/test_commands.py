@@ -26,6 +26,7 @@ from pipelines.orchestration import services
 from pipelines.runs.standard_error import COMMANDS
 from pipelines.stages import commands as stages
 from pipelines.tuning.asked import Asked
+from tests.cases import quick
 
 TINY = (
     "data.limit_per_class=20",
@@ -387,12 +388,18 @@ def test_a_server_that_does_not_answer_is_seen_by_the_exit_code(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("claim", "said"),
-    [
-        ("{better: fedprox, than: fedavg, metric: nosuch}", "compare.claims.ours: metric nosuch"),
-        ("{better: fedavg, than: [fedprox, moon]}", "compare.claims.ours.moon: moon is not compared; one of fedavg, "),
-        ("{better: fedavg (tuned), than: fedprox}", "compare.claims.ours: fedavg (tuned) is not compared"),
-        ("{better: local, than: fedavg, metric: top1_global}", "metric top1_global: local has no global model"),
-    ],
+    quick(
+        [
+            ("{better: fedprox, than: fedavg, metric: nosuch}", "compare.claims.ours: metric nosuch"),
+            (
+                "{better: fedavg, than: [fedprox, moon]}",
+                "compare.claims.ours.moon: moon is not compared; one of fedavg, ",
+            ),
+            ("{better: fedavg (tuned), than: fedprox}", "compare.claims.ours: fedavg (tuned) is not compared"),
+            ("{better: local, than: fedavg, metric: top1_global}", "metric top1_global: local has no global model"),
+        ],
+        1,
+    ),
 )
 def test_a_claim_that_no_run_could_decide_is_refused_before_any_begins(
     claim: str, said: str, capsys: pytest.CaptureFixture[str], empty_folder: Path

@@ -103,6 +103,7 @@ def test_nothing_is_written(bare_folder: Path) -> None:
     assert list(bare_folder.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git on this machine")
 def test_a_repository_is_recognised(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the code, whose commit runs record, wherever the command is typed."""
@@ -177,6 +178,7 @@ def test_a_prefect_server_that_does_not_answer(address: str, monkeypatch: pytest
     assert "secret" not in line
 
 
+@pytest.mark.slow
 def test_a_prefect_server_in_a_file_and_none(bare_folder: Path) -> None:
     assert about("Prefect") == "ok   Prefect: no server configured, and none is needed; `protofl up` starts one"
     (bare_folder / "prefect.toml").write_text("[api]\nurl = 'http://127.0.0.1:9/api'\n")
@@ -211,6 +213,7 @@ def test_what_a_compiler_makes_is_looked_at(
     assert re.fullmatch(said, about("compiler"))
 
 
+@pytest.mark.slow
 def test_mlflow_stores(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert about("MLflow").startswith("ok   MLflow: no runs yet")
     (bare_folder / "mlruns").mkdir()

@@ -124,6 +124,7 @@ def run(out: str, *more: str) -> bytes:
     return Path(out, "metrics.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_runs_it_alone_and_in_two_workers(own: Path) -> None:
     alone = run("runs/alone")
     assert run("runs/pool", "--set", "engine.workers=2") == alone
@@ -167,6 +168,7 @@ def test_each_kind_names_a_run_by_the_content_of_its_file(own: Path, section: st
         Config.from_mapping({section: values})
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_an_edited_file_is_refused(own: Path) -> None:
     run("runs/first")
     (own / "own.py").write_text(ALL_KINDS + "# edited\n")

@@ -42,6 +42,7 @@ from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
 from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import Inputs, inputs_of
 from pipelines.tuning.comparing import compare_methods
+from tests.cases import quick
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -163,6 +164,7 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
     assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_again_with_workers_where_nothing_is_copied() -> None:
     """Two rounds of local training and aggregation, as often as asked; the number of workers changes no byte."""
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
@@ -500,7 +502,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
 
 
 @pytest.mark.usefixtures("_in_this_process")
-@pytest.mark.parametrize("name", ["history.jsonl", "metrics.json", "seal.json", "config.json"])
+@pytest.mark.parametrize("name", quick(["history.jsonl", "config.json", "metrics.json", "seal.json"], 2))
 def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(name: str) -> None:
     """Of two finished runs one has a byte too many and the other is gone: this one is trained, that one named.
 
@@ -556,6 +558,7 @@ def test_a_process_that_is_killed_costs_time_and_no_byte() -> None:
         assert digests(run.directory) == digests(Path("straight") / str(run.config.seed))
 
 
+@pytest.mark.slow
 def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     """Ctrl-C: nothing is left running nor told as ended, and the same goes on where it was."""
     raw = {**SMALL, "federation": {"rounds": 100}, "compare": {**SMALL["compare"], "methods": ["fedavg"]}}
@@ -588,6 +591,7 @@ def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     assert [_newest(folder) for folder in folders] == before
 
 
+@pytest.mark.slow
 def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     """All are told to end at the same moment: what is begun in place of another would be waited for."""
     raw = {**SMALL, "federation": {"rounds": 10_000}}

@@ -154,6 +154,7 @@ def test_the_sources_are_read_in_prefects_order(host: str, monkeypatch: pytest.M
     assert "a:b" not in repr(configured)
 
 
+@pytest.mark.slow
 def test_prefect_reads_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Prefect itself, in a process of its own, finds the address that was found here."""
     home = tmp_path / "prefect"
@@ -225,6 +226,7 @@ def test_whatever_else_answers_is_no_prefect_server(path: str, host: str, monkey
     assert not found.uses_prefect and found.warning is not None
 
 
+@pytest.mark.slow
 def test_two_seconds_are_waited_and_not_more(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/slow")
     before = time.monotonic()
@@ -234,6 +236,7 @@ def test_two_seconds_are_waited_and_not_more(host: str, monkeypatch: pytest.Monk
     assert address.choose("prefect").uses_prefect  # which one asked for is worth waiting for
 
 
+@pytest.mark.slow
 def test_a_server_that_is_known_to_run_here_may_be_slow(host: str) -> None:
     """On a machine that trains it often is."""
     own = start("prefect", f"http://{host}/slow", [sys.executable, "-c", "import time; time.sleep(600)"], {})

@@ -16,6 +16,7 @@ from pipelines.papers.plan import Asked
 SECRET = "http://me:hidden@127.0.0.1:1"
 
 
+@pytest.mark.slow
 def test_the_address_of_a_store_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Prefect keeps parameters, and shows them to whoever opens the flow's page."""
     told: dict[str, Any] = {}

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flcore import run
 from flcore.core.errors import DataError, ProtoflError
 from pipelines.execution.recorder import _error_of
@@ -20,6 +22,7 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_not_named_as_the_place_of_a_run(tmp_path: Path) -> None:
     """The page is made, and one line says that nothing was logged; so it is for a request that cannot be met."""
     run(TINY, tmp_path / "run")

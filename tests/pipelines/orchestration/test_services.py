@@ -71,6 +71,7 @@ def sleeper() -> Service:
     return background.start("sleeper", "http://x", [sys.executable, "-c", "import time; time.sleep(600)"], {})
 
 
+@pytest.mark.slow
 def test_up_status_again_down(capsys: pytest.CaptureFixture[str]) -> None:
     """All start and are found again; a second `up` starts only what has ended; `down` leaves nothing."""
     services.up(worker=False)
@@ -266,6 +267,7 @@ def test_a_clock_that_is_set_ends_no_service(seconds: float, capsys: pytest.Capt
     assert "ended" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_started_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Its servers answer any web page."""
     services.up(prefect=False, mlflow=False, worker=False)

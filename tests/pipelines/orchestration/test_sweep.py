@@ -25,6 +25,7 @@ from pipelines.runs.layout import RunFiles
 PROJECT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_the_command_refuses_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def measured(out: Path) -> dict[tuple[str, str], int]:
     return {(cell["row"], cell["column"]): cell["n"] for cell in cells if cell["n"]}
 
 
+@pytest.mark.slow
 def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(
     carried_out: Callable[..., list[str]], out: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(
     assert difference["difference"] is not None and difference["difference_low"] is None  # one seed in common, 0
 
 
+@pytest.mark.slow
 def test_two_parts_in_one_folder_at_once_are_the_whole(carried_out: Callable[..., list[str]], out: Path) -> None:
     """Of two rows and two seeds each part has a seed of both; the table of the one that ends last has all four.
 
@@ -173,6 +175,7 @@ def test_two_parts_in_one_folder_at_once_are_the_whole(carried_out: Callable[...
     assert "left out" not in (out / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_left_out(
     carried_out: Callable[..., list[str]], out: Path
 ) -> None:
@@ -188,6 +191,7 @@ def test_divisions_of_an_earlier_command_stay_and_what_has_none_is_told_to_be_le
     assert json.loads((out / "table.json").read_text(encoding="utf-8"))["partition_seeds"] == [5, 6]
 
 
+@pytest.mark.slow
 def test_what_is_set_beside_the_table_is_told_of_the_setting_that_has_it(
     carried_out: Callable[..., list[str]], out: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_papers_and_folders_that_there_are_not_are_told(tmp_path: Path, capsys: 
     assert code == 3 and "nowhere: no kept figures there" in said
 
 
+@pytest.mark.slow
 def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     """GFPL's Figure 4 prints no figures, so that its runs fill no cells; "0 kept" was said of them."""
     assert main(["paper", "list", "--json"]) == 0

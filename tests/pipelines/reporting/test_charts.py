@@ -31,6 +31,7 @@ from pipelines.reporting.figures.sets import (
 from pipelines.reporting.figures.style import house_style, method_styles, save, svg_text
 from pipelines.reporting.figures.tradeoff import draw_tradeoff
 from pipelines.runs.record import RoundRecord, RunRecord
+from tests.cases import quick
 
 
 def make_round(number: int, accuracy: float | None, **changes: Any) -> RoundRecord:
@@ -106,6 +107,7 @@ def test_curves_use_rounds_that_every_seed_has() -> None:
     assert local["n"].tolist() == [1] and local["std"].isna().all()
 
 
+@pytest.mark.slow
 def test_smoothed_curves_say_so_and_stand_beside_what_was_measured() -> None:
     """Two rounds each: 0.2, (0.2 + 0.4) / 2 and (0.4 + 0.9) / 2; of another method from its own first round on."""
     curves = {"fedavg": (0.2, 0.4, 0.9), "fedprox": (0.8, 0.6, 0.6)}
@@ -327,7 +329,7 @@ def names_in(drawings: dict[str, Drawing]) -> list[str]:
     return [stem for drawing in drawings.values() for stem in drawing.panels]
 
 
-@pytest.mark.parametrize(("methods", "clients", "classes"), [(1, 1, 2), (15, 200, 100)])
+@pytest.mark.parametrize(("methods", "clients", "classes"), quick([(1, 1, 2), (15, 200, 100)], 1))
 def test_small_and_large_comparisons_can_be_drawn(methods: int, clients: int, classes: int) -> None:
     """From one method, one client and one round to the largest sensible size; each SVG stays below 1 MB."""
     rng = np.random.default_rng(0)

@@ -310,6 +310,7 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=120).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_page_tells_times_unless_it_must_be_the_same_everywhere(tmp_path: Path) -> None:
     directories = make_all(tmp_path)
     compare({}, directories, tmp_path / "told", {})

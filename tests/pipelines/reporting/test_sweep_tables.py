@@ -19,6 +19,7 @@ from pipelines.reporting.figures.scales import scale_of
 from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, write_figure
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write
 from pipelines.runs.record import RunRecord
+from tests.cases import quick
 
 SUBJECT = "fedprox on digits"
 
@@ -266,13 +267,16 @@ def test_switches_are_rows() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"method__weight": [0.0, 0.1, 10.0]},
-        {"method__components": list(range(1, 16))},
-        {"method__components": [1]},
-        {"method__head": ["linear", "etf", "sum"], "method__retrain_source": ["global", "own"]},
-        {"method__components": [1, 2], "local__epochs": [1, 2], "partition__alpha": [0.1, 1.0, 2.0]},
-    ],
+    quick(
+        [
+            {"method__weight": [0.0, 0.1, 10.0]},
+            {"method__components": list(range(1, 16))},
+            {"method__components": [1]},
+            {"method__head": ["linear", "etf", "sum"], "method__retrain_source": ["global", "own"]},
+            {"method__components": [1, 2], "local__epochs": [1, 2], "partition__alpha": [0.1, 1.0, 2.0]},
+        ],
+        2,
+    ),
 )
 def test_every_kind_of_grid_can_be_drawn(tmp_path: Path, values: Mapping[str, Sequence[Any]]) -> None:
     assert write_figure(grid_of(**values), tmp_path).read_bytes().startswith(b"\x89PNG")

@@ -86,6 +86,7 @@ def test_a_border_stands_between_two_blocks(runs: list[RunRecord]) -> None:
     assert task_figures.borders(runs) == [2.5]
 
 
+@pytest.mark.slow
 def test_both_figures_are_drawn_for_streams_alone(runs: list[RunRecord], tmp_path: Path) -> None:
     drawn, again = (comparison_drawings(compare(runs)) for _ in range(2))
     assert list(drawn["stream"].panels) == ["stream-a_glo", "stream-a_loc", "stream-a_sel"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cases import quick
 
 from flcore.io import disk
 from flcore.config.schema import Config
@@ -81,6 +82,7 @@ def test_without_analyses_the_page_has_no_such_part(run: Path) -> None:
     assert read_json(run / "analyses" / "index.json")["analyses"] == {}
 
 
+@pytest.mark.slow
 def test_same_run_same_bytes(run: Path, evaluated: Path, tmp_path: Path) -> None:
     second = Path(shutil.copytree(evaluated, tmp_path / "elsewhere"))
     for folder in (run, second):
@@ -92,6 +94,7 @@ def test_same_run_same_bytes(run: Path, evaluated: Path, tmp_path: Path) -> None
     assert (run / "report.html").read_bytes() == (second / "report.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
     """Round 0 is the initial model, everywhere the same; round 1 is the finished run of one round."""
     two, one = tmp_path / "two", tmp_path / "one"
@@ -116,6 +119,7 @@ def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
     assert {"snapshots/0000.server.safetensors", "snapshots/0001.client.0000.safetensors"} <= digests
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path) -> None:
     """Round 1 of two is what a run of one round ends with: the same arrays.
 
@@ -140,6 +144,7 @@ def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path)
     assert set(found["tsne_calibration"].arrays["labels"].tolist()) == {3, 5}
 
 
+@pytest.mark.slow
 def test_an_analysis_of_another_choice_is_made_again(run: Path) -> None:
     """Classes to show are no part of a run's name: whoever asks for others finds the run, and not its picture."""
 
@@ -403,7 +408,7 @@ def stored(name: str, classes: int) -> StoredAnalysis:
 
 
 @pytest.mark.parametrize("classes", [2, 40])
-@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize("name", quick(SUMMARIES, 4))
 def test_every_analysis_has_a_figure_with_its_subject(name: str, classes: int, tmp_path: Path) -> None:
     """For few classes and for more than there are colours; the same data give the same bytes."""
     pages = []

@@ -54,6 +54,7 @@ def test_an_estimate_counts_what_grows(inputs: Inputs) -> None:
     assert memory.estimate(config(), inputs, 7) == 7 + memory.estimate(config(), inputs, 0)
 
 
+@pytest.mark.slow
 def test_a_peak_counts_from_where_it_was_reset() -> None:
     """100 MiB are taken and given back: seen after it, not seen any more once it is counted anew."""
     code = f"""

@@ -40,6 +40,7 @@ def test_the_lock_is_found() -> None:
     assert found["source"]["type"] == "LOCAL"
 
 
+@pytest.mark.slow
 def test_without_git_and_a_checkout_the_commit_is_that_of_the_image(tmp_path: Path) -> None:
     """As ``infra/Dockerfile`` lays it out: the packages, the lock, and a variable; no git anywhere on the path."""
     for package in ("flcore", "pipelines"):

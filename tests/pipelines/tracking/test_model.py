@@ -154,6 +154,7 @@ def test_the_best_run_is_champion_only_when_it_is_promoted(made: dict[str, Path]
     assert [len(kept), kept[-1]] == [2, "signed off by QA"]
 
 
+@pytest.mark.slow
 def test_a_logged_model_is_complete_without_this_project(made: dict[str, Path], reader: Any, tmp_path: Path) -> None:
     """Loaded in another process from another directory, where no `flcore` is to be found but the stored one."""
     place, model = logged(made["fedproto"], reader)

@@ -56,6 +56,7 @@ def _names(directory: Path) -> list[str]:
     return sorted(path.stem for path in (directory / "figures").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_study_is_drawn_by_optuna(tmp_path: Path) -> None:
     """Trial 1 is another folder's, 2 was given up, 3 has failed; five keys are four in a figure of slices and one."""
@@ -72,6 +73,7 @@ def test_a_study_is_drawn_by_optuna(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "b" / "figures").iterdir()} == first
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_trials_that_lack_keys_are_drawn(tmp_path: Path) -> None:
     """One key in every other trial, one in none, and with a limit that the second half is beyond, or all are."""

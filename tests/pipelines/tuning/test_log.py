@@ -15,6 +15,7 @@ from pipelines.tuning import figures
 from pipelines.tuning.log import StudyTracker
 from pipelines.tuning.search import StudyOutcome
 from pipelines.tuning.study import Trials
+from tests.cases import quick
 
 
 def all_but_the_first(trials: Trials, number: int) -> Hurdles:
@@ -56,7 +57,9 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     assert trials["0"].data.params["method.mu"] == "0.01"
 
 
-@pytest.mark.parametrize("metric", ["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"])
+@pytest.mark.parametrize(
+    "metric", quick(["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"], 1)
+)
 def test_mlflow_has_whatever_figure_a_study_optimises(
     metric: str, fresh_store: str, config_with: Callable[..., Config], search: Callable[..., StudyOutcome]
 ) -> None:

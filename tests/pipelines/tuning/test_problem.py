@@ -116,9 +116,9 @@ class Preset(FedAvg):
 @pytest.fixture
 def preset() -> Iterator[None]:
     """Registered as long as a test takes."""
-    METHODS.add("with_preset", Preset)  # type: ignore[attr-defined]
+    METHODS.added["with_preset"] = Preset  # type: ignore[attr-defined]
     yield
-    METHODS.remove("with_preset")  # type: ignore[attr-defined]
+    METHODS.added.pop("with_preset")  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("preset")

@@ -234,6 +234,7 @@ def test_bad_input_is_a_line_or_two(
     assert len(str(error.value).splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_a_shared_storage_leaves_other_folders_trials_alone(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:

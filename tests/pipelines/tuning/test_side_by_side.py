@@ -104,6 +104,7 @@ def digests(directory: Path) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in RESULTS}
 
 
+@pytest.mark.slow
 def test_a_study_does_not_depend_on_the_number_of_processes(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_trial_repeated_from_its_params_reaches_exactly_the_same(
     assert sum(history[-1]["bytes_up"].values()) + sum(history[-1]["bytes_down"].values()) == trial["bytes"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_other_code_began_is_begun_again(
     tmp_path: Path, config_with: Configure, search: Search, told: Any, monkeypatch: pytest.MonkeyPatch, finished: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_trial_that_diverges_counts_and_a_study_without_any_other_says_why(
     assert results_of(tmp_path)["best"] == [1]
 
 
+@pytest.mark.slow
 def test_what_the_machine_refuses_is_no_failure_of_a_trial(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, finished: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_runs_take_the_cores_that_no_trial_can_use(
     carried_out: tuple[Operation, Comparing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_values_that_nothing_beats_are_one_run_in_two_rows(
     assert len(list((tmp_path / "tuned" / "runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operation, Comparing], tmp_path: Path) -> None:
     """FedProto sends prototypes alone: ten times the two rounds do not use up what FedAvg sends in two."""
     operation, _ = carried_out

@@ -186,6 +186,7 @@ def test_a_round_without_clients_decides_nothing(lab: Any) -> None:
     assert not measure_speed(auto(lab, federation__dropout=0.999))[0].stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [False, True])
 def test_measuring_changes_nothing_of_the_run(lab: Any, stack: bool, tmp_path: Path) -> None:
     """The bytes of a run decided after measuring are those of one that was told so, but for the name of the run."""

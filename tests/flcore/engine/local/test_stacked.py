@@ -32,6 +32,7 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.local import Local
 from flcore.methods.types import Batch, ClientContext, LossInputs, Phase
+from tests.cases import quick
 
 FEDGEN = {"name": "fedgen_cnn", "feature_dim": 8}
 MODELS = {
@@ -111,7 +112,7 @@ def assert_close(
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *((method, None) for method in TRAINED),
+        *quick([(method, None) for method in TRAINED], 3),
         *itertools.product(["fedavg", "fedproto"], ["dropout", "projection"]),
     ],
 )
@@ -155,7 +156,7 @@ def unequal(
     return pair(lab, engine, partition=partition, **changes)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick(VARIANTS, 4))
 def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine: dict[str, Any]) -> None:
     """Two passes over 2 to 37 samples in batches of 16: up to six steps, the last of 2 to 5 samples: 1e-4.
 
@@ -405,7 +406,7 @@ def test_a_stack_shares_its_seconds_by_steps(lab: Any) -> None:
 # ---- the same bytes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clients_per_task", [1, 2, None])
+@pytest.mark.parametrize("clients_per_task", quick([2, 1, None], 1))
 @pytest.mark.parametrize("workers", [0, 3])
 def test_how_stacks_are_handed_out_changes_no_byte(
     lab: Any, workers: int, clients_per_task: int | None, tmp_path: Path

@@ -146,6 +146,7 @@ def test_actors_on_another_disk(lab: Any, cluster: Any, tmp_path: Path, monkeypa
     assert len([value for value in put if isinstance(value, dict)]) == 1 <= len(sent) <= 2
 
 
+@pytest.mark.slow
 def test_data_that_lie_there_already_are_not_sent(
     lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def dies(cluster: Any, actor: Any) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_an_actor_that_leaves_takes_its_folder_along(cluster: Any) -> None:
     actor, handle, folder = started(cluster)
     handle.dismiss()
@@ -224,6 +226,7 @@ def test_an_actor_says_what_went_wrong(lab: Any, cluster: Any, tmp_path: Path) -
         run_on_ray(lab, tmp_path / "ray", local__lr=1e6)
 
 
+@pytest.mark.slow
 def test_an_error_in_an_actor_is_the_error_here(lab: Any, cluster: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code."""
     with pytest.raises(ClientError) as here:
@@ -268,6 +271,7 @@ def test_a_share_of_a_gpu_is_on_one_gpu(resource: float, each: float, workers: i
     assert pools._fitting(resource, each) == workers
 
 
+@pytest.mark.slow
 def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
     lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.methods.kit.preset import AuthorsPreset
+from tests.cases import quick
 
 CODE: dict[str, dict[str, Any]] = {
     # fedpg.md 2, 4 (cut-off), 5.3 and 7 b to e: the notebook.
@@ -87,7 +88,7 @@ def test_another_choice_beside_it_is_refused(name: str, lab: Any) -> None:
                 lab.config(method={"name": name, "preset": "authors", key: other})
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", quick(CODE, 3))
 def test_it_runs(name: str, lab: Any, tmp_path: Path) -> None:
     """Three rounds, so that what a round leaves for the next one is met twice."""
     method = {"name": name, "preset": "authors", **QUICK.get(name, {})}
