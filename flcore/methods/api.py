@@ -1,8 +1,8 @@
-"""What a method answers; the loop that asks is in `flcore/engine`, the tools that watch are in `pipelines`.
+"""The interface of a federated method.
 
-A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: the server's and the
-clients' are records (`flcore/io/records.py`) that go in and come out. Everything random comes from a stream that is
-handed in (`flcore/methods/types.py` has these and the other words), or from ``seed`` with the round and client.
+A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: server and client state
+are records (`flcore/io/records.py`) that functions take and return. Random numbers come from a stream argument
+(`flcore/methods/types.py`), or from ``seed`` with the round and client. The training loop is in `flcore/engine`.
 """
 
 from __future__ import annotations
@@ -34,42 +34,41 @@ from flcore.methods.types import (
 )
 
 ModelPart = Literal["features", "logits"]
-"""What may be asked of a frozen model: features [B, d], or logits [B, K]."""
+"""Output of a frozen model: features [B, d], or logits [B, K]."""
 
 ScoreKind = Literal["logits", "probabilities", "ranks"]
-"""What the scores of :meth:`Method.predict` are: logits, probabilities of sum 1, or numbers of which only the order has
-a meaning (distances, cosines, mixtures of unlike things)."""
+"""Scores of :meth:`Method.predict`: logits, probabilities (sum 1), or ranks, where only the order has a meaning."""
 
 
 class ValidatedParams:
-    """Parameters that look at each other once all are set: whoever overrides this calls ``super()``'s first."""
+    """Parameters that are validated together; an override calls ``super().__post_init__()`` first."""
 
     def __post_init__(self) -> None:
-        """Nothing to look at."""
+        """Accept all values."""
 
 
 class Method(ValidatedParams, ABC):
-    """A federated method. Defaults describe a method without server, messages or memory; override what the paper says.
+    """A federated method. By default it has no server state, messages or client state; override what the paper changes.
 
     Attributes:
-        name: the registry's name.
         AUTHORS: see :class:`flcore.methods.kit.preset.AuthorsPreset`.
+        name: the registry's name.
         summary: one line.
         citation: authors, venue, year.
-        trains: who trains in a round: the sampled cohort, or all clients (methods without communication).
-        data_scope: what a trainer sees: its own data, or (the centralised reference) the union of all clients' data,
-            which then stand at the server: nothing crosses the line and no bytes are counted.
-        has_global_model: whether one model answers for everybody; else every client answers with its own.
-        has_vote: without a global model, whether the majority vote of all clients' models is scored in its place
-            (baselines.md section 21), under a name of its own.
-        trains_locally: whether clients (or the centralised trainer) take steps at all; else what ``local`` says has no
-            effect, and tuning leaves it alone.
-        needs_linear_head: whether it takes the head for one linear map of features, ``head.weight`` [K, d] and
-            ``head.bias`` [K]; a model with a hidden layer in its head is then refused.
-        needs: what other sections of a configuration must say for it, by dotted key: the values that it works with,
-            such as ``{"local.momentum": (0.0,)}``. Others are refused before any data are read.
-        reduces_to_fedavg: values of its parameters that make it FedAvg, to the bit and with FedAvg's traffic, where
-            clients have equally many samples; None: none do. A subclass does not inherit it.
+        trains: clients that train in a round: the sampled cohort, or all (methods without communication).
+        data_scope: data of one trainer: its own, or the union of all clients' data (the centralised reference). With
+            the union, nothing is transmitted and no bytes are counted.
+        has_global_model: whether one model predicts for all clients; else each client uses its own.
+        has_vote: without a global model, whether to also score the majority vote of all clients' models (baselines.md
+            section 21), under a separate name.
+        trains_locally: whether clients (or the centralised trainer) take steps. If not, ``local`` has no effect and
+            tuning ignores it.
+        needs_linear_head: whether the head must be linear: ``head.weight`` [K, d] and ``head.bias`` [K]. Other heads
+            are refused.
+        required_config: values that the method supports, by dotted key of another section, such as ``{"local.momentum":
+            (0.0,)}``. Other values are refused before data are read.
+        reduces_to_fedavg: parameters that make it FedAvg bit for bit, with equal traffic, if all clients have equally
+            many samples; None: no such values. Not inherited.
     """
 
     AUTHORS: ClassVar[Mapping[str, Any]] = {}
@@ -86,35 +85,35 @@ class Method(ValidatedParams, ABC):
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = None
 
     def num_outputs(self, num_classes: int) -> int:
-        """Outputs of the model's head: one per class, and those of classes that only the method knows behind them."""
+        """Return the number of head outputs: the classes first, then any auxiliary classes of the method."""
         return num_classes
 
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """Fresh layers beside the head, by name; they are a part of every model of the run.
+        """Return additional layers by name; every model of the run contains them.
 
-        They read features [B, d], or what the projection reads, [B, ``encoded_dim``]. Their parameters are called
-        ``extra.<name>.…``. They are made after everything else, whose initial weights are those of other methods.
+        They read features [B, d], or the projection's input [B, ``encoded_dim``]. Their parameters are named
+        ``extra.<name>.…``. They are initialised last, so that all other weights start as they do in other methods.
         """
         return {}
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """What the server holds before the first round."""
+        """Return the server state before the first round."""
         return {}
 
     def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """The exchanges of a round, in order."""
+        """Return the exchanges of a round, in order."""
         return (Exchange(participants=self.trains, phases=self.phases()),)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The stretches of local training of a method with one exchange, in order."""
+        """Return the phases of local training, in order, for a method with one exchange."""
         return (Phase(),)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The message that goes down to a client."""
+        """Return the message from the server to a client."""
         return {}
 
     def initial_weights(self, ctx: ClientContext) -> Weights:
-        """Return the weights from which a client starts to train: received ones, else kept ones."""
+        """Return the weights from which a client starts to train: received, else kept, else the initial model."""
         return ctx.received[MODEL] if MODEL in ctx.received else kept_model(ctx)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
@@ -122,209 +121,211 @@ class Method(ValidatedParams, ABC):
         return {}
 
     def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
-        """Models that stand still during a turn, by name: the part that is asked of them, and their weights.
+        """Return frozen models by name, each with the part to evaluate: ``{"teacher": ("logits", received)}``.
 
-        ``{"teacher": ("logits", received)}``. Where a sample's image is the same in every step (no augmentation), the
-        engine asks each of them once per sample of the client, and :attr:`Batch.frozen` has the answers. A loss reads
-        them through :func:`frozen_answer`, which asks where they are not there.
+        Without augmentation, the engine evaluates each teacher once per sample and puts the outputs in
+        :attr:`Batch.per_sample`. A loss reads them through :func:`teacher_output`, which computes missing ones.
 
         Returns:
-            Weights with a complete set of buffers; the same names and parts for every client of an exchange.
+            Weights with a complete set of buffers; the same names and parts for all clients of an exchange.
         """
         return {}
 
     def per_sample_inputs(self, ctx: ClientContext) -> Mapping[str, Tensor]:
-        """What a client remembers of each of its samples, by name [n, ...]; :attr:`Batch.frozen` has a step's rows.
+        """Return what a client stores per sample, by name [n, ...]; a step finds its rows in :attr:`Batch.per_sample`.
 
         Returns:
-            In the order of :meth:`TrainedClient.images`; the same names, dtypes and shapes behind n for every client of
-            an exchange.
+            Rows in the order of :meth:`TrainedClient.images`. Names, dtypes and shapes after n are equal for all
+                clients of an exchange.
         """
         return {}
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Random numbers of the loss for all steps of a phase at once, each [steps, ...]."""
+        """Return the loss's random numbers for all steps of a phase at once, each [steps, ...]."""
         return {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """The named terms whose sum is minimised: scalars, pure, shape-stable, no branch on a tensor's value.
+        """Return the named terms whose sum is minimised; by default the cross-entropy.
 
-        Here the cross-entropy alone.
+        A loss is pure and returns scalars. Its shapes are constant, and it does not branch on the value of a tensor.
         """
         logits = model.classify(model.features(batch.images))
         return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
 
     @abstractmethod
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """The message that goes up, and what the client remembers."""
+        """Return the client's message to the server, and its new state."""
 
     def server_steps(self) -> Mapping[str, ServerStep]:
-        """The server's work on replies by name: (server, client id → message, exchange) → (server, facts)."""
+        """Return the server steps by name: (server, client id → message, round context) → (server, metrics)."""
         return {}
 
     @property
     def task_stream_error(self) -> str | None:
-        """Why its clients may not meet one task after the other, and a cure, in words behind its name; None: they may.
+        """Reason to refuse a stream of tasks, with a hint, written to follow the method's name; None if supported.
 
-        A stream of tasks is then refused, before data are read where the partitioner says that it makes one.
+        The check runs before data are read if the partitioner declares a task stream.
         """
         return None
 
     @property
     def aggregates(self) -> frozenset[Kind]:
-        """What the server folds as the section ``aggregation`` says; everything else it uses as it comes."""
+        """Kinds of payloads that the server aggregates by the rule of section ``aggregation``."""
         kinds = (getattr(stage, "folds", None) for stage in self.server_steps().values())
         return frozenset(kind for kind in kinds if kind is not None)
 
     @property
     def poisonable_payloads(self) -> frozenset[Kind]:
-        """What clients send of these kinds, folded as ``aggregation`` says or not: what a poisoned client may change.
+        """Kinds of payloads that a poisoned client may change, by default :attr:`aggregates`.
 
-        By default what is folded; a method whose own stages take weights or prototypes as they come says so.
+        Override this if server steps use weights or prototypes without the rule of section ``aggregation``.
         """
         return self.aggregates
 
     @property
     def releases_weights_alone(self) -> bool:
-        """Whether everything that the server learns from clients is in that fold of weights: it has no other stage."""
+        """Whether the server uses client messages only to aggregate weights."""
         stages = self.server_steps().values()
         return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
 
     @property
     def can_be_base(self) -> bool:
-        """Whether it trains a global model that answers by itself through its head: a base of CCVR and FedCSPC."""
+        """Whether it trains a global model that predicts with its head alone, as CCVR and FedCSPC need of a base."""
         return False
 
     @property
     def broadcasts_model(self) -> bool:
-        """Whether clients are sent :data:`MODEL` as the server holds it; else what they make theirs of, as differences.
+        """Whether clients receive :data:`MODEL` as the server holds it; else in another form, such as differences.
 
-        Where not, a model that stands on top of it at the server does not reach them in its place.
+        If not, a wrapper method that replaces the model at the server does not reach the clients.
         """
         return True
 
     @property
     def predicts_from_client_state(self) -> bool:
-        """Whether clients answer with models of their own although there is a global one."""
+        """Whether clients predict with their own models although there is a global one."""
         return False
 
     @property
     def ignores_model(self) -> bool:
-        """Whether :meth:`predict` says the same of an image whichever model it is given.
+        """Whether :meth:`predict` returns the same scores for every model.
 
-        Then a client's own test images, which are among those that everybody answers for, are not asked about again.
+        Each client's test images are then not scored again: the global evaluation already contains them.
         """
         return False
 
     def global_model(self, server: Record) -> Weights | None:
-        """The model that answers for everybody; None where there is none.
+        """Return the global model; None where there is none.
 
-        What it lacks (upper layers that never leave the clients) is, for scoring alone, the mean over all clients of
-        their own models, weighted by their samples (baselines.md section 21).
+        For scoring alone, layers that never leave the clients are filled in with the mean of all clients' models,
+        weighted by samples (baselines.md section 21).
         """
         return server.get(MODEL)
 
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The message that goes down to a client which is scored with a model of its own, for that alone.
+        """Return the message that lets a client be scored with its own model.
 
-        What :meth:`client_model` and :meth:`predict` need of the server's that the client does not keep; counted apart
-        from training's (`bytes_eval_down`). By default the global model, which clients complete with BatchNorm
-        statistics of their own; nothing without one.
+        It has the server's part of what :meth:`client_model` and :meth:`predict` need. Its bytes are counted as
+        `bytes_eval_down`, apart from training. By default it is the global model, if any; clients add their own
+        BatchNorm statistics.
 
         Args:
-            server: what the server holds. client: id.
-            ctx: the round that is scored, as everybody knows it.
+            server: server state.
+            client: id.
+            ctx: the scored round.
         """
         model = self.global_model(server) if self.has_global_model else None
         return {} if model is None else {MODEL: model}
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """The model that answers for one client; None where the global one does.
+        """Return the model that predicts for one client; None to use the global one.
 
         Args:
-            received: the client's :meth:`scoring_message`. client_state: what it remembers.
-            setting: common knowledge.
+            received: the client's :meth:`scoring_message`.
+            client_state: the client's state.
+            setting: constants of the federation.
         """
         return self.global_model(received) if self.has_global_model else client_state.get(MODEL, setting.initial)
 
     @property
     def score_kind(self) -> ScoreKind:
-        """What :meth:`predict` returns: with ``ranks`` there is no cross-entropy, and ``loss_global`` is None."""
+        """Kind of scores that :meth:`predict` returns; ``ranks`` have no cross-entropy, and ``loss_global`` is None."""
         return "logits"
 
     def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Scores [B, K], the largest of which is the prediction; :attr:`score_kind` says what they are.
+        """Return scores [B, K] of kind :attr:`score_kind`; the largest is the prediction.
 
         Args:
-            model: the model to answer with, in evaluation mode.
+            model: the model, in evaluation mode.
             images: normalised images [B, C, H, W].
-            known: for a global answer what the server holds; for a client's what it remembers, with its
-                :meth:`scoring_message` (if a name is in both, the message's).
-            classes: bool [K], the classes the answering client holds in training; None for a global answer.
+            known: server state for a global prediction. For a client's prediction: its state, updated with its
+                :meth:`scoring_message`.
+            classes: bool [K], classes in the client's training data; None for a global prediction.
         """
         return model.classify(model.features(images))
 
     def predict_private(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """As :meth:`predict`, where a client's model is asked for what it says as its training left it (A_loc, A_sel).
+        """Return :meth:`predict`'s scores for a locally trained model (A_loc, A_sel).
 
-        A method whose answers come from elsewhere too (an ensemble, what stands at the server alone) leaves that out.
+        Override it to leave out other sources of predictions (an ensemble, parts that only the server has).
         """
         return self.predict(model, images, known, classes)
 
     def predictors(self) -> Mapping[str, Predict]:
-        """Other ways to predict by name, scored beside :meth:`predict` (heads, nearest prototypes, their fusion)."""
+        """Return alternative predictors by name, such as nearest prototypes; each is scored as :meth:`predict` is."""
         return {}
 
     @property
     def projections(self) -> Predict | None:
-        """What of an image is held against a frame or prototypes, [B, p], where that is not the feature: for analyses.
+        """Predictor of the vectors [B, p] that are compared to prototypes or a frame, for analyses.
 
-        None where it is the feature, or nothing.
+        None if these are the features, or if nothing is compared.
         """
         return None
 
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """What the server's generator (or mixtures, or virtual images through the global model) makes, for analyses.
+        """Return synthetic features from the server's generator, mixtures or virtual images, for analyses.
 
         Args:
-            server: what the server holds, on the setting's device.
-            setting: common knowledge.
-            count: features per class, of every class that can be generated.
-            generator: of the noise.
+            server: server state, on the setting's device.
+            setting: constants of the federation.
+            count: features per class, for every class that can be generated.
+            generator: stream of the noise.
 
         Returns:
-            Features [n, d] and labels int64 [n], grouped by class; None where the method generates none.
+            Features [n, d] and labels int64 [n], grouped by class; None if the method generates none.
         """
         return None
 
     def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
-        """Images beside their own that clients learned from last, for analyses.
+        """Return the synthetic images that clients trained on last, for analyses.
 
         Returns:
-            Pixels [K·n, C, H, W] as they travel, class by class, equally many of each; None where there are none.
+            Pixels [K·n, C, H, W] as transmitted, class by class, n of each; None if there are none.
         """
         return None
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """Return the privacy account after `releases` rounds (>= 0); None without noise.
 
-        A client uploads at most once in a round: the worst case, whoever was sampled. JSON values that say what is
-        covered: ``epsilon``, ``delta``, ``unit``, ``covers``, ``releases``.
+        The account assumes the worst case, one upload of a client per round. Its JSON values are ``epsilon``,
+        ``delta``, ``unit``, ``covers`` and ``releases``.
         """
         return None
 
 
 @torch.no_grad()
 def teacher_output(model: LocalModel, batch: Batch, inputs: LossInputs, name: str, part: ModelPart) -> Tensor:
-    """What a model of :meth:`Method.teachers` says of a batch, [B, ...], in evaluation mode and without gradient.
+    """Return a teacher's output [B, ...] on a batch, in evaluation mode and without gradient.
 
     Args:
-        model: whose parts are asked with other weights.
-        batch: with the answer, or with the images.
-        inputs: without the answer has the weights (parameters and buffers) under the same name.
-        name: of the frozen model. part: what is asked of it.
+        model: the model to evaluate with the teacher's weights.
+        batch: has the precomputed output, or the images.
+        inputs: has the teacher's weights (parameters and buffers) under ``name`` unless the output is precomputed.
+        name: key in :meth:`Method.teachers`.
+        part: output to compute.
     """
     if name in batch.per_sample:
         return batch.per_sample[name]
@@ -333,5 +334,5 @@ def teacher_output(model: LocalModel, batch: Batch, inputs: LossInputs, name: st
 
 
 def kept_model(ctx: ClientContext) -> Weights:
-    """The model a client kept, or the common initial one before its first turn."""
+    """Return the model that a client kept, or the common initial one before the client's first round."""
     return ctx.client_state.get(MODEL, ctx.setting.initial)

@@ -1,7 +1,8 @@
-"""The words that methods and the engine share: what is known to whom, when, and what travels.
+"""Types that methods and the engine share: contexts, messages, phases and exchanges.
 
-A round is one *exchange*, or several: clients receive, train and answer, then the server's *stages* work on the
-answers. What the clients of the next exchange receive is what those stages left. Nearly every method has one exchange.
+A round has one *exchange* or several. In an exchange clients receive a message, train and reply; then the *server
+steps* process the replies. The next exchange broadcasts the server state that they return. Most methods have one
+exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flcore.aggregation.settings import Aggregation
 from flcore.core.rng import numpy_stream, torch_stream
 from flcore.io.messages import Count, Payload, Prototypes, Weights
 from flcore.io.records import Key, Payloads, Record
-from flcore.methods.kit.updates import Batch as Batch  # with what follows, words of a step that belong to these
+from flcore.methods.kit.updates import Batch as Batch  # re-exported, with the next five
 from flcore.methods.kit.updates import LocalModel as LocalModel
 from flcore.methods.kit.updates import Loss as Loss
 from flcore.methods.kit.updates import LossInputs as LossInputs
@@ -27,24 +28,24 @@ from flcore.methods.kit.updates import StepSpec as StepSpec
 from flcore.models.network import Network
 
 MODEL = Key("model", Weights)
-"""The model: at the server the global one, in a message the one that travels, in a memory the client's own."""
+"""The model: the global one at the server, the transmitted one in a message, the client's own in client state."""
 
 NUM_SAMPLES = Key("num_samples", Count)
-"""n_k, the training samples behind a reply."""
+"""n_k, the number of training samples of a reply."""
 
 PROTOTYPES = Key("prototypes", Prototypes)
 """One vector per class."""
 
 BATCHNORM = Key("batchnorm", Weights)
-"""A client's private BatchNorm statistics in its memory (policy ``local``); the engine's, not a method's."""
+"""A client's private BatchNorm statistics, in its state (policy ``local``). The engine sets it, not a method."""
 
 PRIVATE = Key("private_model", Weights)
-"""A client's model as its own training left it, in its memory; for scoring alone, and the engine's likewise."""
+"""A client's locally trained model, in its state, for scoring alone. The engine sets it, not a method."""
 
 Metrics = Mapping[str, float]
-"""Figures that a server stage measured on its way (a loss, a distance, a number of clusters), by name.
+"""Metrics of a server step by name (a loss, a distance, a number of clusters).
 
-They go into the history's record of the round in which the stage ran, and nowhere else.
+They are written to the history's record of that round only.
 """
 
 P = TypeVar("P", bound=Payload)
@@ -52,7 +53,7 @@ P = TypeVar("P", bound=Payload)
 
 @dataclass(frozen=True)
 class FederationContext:
-    """What every party knows before the first round.
+    """Constants of the federation, known to all parties.
 
     Attributes:
         seed: the run's seed; streams are derived from it.
@@ -62,12 +63,13 @@ class FederationContext:
         rounds: R, for schedules that need it.
         batch_size: B, of local training.
         image_shape: (channels, height, width).
-        pixel_mean: per channel, on the scale 0 to 1; models read (pixel - mean) / std. pixel_std: likewise.
-        initial: the initial weights, the same for every party; in a client's turn on ``device``.
+        pixel_mean: per channel, on the scale 0 to 1; models read (pixel - mean) / std.
+        pixel_std: likewise.
+        initial: the initial weights, equal for all parties; on ``device`` in client functions.
         network: the model's parts as functions of weights, in evaluation mode; for work on the server.
-        device: where heavy work belongs; records that a stage is given lie on the CPU.
-        aggregation: how the server folds weights and prototypes.
-        cohort_size: m, the clients that a round asks, whoever of them answers.
+        device: device for heavy work; a server step receives its records on the CPU.
+        aggregation: rule by which the server aggregates weights and prototypes.
+        cohort_size: m, the clients sampled in a round, before any drop out.
     """
 
     seed: int
@@ -88,15 +90,14 @@ class FederationContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """One exchange of one round, as everybody knows it.
+    """One exchange of one round, as all parties know it.
 
     Attributes:
-        setting: common knowledge.
+        setting: constants of the federation.
         round: 1-based.
-        leg: name of the exchange.
-        is_later_leg: whether the round has another exchange before it. Its streams are its own: noise that is drawn for
-        one
-            purpose in two exchanges must not be the same.
+        exchange: name of the exchange.
+        is_later_leg: whether the round has an earlier exchange. Its name then enters the streams' keys, so that two
+            exchanges never draw the same noise.
     """
 
     setting: FederationContext
@@ -110,7 +111,7 @@ class RoundContext:
         return self.round - 1
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
-        """A torch generator of this round's and leg's own, for one purpose of the method."""
+        """Return a torch generator of this exchange for one purpose of the method."""
         return torch_stream(self.setting.seed, self._of_leg(purpose), self.round, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
@@ -122,21 +123,22 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext(RoundContext):
-    """One client's part in one exchange of a round: all that its method may look at. Its streams are the client's own.
+    """One client in one exchange of a round: everything that its method may read. Its streams are the client's own.
 
     Attributes:
         client: id of the client.
         class_counts: int64 [C], its training samples per class in this round.
         received: the message it received.
-        client_state: what it kept from its last turn; empty at the first.
-        task: 0-based task of the stream that it meets in this round; None where data do not change.
-        task_visit: which stretch of rounds on one task this is, from 0: each round is one under a cyclic schedule, each
-            task under a blocked one; 0 throughout where data do not change.
-        task_counts: int64 [T, C], its training samples per task of the whole stream and class; one row, that of
-            ``counts``, where data do not change.
-        learning_rate: of local training in this round. momentum: of its SGD.
-        steps_per_pass: mini-batches that one pass over the data has in the phase under way, those that BatchNorm skips
-            left out; for :meth:`flcore.methods.api.Method.random_inputs`, 0 elsewhere.
+        client_state: its state from its last exchange; empty at the first.
+        task: 0-based task of this round; None where data do not change.
+        task_visit: 0-based number of the visit to a task. A cyclic schedule has one visit per round, a blocked one has
+            one per task; 0 where data do not change.
+        task_counts: int64 [T, C], its training samples per task and class of the whole stream; one row where data do
+            not change.
+        learning_rate: of local training in this round.
+        momentum: of its SGD.
+        steps_per_pass: mini-batches per pass over the data in the current phase, without those that BatchNorm skips.
+            Set for :meth:`flcore.methods.api.Method.random_inputs`, else 0.
     """
 
     client: int = 0
@@ -151,25 +153,25 @@ class ClientContext(RoundContext):
     steps_per_pass: int = 0
 
     def stream(self, purpose: str, *keys: int) -> torch.Generator:
-        """A torch generator of this client's own in this exchange, for one purpose of the method."""
+        """Return a torch generator of this client and exchange for one purpose of the method."""
         return super().stream(purpose, self.client, *keys)
 
     def numpy_stream(self, purpose: str, *keys: int) -> np.random.Generator:
         return super().numpy_stream(purpose, self.client, *keys)
 
     def with_statistics(self, weights: Weights) -> Weights:
-        """Received or remembered weights as this client evaluates them: :func:`with_statistics`."""
+        """Return weights as this client evaluates them: :func:`with_statistics`."""
         return with_statistics(weights, self.client_state, self.setting)
 
 
 def with_statistics(weights: Weights, client_state: Payloads, setting: FederationContext) -> Weights:
-    """Weights with a complete set of buffers: their own, else a client's private ones, else the initial ones.
+    """Return weights with a complete set of buffers: their own, else a client's private ones, else the initial ones.
 
     Under ``model.batchnorm: local`` and ``frozen`` no BatchNorm statistics travel.
 
     Args:
         weights: with all buffers or none.
-        client_state: the client's; empty for none.
+        client_state: the client's state; empty for none.
         setting: has the initial weights.
     """
     if weights.buffers:
@@ -180,13 +182,13 @@ def with_statistics(weights: Weights, client_state: Payloads, setting: Federatio
 
 
 class Replies(Mapping[int, Record]):
-    """The messages of an exchange by client id, ascending."""
+    """Messages of an exchange by client id, ascending."""
 
     def __init__(self, messages: Mapping[int, Payloads]) -> None:
         self._messages = {client: _as_record(messages[client]) for client in sorted(messages)}
 
     def __getitem__(self, client: int) -> Record:
-        """A client's message."""
+        """Return a client's message."""
         return self._messages[client]
 
     def __iter__(self) -> Iterator[int]:
@@ -196,7 +198,7 @@ class Replies(Mapping[int, Record]):
         return len(self._messages)
 
     def of(self, slot: Key[P]) -> dict[int, P]:
-        """One payload of every client that sent it, in order of ids."""
+        """Return one payload of every client that sent it, in order of ids."""
         return {client: message[slot] for client, message in self._messages.items() if slot in message}
 
 
@@ -205,18 +207,18 @@ def _as_record(message: Payloads) -> Record:
 
 
 ServerStep = Callable[[Record, Replies, RoundContext], tuple[Payloads, Metrics]]
-"""Server's work on replies: (what the server holds, messages, exchange) → (what it holds then, facts)."""
+"""Server step: (server state, replies, round context) → (new server state, metrics)."""
 
 Kind = Literal["weights", "prototypes"]
-"""What the section ``aggregation`` speaks of: models that clients send, or one vector per class."""
+"""Kinds of payloads that section ``aggregation`` covers: models, or one vector per class."""
 
 S = TypeVar("S", bound=Callable[..., tuple[Payloads, Metrics]])
 
 
 def folds(kind: Kind) -> Callable[[S], S]:
-    """Mark a stage that folds what clients send of this kind as the section ``aggregation`` says.
+    """Mark a server step that aggregates payloads of this kind by the rule of section ``aggregation``.
 
-    The mark is what a configuration is checked against: a rule that no stage of a method would follow is refused.
+    A configuration whose rule no step of the method follows is refused.
     """
 
     def mark(stage: S) -> S:
@@ -232,18 +234,20 @@ Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training with its own trainable part and a fresh optimiser.
+    """A phase of local training with its own trainable parameters and a fresh optimiser.
 
     Attributes:
-        trainable: prefixes of parameter names that move (``head.``); the rest is frozen, BatchNorm statistics included.
-        epochs: passes over the client's data; ``steps``: mini-batches instead. Both None: as configured in ``local``.
-        source: batches of what: None for the client's images, else the name of a context entry ``{"inputs": [n, ...],
+        trainable: prefixes of the trained parameters' names (``head.``); all others are frozen, as are their BatchNorm
+            statistics.
+        epochs: passes over the client's data; None, with ``steps`` None too: as configured in ``local``.
+        steps: mini-batches, in place of ``epochs``.
+        source: samples of the phase: None for the client's images, else the name of a loss input ``{"inputs": [n, ...],
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.api.Method.loss`.
-        updates: what a step is, one after the other on the same mini-batch; their terms have names of their own.
-        note: the mini-batches whose features, as the loss of the first update notes them while the weights move, are
-            averaged by class for :meth:`TrainedClient.noted_means`: of all, or of the last ones, as many as a pass over
-            the data has; or for :meth:`TrainedClient.noted_passes` of each pass by itself.
+        updates: updates of a step, in order, on the same mini-batch; names of their terms must differ.
+        note: mini-batches whose features, recorded in the first update's loss, are averaged by class. ``all`` and
+            ``last_pass`` (the last ones, as many as one pass has) feed :meth:`TrainedClient.noted_means`; ``passes``
+            feeds :meth:`TrainedClient.noted_passes`.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -262,10 +266,9 @@ class Exchange:
     Attributes:
         name: of the clients' work, as an orchestrator shows it.
         participants: the round's cohort, or all clients.
-        phases: of local training; empty where clients only answer.
-        server_steps: names of the server stages (of :meth:`flcore.methods.api.Method.server_steps`) that follow, in
-        order; None:
-            all of them.
+        phases: of local training; empty where clients only reply.
+        server_steps: names in :meth:`flcore.methods.api.Method.server_steps` of the steps that follow, in order; None:
+            all.
     """
 
     name: str = "train-clients"
@@ -277,7 +280,7 @@ class Exchange:
 class TrainedClient(Protocol):
     """A client after its local training, as :meth:`flcore.methods.api.Method.reply` sees it.
 
-    Tensors lie on the setting's device; a message or memory may hold them as they are.
+    Tensors are on the setting's device; a message or client state may hold them as they are.
     """
 
     @property
@@ -293,33 +296,33 @@ class TrainedClient(Protocol):
         """Mini-batches trained on in this exchange."""
 
     def images(self, rows: int) -> Iterator[Tensor]:
-        """All training images, in blocks of ``rows``: normalised [rows, C, H, W], without augmentation."""
+        """Yield all training images in blocks of ``rows``: normalised [rows, C, H, W], without augmentation."""
 
     def labels(self) -> Tensor:
-        """int64 [n], of all training samples, in the order of :meth:`images`."""
+        """Return the labels int64 [n] of all training samples, in the order of :meth:`images`."""
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """Features [n, d] and labels [n] of all training samples: evaluation mode, no augmentation, no gradient.
+        """Return features [n, d] and labels [n] of all training samples, by the trained model or by ``weights``.
 
-        With ``weights`` those of another model.
+        They are computed in evaluation mode, without augmentation or gradient.
         """
 
     def encoded(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """What the projection reads [n, e] and labels [n], likewise."""
+        """Return the projection's inputs [n, e] and labels [n], computed like :meth:`features`."""
 
     def drawn_labels(self) -> Tensor:
-        """int64 [C], how often a sample of each class was in a mini-batch of this exchange."""
+        """Return int64 [C], how often a sample of each class was in a mini-batch of this exchange."""
 
     def noted_means(self) -> Prototypes:
-        """Per class the mean feature of the mini-batches that the leg's phases note, as computed in training.
+        """Return the mean feature per class over the recorded mini-batches, as computed in training.
 
-        Every appearance of a sample counts. Empty if no phase notes anything.
+        Every appearance of a sample counts. Empty if no phase records features.
         """
 
     def noted_passes(self) -> tuple[Tensor, Tensor]:
-        """Per pass of the phase that notes passes, and class, the mean over mini-batches of the class's mean feature.
+        """Return, per recorded pass and class, the mean over mini-batches of the class's mean feature.
 
         Returns:
-            float32 [P, C, d], and bool [P, C]: whether any mini-batch of the pass had the class; others have zeros and
-            do not count in the mean. P is 0 without a step.
+            float32 [P, C, d], and bool [P, C]: whether any mini-batch of the pass had the class. Absent classes are
+                zero. P is 0 without a step.
         """
