@@ -1,7 +1,7 @@
-"""A generator of images at the server, whose images all clients get for the next round: the machinery of FedPG.
+"""A generator at the server, whose images all clients receive in the next round; shared machinery of FedPG.
 
-What is generated is said by the method: :meth:`ImageGeneratorMethod.fit_generator` takes the terms that the frozen
-global model's features of generated images are to minimise.
+The method defines the loss: :meth:`ImageGeneratorMethod.fit_generator` takes terms of the features that the frozen
+global model computes from generated images.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flcore.models import extract_weights, load_weights
 
 IMAGE_GENERATOR = Key("generator", Weights)
 SHIPPING = Key("shipping", Count)
-"""1 where the virtual images go out with the next round, else 0."""
+"""1 if the next round sends the virtual images, else 0."""
 
 GENERATOR_BETAS = (0.5, 0.999)
 """Of Adam (fedpg.md section 5)."""
@@ -84,21 +84,21 @@ class ImageGeneratorMethod(FedAvg):
     @property
     @abstractmethod
     def shows(self) -> bool:
-        """Whether clients look at virtual images at all."""
+        """Whether clients use virtual images."""
 
     @property
     @abstractmethod
     def trains_generator(self) -> bool:
-        """Whether the generator is trained, to some use."""
+        """Whether the generator is trained and used."""
 
     def architecture(self, setting: FederationContext, seed: int = 0) -> ImageGenerator:
-        """The generator, with weights that follow from ``seed``."""
+        """Return the generator, with weights that follow from ``seed``."""
         return build_image_generator(
             self.generator, setting.num_classes, setting.image_shape, noise_dim=self.noise_dim, seed=seed
         )
 
     def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model, an untrained generator, and nothing to send of it."""
+        """Return the initial model and an untrained generator; no images are sent yet."""
         seed = int(numpy_stream(setting.seed, "generator weights").integers(2**31))
         generator = extract_weights(self.architecture(setting, seed))
         return {**super().start_server(setting), IMAGE_GENERATOR: generator, SHIPPING: Count(0)}
@@ -106,12 +106,12 @@ class ImageGeneratorMethod(FedAvg):
     # ---- the client ---------------------------------------------------------------------------------------------
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and, where there are any for this round, the virtual images."""
+        """Return the global model and this round's virtual images, if any."""
         message = super().broadcast(server, client, ctx)
         return {**message, VIRTUAL: server[VIRTUAL]} if server[SHIPPING].value else message
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """The virtual images, fixed during the round."""
+        """Return the virtual images, fixed during the round."""
         if VIRTUAL not in ctx.received:
             return {}
         virtual = ctx.received[VIRTUAL]
@@ -119,7 +119,7 @@ class ImageGeneratorMethod(FedAvg):
         return {"virtual": inputs}
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Which virtual images go with each step."""
+        """Return the indices of the virtual images of each step."""
         if VIRTUAL not in ctx.received:
             return {}
         size = ctx.setting.num_classes * self.n_virtual
@@ -135,14 +135,14 @@ class ImageGeneratorMethod(FedAvg):
         terms: Callable[[Tensor, Tensor], Terms],
         beside: tuple[Mapping[str, Tensor], float],
     ) -> tuple[Weights, Fitted]:
-        """``gen_steps`` steps of the generator, through the global model, which is frozen and in evaluation mode.
+        """Train the generator for ``gen_steps`` steps through the global model, frozen and in evaluation mode.
 
         Args:
-            held: what the server holds, on the setting's device.
-            setting: common knowledge.
+            held: server state, on the setting's device.
+            setting: constants of the federation.
             stream: of noise and labels, which are uniform over all classes.
             terms: of the features [B, d] and labels [B] of generated images.
-            beside: leaves that the terms read and that move along, with their learning rate; 0: they stay.
+            beside: further leaves to train, which the terms read, and their learning rate; 0: they stay constant.
 
         Raises:
             ArithmeticError: it diverged.
@@ -163,24 +163,24 @@ class ImageGeneratorMethod(FedAvg):
         return extract_weights(network), fitted
 
     def _moving(self, values: Mapping[str, Tensor], rate: float) -> Moving:
-        """With an Adam that is fresh in every round, whose learning rate falls from step to step."""
+        """Give the values a new Adam, with a learning rate that falls from step to step."""
         optimizer = Adam(rate, betas=GENERATOR_BETAS, fused=True)
         return Moving(values, optimizer, Exponential(rate, self.gen_decay, every=self.gen_decay_every))
 
     def _asked(self, setting: FederationContext, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Noise [B, z] and uniform labels [B] of every step."""
+        """Yield noise [B, z] and uniform labels [B] of every step."""
         every = torch.randint(setting.num_classes, (self.gen_steps, self.gen_batch), generator=stream)
         for labels in every.to(setting.device):
             yield draw_noise(self.gen_batch, self.noise_dim, stream).to(setting.device), labels
 
     def new_images(self, held: Record, setting: FederationContext, per_class: int, stream: torch.Generator) -> Tensor:
-        """Pixels [C·n, ...] on 0 to 1, class by class; ``held`` lies on the setting's device."""
+        """Return pixels [C·n, ...] on 0 to 1, class by class; ``held`` is on the setting's device."""
         noise = draw_noise(setting.num_classes * per_class, self.noise_dim, stream).to(setting.device)
         labels = class_major_labels(setting.num_classes, noise)
         return generated_pixels(self.architecture(setting).eval(), held[IMAGE_GENERATOR], noise, labels)
 
     def virtual_set(self, held: Record, setting: FederationContext, stream: torch.Generator) -> TensorDict:
-        """``n_virtual`` new images of every class, as they travel."""
+        """Return ``n_virtual`` new images of every class, as transmitted."""
         images = self.new_images(held, setting, self.n_virtual, stream)
         if self.virtual_dtype == "uint8":
             images = (255 * images).round().to(torch.uint8)
@@ -192,7 +192,7 @@ class ImageGeneratorMethod(FedAvg):
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Features of new images of every class, by the global model."""
+        """Return the global model's features of new images of every class."""
         held = on_device(server.only(MODEL, IMAGE_GENERATOR), setting.device)
         images = self.new_images(held, setting, count, generator)
         features = global_features(setting, images, held[MODEL], self.pixel_range)

@@ -1,4 +1,4 @@
-"""A method on top of another one: everything that it does not answer itself, the base answers."""
+"""A method that wraps a base method and forwards to it everything that it does not override."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WrapperMethod(Method):
-    """A base method with something added: a subclass overrides what it adds, and calls ``super()`` for the base's part.
+    """A base method with additions: a subclass overrides what it adds, and calls ``super()`` for the base's part.
 
-    Without overrides it *is* the base, to the bit. The base's payloads in the server's record stay the base's: what is
-    added stands beside them under names of its own, so that the base goes on as if it were alone.
+    Without overrides it equals the base bit for bit. Additions to the server state have separate names, so the base
+    runs unchanged.
 
-    ``base_settings`` holds hyper-parameters by base, written as in ``compare.settings``: ``{fedprox: {method.mu:
-    0.1}}``; other bases run with their defaults. Ranges that tuning searches are declared where a parameter is: those
-    of a base by the base, and none of them here.
+    ``base_settings`` holds hyper-parameters per base, written as in ``compare.settings``: ``{fedprox: {method.mu:
+    0.1}}``. Other bases use their defaults. A base's search ranges are declared by the base.
     """
 
     base: str = param("fedavg", "the method underneath; any that trains a global model which answers by itself")
@@ -41,10 +40,10 @@ class WrapperMethod(Method):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a base, or settings for one, that do not exist, and a method on top of itself.
+        """Refuse an unknown base, invalid settings for one, and a method that wraps itself.
 
         Raises:
-            ValueError: no such base, one that cannot be calibrated, or settings that are not dotted keys of its own.
+            ValueError: unknown base, one that cannot be a base, or settings that are not dotted keys of the base.
         """
         super().__post_init__()
         for name in dict.fromkeys((self.base, *self.base_settings)):
@@ -68,13 +67,13 @@ class WrapperMethod(Method):
         return _base(self.base, self.base_settings)
 
     def base_model(self, server: Record) -> Weights:
-        """The base's global model: what there is to calibrate, and what answers for it."""
+        """Return the base's global model."""
         model = self.base_method.global_model(server)
         assert model is not None  # it can be calibrated
         return model
 
     def legs_with(self, round_number: int, setting: FederationContext, *own: str) -> tuple[Exchange, ...]:
-        """The base's exchanges, each with the base's stages by name; in the last one ``own`` stages follow them."""
+        """Return the base's exchanges, each with its server steps by name; ``own`` steps follow in the last one."""
         every = tuple(self.base_method.server_steps())
         exchanges = [
             replace(exchange, server_steps=every if exchange.server_steps is None else exchange.server_steps)
@@ -83,10 +82,10 @@ class WrapperMethod(Method):
         return (*exchanges[:-1], replace(exchanges[-1], server_steps=(*(exchanges[-1].server_steps or ()), *own)))
 
     def beside(self, theirs: Mapping[str, T], own: Mapping[str, T]) -> dict[str, T]:
-        """The base's things by name, and what is added to them.
+        """Return the base's entries and the added ones.
 
         Raises:
-            ConfigError: a name stands twice.
+            ConfigError: both have the same name.
         """
         twice = sorted(theirs.keys() & own.keys())
         if twice:
@@ -94,12 +93,12 @@ class WrapperMethod(Method):
         return {**theirs, **own}
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Return the base's message and memory."""
+        """Return the base's message and client state."""
         return self.base_method.reply(ctx, trained)
 
 
 _OWN = frozenset({"AUTHORS", "folds", "releases_weights_alone", "reply"})
-"""Members of :class:`Method` that a method on top of another one answers itself: they follow from its own stages."""
+"""Members of :class:`Method` that are not forwarded: a wrapper defines or derives them itself."""
 
 
 def _forward(name: str, member: object) -> object:
@@ -114,7 +113,7 @@ for _name, _member in vars(Method).items():
 
 
 def possible_bases() -> tuple[str, ...]:
-    """Names of the methods that may be a base, as they are set by default; imports every method."""
+    """Return the methods that may be a base with default parameters; imports every method."""
     return tuple(name for name, method in METHODS.items() if method().can_be_base)
 
 
@@ -127,12 +126,12 @@ def patched(model: Weights | None, part: Weights | None) -> Weights | None: ...
 
 
 def patched(model: Weights | None, part: Weights | None) -> Weights | None:
-    """A model with the parameters of a part of it in place of its own; the very model without a part."""
+    """Return the model with the parameters of ``part`` in place of its own; unchanged without a part."""
     return model if model is None or part is None else Weights({**model.params, **part.params}, model.buffers)
 
 
 def _underneath(method: WrapperMethod) -> Iterator[Method]:
-    """The base, its base, and so on."""
+    """Yield the base, its base, and so on."""
     below: Method = method
     while isinstance(below, WrapperMethod):
         below = below.base_method
@@ -140,11 +139,11 @@ def _underneath(method: WrapperMethod) -> Iterator[Method]:
 
 
 def _base(name: str, settings: Mapping[str, Any]) -> Method:
-    """A registered method with its hyper-parameters.
+    """Return a registered method with its hyper-parameters.
 
     Raises:
-        ValueError: settings that are not dotted keys of its own.
-        ConfigError: a hyper-parameter that it does not have, or a value out of range.
+        ValueError: settings that are not dotted keys of the method.
+        ConfigError: an unknown hyper-parameter, or a value out of range.
     """
     own = settings.get(name, {})
     if not isinstance(own, Mapping) or not all(str(key).startswith("method.") for key in own):

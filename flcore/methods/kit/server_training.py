@@ -1,6 +1,6 @@
-"""Training at the server: the one loop behind generators, calibrated heads and federated features.
+"""Training at the server: one loop for generators, calibrated heads and federated features.
 
-What is minimised is the idea of a method and stands in its file; how it is minimised stands here.
+The method defines the loss; this module minimises it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from flcore.io.messages import all_finite
 B = TypeVar("B")
 
 Terms = Mapping[str, tuple[float, Tensor]]
-"""By name: weight and value of a term; what is minimised is the sum of their products. Weight 0: only looked at."""
+"""Weight and value of each term by name. The sum of their products is minimised; terms of weight 0 are only
+recorded."""
 
 
 @dataclass(frozen=True)
 class Moving:
-    """Tensors that move together.
+    """Tensors that one optimiser trains.
 
     Attributes:
-        values: by name, leaves that require a gradient; they are moved in place.
-        optimizer: what moves them.
+        values: leaves that require a gradient, by name; updated in place.
+        optimizer: the optimiser.
         rate: learning rate by steps made; None leaves the optimiser's.
     """
 
@@ -39,24 +40,24 @@ class Moving:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a training leaves.
+    """Result of a training.
 
     Attributes:
-        values: what moved, by name, without history.
-        terms: of every step the value of every term (not weighted), on the device.
+        values: trained tensors by name, detached.
+        terms: unweighted value of every term in every step, on the device.
     """
 
     values: dict[str, Tensor]
     terms: Sequence[Mapping[str, Tensor]] = field(default_factory=list)
 
     def facts(self, prefix: str, step: int = -1, suffix: str = "") -> dict[str, float]:
-        """The terms of a step, by default of the last one, as facts ``<prefix><term><suffix>``; none without steps."""
+        """Return the terms of a step (default: the last) as metrics ``<prefix><term><suffix>``; none without steps."""
         terms = self.terms[step] if self.terms else {}
         return {f"{prefix}{name}{suffix}": float(value) for name, value in terms.items()}
 
 
 def leaves(values: Mapping[str, Tensor], device: str | None = None) -> dict[str, Tensor]:
-    """Copies that training may move, on a device."""
+    """Return trainable copies of tensors, on a device."""
     return {name: value.detach().to(device, copy=True).requires_grad_() for name, value in values.items()}
 
 
@@ -68,17 +69,17 @@ def fit(
     what: str,
     cure: str,
 ) -> Fitted:
-    """One optimiser step per batch on the weighted sum of the terms.
+    """Take one optimiser step per batch on the weighted sum of the terms.
 
     Args:
-        moving: what moves, in place; several where parts have optimisers of their own.
-        batches: what the loss is asked with, one per step.
-        loss: the terms of a batch, functions of the moving values.
-        what: in words, for the refusal.
-        cure: keys whose values are to be lowered, for the refusal.
+        moving: tensors to train, in place; several groups where parts have separate optimisers.
+        batches: inputs of the loss, one per step.
+        loss: terms of a batch, functions of the trained tensors.
+        what: name of the trained part, for the error.
+        cure: keys whose values to lower, for the error.
 
     Raises:
-        ArithmeticError: it diverged: a value is not finite.
+        ArithmeticError: a trained value is not finite.
     """
     groups = [moving] if isinstance(moving, Moving) else list(moving)
     own = [list(group.values.values()) for group in groups]

@@ -1,4 +1,4 @@
-"""What ProtoLDA's server keeps of each client by itself, where clients get heads of their own."""
+"""ProtoLDA: sums per client at the server, for client-specific heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EACH = Key("each", TensorDict)
 
 
 def merge_sums(server: Record, new: Iterable[tuple[int, ClassSums]]) -> TensorDict:
-    """The sums of every client by itself, in order of ids, with those that are new."""
+    """Return the sums per client, in order of ids, with the new ones added."""
     found: dict[int, ClassSums] = {}
     if EACH in server:
         found = dict(zip(server[EACH]["clients"].tolist(), sums_of_each(server[EACH]), strict=True))
@@ -35,12 +35,12 @@ def merge_sums(server: Record, new: Iterable[tuple[int, ClassSums]]) -> TensorDi
 
 
 def only(each: TensorDict, clients: set[int]) -> TensorDict:
-    """Those of some clients, with their heads."""
+    """Return the sums and heads of some clients."""
     kept = [place for place, client in enumerate(each["clients"].tolist()) if client in clients]
     return TensorDict({name: values[kept] for name, values in each.named.items()})
 
 
 def sums_of_each(each: TensorDict) -> Iterator[ClassSums]:
-    """Of one client after the other, in order of ids."""
+    """Yield each client's sums, in order of ids."""
     for counts, sums, second in zip(each["counts"], each["sums"], each["second"], strict=True):
         yield ClassSums(counts, sums, from_upper_triangles(second))

@@ -1,4 +1,4 @@
-"""What a step of local training is: a mini-batch, losses of it, and the updates that move weights by them."""
+"""A step of local training: a mini-batch, its losses, and the updates of weights."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ LossInputs = Mapping[str, Any]
 """Constants of a loss: tensors, mappings of tensors, or numbers that all clients of an exchange share."""
 
 LocalModel = View
-"""The model as a loss sees it."""
+"""The model as a loss reads it."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the loss of one step sees.
+    """Input of the loss of one step.
 
     Attributes:
         images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
         labels: int64 [B].
         weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
-        random_inputs: the random numbers of the step, from :meth:`flcore.methods.api.Method.random_inputs`.
-        per_sample: what is known of these samples, [B, ...] each: what the frozen models of
-            :meth:`flcore.methods.api.Method.teachers` say, of which a name is missing where the engine has not looked
-            it up and the loss computes it; and what the client remembers
-            (:meth:`flcore.methods.api.Method.per_sample_inputs`).
+        random_inputs: the step's random numbers, from :meth:`flcore.methods.api.Method.random_inputs`.
+        per_sample: [B, ...] each. Rows of :meth:`flcore.methods.api.Method.per_sample_inputs`, and outputs of
+            :meth:`flcore.methods.api.Method.teachers`; the loss computes teacher outputs that are missing.
     """
 
     images: Tensor
@@ -43,20 +41,21 @@ class Batch:
 Loss = Callable[[LocalModel, Batch, LossInputs], dict[str, Tensor]]
 
 Perturb = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""(what moves, its gradient) → the point at which the gradient that moves it is taken: pure, of one client, by name."""
+"""(trained parameters, their gradient) → the point at which to take the gradient of the update: pure, for one
+client, by name."""
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One move of weights within a step: a gradient on the step's mini-batch, and what an optimiser makes of it.
+    """One update of weights within a step: a gradient on the step's mini-batch, and an optimiser.
 
     Attributes:
-        loss: what the gradient is of; None for the phase's.
-        trainable: prefixes of the names that move, of those that the phase moves.
-        optimizer: makes the one that moves them, which the phase keeps; None: as configured in ``local``.
-        probe: None: the gradient is taken where the weights are. Else it is taken there first, which leaves nothing (no
-            term, no note, no running statistics), and then at the point that the probe makes of weights and gradient;
-            the optimiser moves the weights by that second one.
+        loss: loss to differentiate; None for the phase's.
+        trainable: prefixes of the parameters to update, among the phase's.
+        optimizer: factory of the optimiser, which the phase keeps; None: as configured in ``local``.
+        probe: None: the gradient is taken at the weights. Else that gradient goes to the probe, and a second one is
+            taken at the point it returns; the optimiser uses the second. The first leaves no terms, recorded features
+            or running statistics.
     """
 
     loss: Loss | None = None
