@@ -18,7 +18,7 @@ MOST_TSNE_CLIENTS = 4
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images."""
+    """The images."""
 
     root: str | None = param(None, "folder or zip with the files; not needed for digits")
     download: bool = param(False, "fetch missing files from the dataset's publisher")
@@ -43,13 +43,13 @@ class DataConfig:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """Configured mean and standard deviation; None: those of the dataset."""
+        """Configured mean and standard deviation; None: the dataset's."""
         return None if self.mean is None or self.std is None else (self.mean, self.std)
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """Which client holds what."""
+    """The division of data among clients."""
 
     num_clients: int = param(10, "K, the number of clients", low=1)
     seed: int | None = param(None, "seed of the division; null follows the run's seed", low=0)
@@ -83,7 +83,7 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network."""
+    """The network."""
 
     batchnorm: Literal["aggregate", "local", "frozen"] = param(
         "aggregate", "BatchNorm statistics: averaged like weights, private to each client, or never updated"
@@ -92,7 +92,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Rounds and who takes part."""
+    """Rounds and participation."""
 
     rounds: int = param(30, "R, communication rounds", low=1)
     participation: float = param(
@@ -152,7 +152,7 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """What a client does in a round."""
+    """Local training of a client."""
 
     epochs: int = param(1, "passes over the client's data per round", low=1)
     steps: int | None = param(None, "mini-batches per round; where set, used instead of epochs", low=1)
@@ -176,7 +176,7 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where and how the work is done. Workers and grouping never change a result; the rest may change its last bits."""
+    """Execution. Workers and grouping never change a result; the rest may change its last bits."""
 
     name: Literal["local", "ray"] = param(
         "local", "local: in this process, or in a pool of processes; ray: Ray actors, on this machine or a cluster"
@@ -218,7 +218,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How often and on what models are scored."""
+    """Frequency and data of evaluation."""
 
     every: int = param(1, "evaluate after every this many rounds, and always after the last", low=1)
     split: Literal["test", "validation"] = param("test", "test data, or the clients' validation data (tuning)")
@@ -300,7 +300,7 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What a comparison runs."""
+    """Runs of a comparison."""
 
     methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods, and of variants")
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)

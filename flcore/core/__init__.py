@@ -1,1 +1,1 @@
-"""What every room uses and what knows nothing of federated learning: errors, text, parameters, random streams."""
+"""General tools, independent of federated learning: errors, text, parameters, random streams."""

@@ -34,7 +34,7 @@ def is_alive(process: int, began: str | None = None) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # another user's
         pass
     return began is None or began_at(process) in (began, None)
 

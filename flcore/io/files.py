@@ -230,7 +230,7 @@ def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """An array written in pieces along the first axis; ``shape`` is that of the whole array."""
+    """An array written in pieces along the first axis; ``shape`` covers the whole array."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

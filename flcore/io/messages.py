@@ -113,7 +113,7 @@ class Weights(Payload):
         return self._sizes
 
     @cached_property
-    def _sizes(self) -> dict[str, Size]:  # every client of a round asks for those of a broadcast
+    def _sizes(self) -> dict[str, Size]:  # cached: read for every client of a broadcast
         sizes = {"": _size(self.params.values())} if self.params or not self.buffers else {}
         if self.buffers:
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)

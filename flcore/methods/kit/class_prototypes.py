@@ -1,10 +1,9 @@
-"""The exchange of class prototypes, written once: start, own means, release, fuse, keep the old.
+"""The exchange of class prototypes: initialise, compute class means, release, aggregate, keep old ones.
 
-A method that sends one vector per class says how its clients make them and how the server weighs them; what leaves a
-client goes through :meth:`ReleasesPrototypes.release`, so that minimum counts, clipping, noise and the account are
-there for every such method; vectors that are not one per class (of clusters, of mixtures) go through
-:meth:`ReleasesVectors.release_vectors`. `flcore/math/prototypes/release.py` says what they protect, and what they do
-not.
+A method defines how clients compute prototypes and how the server weighs them. One vector per class leaves a client
+through :meth:`ReleasesPrototypes.release`; other vectors (of clusters, of mixtures) through
+:meth:`ReleasesVectors.release_vectors`. Minimum counts, clipping, noise and the account are then the same everywhere.
+`flcore/math/prototypes/release.py` documents the protection and its limits.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ CLASS_COUNTS = Key("class_counts", TensorDict)
 
 @dataclass(frozen=True)
 class ReleasesVectors(ValidatedParams):
-    """Parameters and steps of whoever sends vectors in feature space; to be mixed into a method.
+    """Mixin for methods that send vectors in feature space.
 
-    As it is, for vectors of any number (clusters, components), which protects all of a client's samples at once.
+    It releases any number of vectors (clusters, components) and protects all of a client's samples at once.
 
     Attributes:
-        covers: what the account in `metrics.json` speaks of, in words.
+        covers: scope of the account in `metrics.json`, in words.
     """
 
     covers: ClassVar[str] = "prototypes alone; whatever else is sent (weights, counts, classes held) is not protected"
@@ -71,14 +70,14 @@ class ReleasesVectors(ValidatedParams):
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
 
     def release_vectors(self, ctx: ClientContext, vectors: Tensor) -> Tensor:
-        """Vectors [q, d] as they leave the client, all of a turn at once, clipped and noisy if asked for."""
+        """Return the vectors [q, d] of a client's exchange, clipped and noisy if configured."""
         if self.bound is None:
             return vectors
         stream = ctx.stream("prototype noise")
         return noisy_vectors(vectors, stream, max_norm=self.bound, noise_multiplier=self.proto_noise)
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """(ε, δ) of the noisy prototypes alone; whatever else is sent is not covered."""
+        """Return (ε, δ) of the noisy prototypes alone; other payloads are not covered."""
         if self.noise_multiplier == 0 or not self.sends_prototypes:
             return None
         return {
@@ -91,28 +90,28 @@ class ReleasesVectors(ValidatedParams):
 
     @property
     def sends_prototypes(self) -> bool:
-        """Whether prototypes leave a client at all."""
+        """Whether clients send prototypes."""
         return True
 
     @property
     def protected(self) -> Unit:
-        """What clipping and noise protect."""
+        """Unit that clipping and noise protect."""
         return "client"
 
     @property
     def bound(self) -> float | None:
-        """Largest norm of what prototypes are made of; None for any."""
+        """Largest norm of the vectors that prototypes are made of; None for any."""
         return self.proto_clip
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in units of the sensitivity, at least; 0 where nothing can be promised."""
+        """Least standard deviation of the noise in units of the sensitivity; 0 without a guarantee."""
         return self.proto_noise
 
 
 @dataclass(frozen=True)
 class ReleasesPrototypes(ReleasesVectors):
-    """Parameters and steps of whoever sends one prototype per class; to be mixed into a method."""
+    """Mixin for methods that send one prototype per class."""
 
     min_count: int = param(1, "samples that a class needs for its prototype to be sent", low=0)
     proto_unit: Literal["sample", "client"] = param(
@@ -124,23 +123,23 @@ class ReleasesPrototypes(ReleasesVectors):
         return self.proto_unit
 
     def own_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """A client's class means as they leave it."""
+        """Return a client's released class means."""
         return self.release(ctx, self.made_prototypes(ctx, trained), ctx.class_counts)
 
     def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """A client's class means as :meth:`release` takes them: here in one pass after training."""
+        """Return a client's class means before :meth:`release`: by default in one pass after training."""
         return self.means_of(ctx, *trained.features())
 
     def means_of(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> Prototypes:
-        """Class means of features [n, d] with labels int64 [n], made as their release assumes."""
+        """Return class means of features [n, d] with labels int64 [n], clipped as their release assumes."""
         if self.bound is not None and self.protected == "sample":
             features = clip_to_norm(features, self.bound)
         return class_means(features, labels, ctx.setting.num_classes)
 
     def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
-        """Prototypes with at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if asked for.
+        """Return prototypes of at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if configured.
 
-        For the protection of one sample they must come from :meth:`means_of`.
+        The protection of one sample requires prototypes from :meth:`means_of`.
         """
         counts = counts.to(own.present.device)
         released = frequent_classes(own.present, counts, self.min_count)
@@ -160,10 +159,10 @@ class ReleasesPrototypes(ReleasesVectors):
 
 @dataclass(frozen=True)
 class RunningPrototypes(ReleasesPrototypes):
-    """For who may also average the features that training computes anyway, as authors' codes do; to be mixed in.
+    """Mixin for prototypes that may also average the features computed in training, as authors' codes do.
 
     Attributes:
-        RUNNING: the mini-batches whose features these are: all, or as many as the last local epoch has.
+        RUNNING: mini-batches to average: all, or as many as the last local epoch has.
     """
 
     RUNNING: ClassVar[Literal["all", "last_pass"]] = "last_pass"
@@ -173,7 +172,7 @@ class RunningPrototypes(ReleasesPrototypes):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a bound for one sample, which running prototypes hold several times, by different models."""
+        """Refuse a bound for one sample: running prototypes contain a sample several times, by different models."""
         super().__post_init__()
         if self.proto_mode == "running" and self.bound is not None and self.protected == "sample":
             raise ValueError(
@@ -182,21 +181,21 @@ class RunningPrototypes(ReleasesPrototypes):
             )
 
     def phases(self) -> tuple[Phase, ...]:
-        """One, whose features are noted where prototypes are made of them."""
+        """Return one phase; it records features if prototypes are made of them."""
         return (Phase(note=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),)
 
     def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """Of what was noted, or in one pass after training."""
+        """Return the means of the recorded features, or of one pass after training."""
         return trained.noted_means() if self.proto_mode == "running" else super().made_prototypes(ctx, trained)
 
 
 def no_prototypes(setting: FederationContext) -> dict[str, Prototypes]:
-    """What the server holds at the start: no class has a prototype."""
+    """Return the initial server state: no class has a prototype."""
     return {PROTOTYPES: Prototypes.empty(setting.num_classes, setting.feature_dim)}
 
 
 def received_prototypes(ctx: ClientContext) -> LossInputs:
-    """``means`` [K, d] and ``present`` bool [K] of the global prototypes, for a loss."""
+    """Return ``means`` [K, d] and ``present`` bool [K] of the global prototypes, for a loss."""
     prototypes = ctx.received[PROTOTYPES]
     return {"means": prototypes.means, "present": prototypes.present}
 
@@ -209,17 +208,17 @@ def fused_prototypes(
     *,
     keep: bool = True,
 ) -> tuple[Record, Metrics]:
-    """The round's uploads into one prototype per class, as the section ``aggregation`` says; for a stage to return.
+    """Aggregate the uploads into one prototype per class by the rule of section ``aggregation``.
 
     Args:
-        server: has the prototypes of before.
-        replies: of those who answered; who sent none plays no part.
-        ctx: the exchange under way.
+        server: has the previous prototypes.
+        replies: clients without prototypes are ignored.
+        ctx: the current exchange.
         counts: client id to samples per class, int64 [K], as weights; None: every client weighs the same.
-        keep: a class that nobody uploads keeps the prototype it had; else it has none.
+        keep: a class without uploads keeps its prototype; else it has none.
 
     Returns:
-        What the server holds then, and facts about the uploads (:func:`fold_prototypes`).
+        New server state, and metrics of the uploads (:func:`fold_prototypes`).
     """
     uploads, previous = replies.of(PROTOTYPES), server[PROTOTYPES]
     if not uploads:
@@ -231,7 +230,7 @@ def fused_prototypes(
 
 
 def counts_of_uploads(replies: Replies, slot: Key[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:
-    """Client id to samples per class, int64 [K], of those that sent :data:`CLASS_COUNTS` beside their prototypes."""
+    """Return client id to samples per class, int64 [K], from the :data:`CLASS_COUNTS` sent with prototypes."""
     told, counts = replies.of(CLASS_COUNTS), {}
     for client, upload in replies.of(slot).items():
         counts[client] = torch.zeros(len(upload.present), dtype=torch.int64)
@@ -240,9 +239,9 @@ def counts_of_uploads(replies: Replies, slot: Key[Prototypes] = PROTOTYPES) -> d
 
 
 def nearest_prototype(model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-    """Minus the Euclidean distance of each image's feature to each global prototype [B, K]; logits before there is one.
+    """Return minus the Euclidean distance of features to global prototypes [B, K]; logits if there are none.
 
-    A class without prototype scores 1 less than the farthest. ``classes`` plays no part.
+    A class without prototype scores 1 less than the farthest. ``classes`` is unused.
     """
     features, prototypes = model.features(images), known[PROTOTYPES]
     apart = distances(features, prototypes.means)

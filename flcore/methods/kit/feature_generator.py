@@ -1,4 +1,4 @@
-"""What FedGen and FedPA share: a generator of features at the server, trained on the clients' heads, teaches clients.
+"""A generator of features at the server, trained on clients' heads; shared by FedGen and FedPA.
 
 G: (noise ε [z], label y) → feature [d]. The server trains it in every round, ``gen_steps`` batches of ``gen_batch``,
 labels uniform over the classes that a client of the round drew, with an Adam whose moments live from round to round;
@@ -47,13 +47,13 @@ GENERATOR_OPTIMIZER = Key("generator_optimizer", TensorDict)
 """Adam's memory of the rounds before, see :meth:`flcore.core.optim.Adam.state`."""
 
 LABEL_DISTRIBUTION = Key("label_distribution", TensorDict)
-"""``p`` float32 [K]: what labels clients ask the generator for."""
+"""``p`` float32 [K]: distribution of the clients' generated labels."""
 
 LABEL_COUNTS = Key("label_counts", TensorDict)
 """A client's samples by class, int64 [K]: ``drawn`` in mini-batches of the round, ``held`` in its training data."""
 
 FLOOR = 1e-4
-"""Below this a decaying weight does not fall."""
+"""Lower bound of a decaying weight."""
 
 Objective = Callable[[Tensor, Tensor, Tensor], Terms]
 """Generated features [B, d], the noise [B, z] they are made of, their labels [B] → terms."""
@@ -61,9 +61,9 @@ Objective = Callable[[Tensor, Tensor, Tensor], Terms]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a feature generator is apart from its weights.
+    """Architecture of a feature generator.
 
-    Architectures of equal sizes are equal, so that all clients of an exchange hand the same constant to their loss.
+    Architectures of equal sizes are equal, so that all clients of an exchange have the same loss constant.
     """
 
     noise_dim: int
@@ -164,7 +164,7 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         return {**server, FEATURE_GENERATOR: generator, GENERATOR_OPTIMIZER: fresh}
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The global model and, once it was trained, the generator and the distribution of labels to ask it for."""
+        """Return the global model and, after its first training, the generator with the label distribution."""
         message = super().broadcast(server, client, ctx)
         return (
             {**message, **server.only(FEATURE_GENERATOR, LABEL_DISTRIBUTION)}
@@ -191,7 +191,7 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         return (self.client_gen_batch or ctx.setting.batch_size) / ctx.setting.batch_size
 
     def outputs(self, weights: Weights, setting: FederationContext, noise: Tensor, labels: Tensor) -> Tensor:
-        """What a generator in evaluation mode makes of noise [B, z] and labels [B]: constants [B, d]."""
+        """Return the generator's outputs [B, d] for noise [B, z] and labels [B], in evaluation mode, as constants."""
         return constant_output(self.architecture(setting).network, weights.params, weights.buffers, noise, labels)
 
     # ---- the server ---------------------------------------------------------------------------------------------
@@ -234,11 +234,11 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         return after, fitted.facts("generator_") | self.quality(after, setting)
 
     def head_counts(self, replies: Replies) -> Tensor:
-        """What clients' heads weigh by, int64 [S, K]: how often each class was drawn."""
+        """Return the weights of clients' heads, int64 [S, K]: how often each class was drawn."""
         return reported(replies, "drawn")
 
     def known_labels(self, server: Record, replies: Replies, setting: FederationContext) -> Payloads:
-        """``label_distribution``: for the clients' draws; uniform over the classes that anyone has drawn so far."""
+        """Return the label distribution: uniform over the classes that any client has drawn so far."""
         return {LABEL_DISTRIBUTION: uniform_distribution(server, reported(replies, "drawn"))}
 
     def quality(self, server: Record, setting: FederationContext) -> dict[str, float]:
@@ -274,7 +274,7 @@ def reported(replies: Replies, kind: str) -> Tensor:
 
 
 def uniform_distribution(server: Record, counts: Tensor) -> TensorDict:
-    """``p`` float32 [K]: uniform over the classes of ``counts`` [S, K] and those that had a chance before."""
+    """Return ``p`` float32 [K]: uniform over the classes of ``counts`` [S, K] and earlier ones."""
     seen = qualified_labels(counts)
     if LABEL_DISTRIBUTION in server:
         seen = seen | (server[LABEL_DISTRIBUTION]["p"] > 0)

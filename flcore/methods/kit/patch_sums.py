@@ -58,8 +58,8 @@ FILTERS = Key("filters", Weights)
 """The dictionary as a convolution."""
 
 PATCH_MOMENTS = Key("patch_moments", TensorDict)
-"""Of a client's n patches: ``count`` int64 [1], ``sum`` [d], ``second`` [d(d + 1)/2]; with ``balance``
-``classes`` int64 [C]."""
+"""A client's n patches: ``count`` int64 [1], ``sum`` [d], ``second`` [d(d + 1)/2]; with ``balance`` also ``classes``
+int64 [C]."""
 
 ASSIGNED = Key("assigned_patches", TensorDict)
 """``sums`` [K, d]: patches by filter, with the sign of their product; ``signs`` [K]: the sums of these signs."""
@@ -68,19 +68,19 @@ WHITENING = Key("whitening", TensorDict)
 """At the server, float64: ``mean`` [d], ``matrix`` [d, d], ``atoms`` [K, d]."""
 
 CLASS_WEIGHTS = Key("class_weights", TensorDict)
-"""``weights`` float64 [C], of a sample by its class."""
+"""``weights`` float64 [C]: weight of a sample by class."""
 
 MOMENTS_LEG = "patch-moments"
 
 ASKS_ONCE = "asks every client once and cannot follow tasks; set it to none, or take another method, such as protolda"
-"""Why some methods on patches refuse a stream of tasks: :attr:`flcore.methods.api.Method.task_stream_error`."""
+"""Reason to refuse a stream of tasks, for :attr:`flcore.methods.api.Method.task_stream_error`."""
 
 _SECURE = "secure aggregation: nobody sees a message by itself, and every client of a cohort answers"
 
 
 @dataclass(frozen=True)
 class PatchSums(Method):
-    """What fits a dictionary before anything else; a subclass adds its own exchanges, messages and stages."""
+    """Fit a dictionary first; a subclass adds its exchanges, messages and server steps."""
 
     trains_locally: ClassVar[bool] = False
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
@@ -112,13 +112,13 @@ class PatchSums(Method):
     delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
 
     def __post_init__(self) -> None:
-        """Refuse what the account of noise does not cover."""
+        """Refuse options that the account of noise does not cover."""
         super().__post_init__()
         if self.noise_multiplier and self.balance:
             raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 
     def dictionary_legs(self) -> tuple[Exchange, ...]:
-        """Moments, then s steps of k-means."""
+        """Return the exchanges: moments, then s steps of k-means."""
         steps = (
             Exchange(f"dictionary-{step}", phases=(), server_steps=("fit-dictionary",))
             for step in range(1, self.steps + 1)
@@ -126,7 +126,7 @@ class PatchSums(Method):
         return (Exchange(MOMENTS_LEG, phases=(), server_steps=("whiten",)), *steps)
 
     def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """The filters, once there are any."""
+        """Return the filters, if there are any."""
         return {} if ctx.exchange == MOMENTS_LEG else server.only(FILTERS)
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
@@ -186,10 +186,9 @@ class PatchSums(Method):
     def _noise(
         self, ctx: ClientContext, purpose: str, shape: torch.Size | tuple[int, ...], moved: float
     ) -> Tensor | float:
-        """Gaussian noise on what one image moves by ``moved``, drawn anew in every exchange; 0 without any.
+        """Return new Gaussian noise for a sum that one image changes by at most ``moved``; 0 without noise.
 
-        With ``noise_of: sum`` each of the m clients that are asked adds noise of 1/m of the variance, so that the sum
-        has all of it.
+        With ``noise_of: sum`` each of the m sampled clients adds 1/m of the variance, so that the sum has all of it.
         """
         if not self.noise_multiplier:
             return 0.0
@@ -225,7 +224,7 @@ class PatchSums(Method):
         made: dict[str, Payload] = _dictionary(atoms, mean, matrix, setting)
         if self.balance:
             sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
-            # A class that comes later, with another task or client, has the mean weight: nobody knows its size yet.
+            # A class that comes later, with another task or client, has the mean weight: its size is unknown.
             weights = torch.where(sizes > 0, sizes.sum() / ((sizes > 0).sum() * sizes.clamp_min(1)), 1.0)
             made[CLASS_WEIGHTS] = TensorDict({"weights": weights})
         return server | made, {"whitened_share": share}
@@ -243,10 +242,11 @@ class PatchSums(Method):
         return server | _dictionary(atoms, mean, matrix, ctx.setting), facts
 
     def account(self, later: int, covers: str) -> Mapping[str, Any] | None:
-        """What noise on every message costs a client: 1 + s messages of the dictionary and so many ``later`` ones.
+        """Return the account of noise on all messages: 1 + s for the dictionary, and ``later`` more.
 
         Args:
-            later: messages behind the dictionary, once per run. covers: what they are, in words.
+            later: messages after the dictionary, once per run.
+            covers: contents of these messages, in words.
         """
         if not self.noise_multiplier:
             return None
@@ -274,7 +274,7 @@ def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:
 
 
 def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: FederationContext) -> dict[str, Payload]:
-    """What the server holds of a dictionary: its parts, and the filters that travel."""
+    """Return the server state of a dictionary: its parts, and the transmitted filters."""
     filters = zip(DICTIONARY, as_filters(atoms, mean, matrix), strict=True)
     like = setting.initial.params
     sent = {name: value.float().reshape(like[name].shape) for name, value in filters}

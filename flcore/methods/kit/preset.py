@@ -1,4 +1,4 @@
-"""``preset: authors``: the choices of a method's published code, where they are not this project's defaults."""
+"""``preset: authors``: values of a method's published code that differ from this project's defaults."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flcore.methods.api import ValidatedParams
 
 @dataclass(frozen=True)
 class AuthorsPreset(ValidatedParams):
-    """A parameter that puts the authors' values in; to be mixed into a method, in front of what checks them.
+    """Mixin that adds the authors' values as a preset; list it before classes that validate parameters.
 
     Attributes:
-        AUTHORS: those values, by parameter: what the specification says of the code, where a default differs from it.
+        AUTHORS: the values by parameter, from the specification.
     """
 
     AUTHORS: ClassVar[Mapping[str, Any]]
@@ -25,10 +25,10 @@ class AuthorsPreset(ValidatedParams):
     )
 
     def __post_init__(self) -> None:
-        """Put the preset's values in, so that a method reads its parameters and nothing else.
+        """Set the preset's values, so that a method reads only its parameters.
 
         Raises:
-            ValueError: another value was chosen for one of them, which would be lost without a word.
+            ValueError: one of these parameters was set to another value.
         """
         if self.preset == "authors":
             defaults = {declared.name: declared.default for declared in fields(self)}

@@ -1,4 +1,4 @@
-"""Virtual images on clients: what VHL (a fixed set) and FedPG (a new set every round) share.
+"""Virtual images on clients, for VHL (a fixed set) and FedPG (a new set every round).
 
 Client loss on a real batch (x, y) and a virtual one (x', y') (fedpg.md section 4, baselines.md section 8; the released
 script of VHL), f the features, SC the supervised contrastive loss over L2-normalised features, sg a constant:
@@ -32,7 +32,7 @@ _BLOCK = 256  # images that go through a network at a time
 
 
 def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
-    """Rows of ``steps`` mini-batches of a set: permutations of it behind one another, cut into pieces.
+    """Return rows of ``steps`` mini-batches of a set, cut from consecutive permutations.
 
     Args:
         size: images in the set, at least 1.
@@ -51,7 +51,7 @@ def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generat
 
 
 def class_major_labels(num_classes: int, images: Tensor) -> Tensor:
-    """Labels int64 [K·n] of images [K·n, ...] that stand class by class, equally many of each."""
+    """Return labels int64 [K·n] of images [K·n, ...] in class order, n of each."""
     return torch.arange(num_classes, device=images.device).repeat_interleave(len(images) // num_classes)
 
 
@@ -89,7 +89,7 @@ def virtual_context(
 ) -> LossInputs:
     """The constants of :class:`VirtualLoss`: images [N, C, H, W] as pixels, with their labels int64 [N].
 
-    ``outputs`` int64 [N] are the outputs of the head that stand for the labels; None: those of the labels themselves.
+    ``outputs`` int64 [N] are the head outputs for the labels; None: the labels.
     """
     scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
     outputs = labels if outputs is None else outputs
@@ -128,15 +128,15 @@ class VirtualLoss:
 
     @property
     def is_on(self) -> bool:
-        """Whether virtual images are looked at."""
+        """Whether the loss uses virtual images."""
         return self.cross_entropy > 0 or self.contrast > 0
 
     def terms(self, model: LocalModel, batch: Batch, virtual: LossInputs) -> dict[str, Tensor]:
-        """``cross_entropy`` of the real batch, ``virtual`` cross-entropy and ``contrast``, weighted.
+        """Return ``cross_entropy`` of the real batch, ``virtual`` cross-entropy and ``contrast``, weighted.
 
         Args:
             model: in training.
-            batch: real images; its draw ``virtual`` int64 [W] says which virtual images go with them.
+            batch: real images; random input ``virtual`` int64 [W] has the indices of the step's virtual images.
             virtual: from :func:`virtual_context`.
         """
         rows = batch.random_inputs["virtual"]
