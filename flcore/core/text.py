@@ -80,3 +80,10 @@ def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | No
 def to_yaml(value: Any) -> str:
     """Return a value as YAML writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else shorten(value)
+
+
+def first_line(docstring: str) -> str:
+    """Return the first line for a listing: without full stop, and in lower case unless it starts with a name."""
+    line = docstring.strip().partition("\n")[0].removesuffix(".")
+    word = line.partition(" ")[0]
+    return line[:1].lower() + line[1:] if word[1:] == word[1:].lower() else line

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from flcore.core.text import first_line
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy
@@ -50,10 +51,15 @@ class ValidatedParams:
 class Method(ValidatedParams, ABC):
     """A federated method. By default it has no server state, messages or client state; override what the paper changes.
 
+    Name, citation and ``reduces_to_fedavg`` are arguments of the class statement::
+
+        @dataclass(frozen=True)
+        class FedProx(FedAvg, name="fedprox", citation="Li et al., MLSys 2020", reduces_to_fedavg={"mu": 0.0}):
+
     Attributes:
         AUTHORS: see :class:`flcore.methods.kit.preset.AuthorsPreset`.
         name: the registry's name.
-        summary: one line.
+        summary: the first line of the docstring.
         citation: authors, venue, year.
         trains: clients that train in a round: the sampled cohort, or all (methods without communication).
         data_scope: data of one trainer: its own, or the union of all clients' data (the centralised reference). With
@@ -83,6 +89,17 @@ class Method(ValidatedParams, ABC):
     needs_linear_head: ClassVar[bool] = False
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = None
+
+    def __init_subclass__(
+        cls, name: str | None = None, citation: str | None = None, reduces_to_fedavg: Mapping[str, Any] | None = None
+    ) -> None:
+        """Set the attributes that a class statement names, and the summary: the first line of the docstring."""
+        declared = {"name": name, "citation": citation, "reduces_to_fedavg": reduces_to_fedavg}
+        if cls.__doc__ and "summary" not in vars(cls):
+            declared["summary"] = first_line(cls.__doc__)
+        for attribute, value in declared.items():
+            if value is not None:
+                setattr(cls, attribute, value)
 
     def num_outputs(self, num_classes: int) -> int:
         """Return the number of head outputs: the classes first, then any auxiliary classes of the method."""

@@ -69,15 +69,12 @@ STATISTICS = Key("statistics", TensorDict)
 
 
 @dataclass(frozen=True)
-class CCVR(NewHead):
-    """Another method, then a new classifier from class statistics."""
+class CCVR(NewHead, name="ccvr", citation="Luo et al., NeurIPS 2021"):
+    """Another method, then a head retrained on virtual features after the last round."""
 
-    name: ClassVar[str] = "ccvr"
-    summary: ClassVar[str] = "another method, then a head retrained on virtual features after the last round"
-    citation: ClassVar[str] = "Luo et al., NeurIPS 2021"
-    collect_leg: ClassVar[str] = "collect-statistics"
+    collect_leg = "collect-statistics"
     head_slot: ClassVar[Key[Weights]] = Key("calibrated_head", Weights)
-    scored_before: ClassVar[str] = "before_calibration"
+    scored_before = "before_calibration"
 
     tap: Literal["feature", "hidden"] = param(
         "feature", "statistics of features, or of what the projection's last, linear layer reads"

@@ -7,20 +7,16 @@ as many gradient steps as a full round of all clients; with ``local.steps`` it i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from flcore.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Central(FedAvg):
-    """One trainer, all data, no communication."""
+class Central(FedAvg, name="central", citation="reference without federation"):
+    """One model trained on the union of all clients' data; upper reference."""
 
-    name: ClassVar[str] = "central"
-    summary: ClassVar[str] = "one model trained on the union of all clients' data; upper reference"
-    citation: ClassVar[str] = "reference without federation"
-    trains: ClassVar[Literal["cohort", "all"]] = "all"
-    data_scope: ClassVar[Literal["client", "union"]] = "union"
+    trains = "all"
+    data_scope = "union"
 
     @property
     def can_be_base(self) -> bool:

@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,13 +68,10 @@ ClassifierWeights = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class CReFF(FedAvg):
-    """FedAvg, and a balanced classifier for its body."""
+class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
+    """FedAvg with a classifier retrained on features that match the clients' class gradients."""
 
-    name: ClassVar[str] = "creff"
-    summary: ClassVar[str] = "FedAvg with a classifier retrained on features that match the clients' class gradients"
-    citation: ClassVar[str] = "Shang et al., IJCAI 2022"
-    needs_linear_head: ClassVar[bool] = True
+    needs_linear_head = True
 
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)

@@ -15,7 +15,6 @@ averages by samples. λ = 1 is the value of their scripts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -42,13 +41,10 @@ PERSONAL = Key("personal", Weights)
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
-    """FedAvg with a personal model of each client near the one it receives."""
+class Ditto(FedAvg, name="ditto", citation="Li et al., ICML 2021"):
+    """FedAvg, and a personal model of each client near the global one."""
 
-    name: ClassVar[str] = "ditto"
-    summary: ClassVar[str] = "FedAvg, and a personal model of each client near the global one"
-    citation: ClassVar[str] = "Li et al., ICML 2021"
-    has_global_model: ClassVar[bool] = False
+    has_global_model = False
 
     lambda_near: float = param(
         1.0, "weight λ that draws a personal model to the global one", low=0, search=Search(choices=(0.1, 1.0, 2.0))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,15 +40,8 @@ _NO_DIRECTION = 1e-16
 
 
 @dataclass(frozen=True)
-class FedASAM(FedAvg):
-    """FedAvg with sharpness-aware steps."""
-
-    name: ClassVar[str] = "fedasam"
-    summary: ClassVar[str] = (
-        "FedAvg with sharpness-aware steps, adaptive to the size of weights; optionally a mean of rounds"
-    )
-    citation: ClassVar[str] = "Caldarola et al., ECCV 2022"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
+class FedASAM(FedAvg, name="fedasam", citation="Caldarola et al., ECCV 2022", reduces_to_fedavg={"rho": 0.0}):
+    """FedAvg with sharpness-aware steps, adaptive to the size of weights; optionally a mean of rounds."""
 
     rho: float = param(
         0.1, "ρ, distance of the gradient's point; 0: FedAvg", low=0, search=Search(choices=(0.05, 0.1, 0.2, 0.5, 0.7))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from flcore.aggregation.optimizers import server_step
 from flcore.aggregation.weights import fold_weights
@@ -29,13 +28,8 @@ from flcore.methods.types import (
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
-    """Weights down, weights and sample count up, weighted average on the server."""
-
-    name: ClassVar[str] = "fedavg"
-    summary: ClassVar[str] = "weighted averaging of locally trained weights"
-    citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {}
+class FedAvg(Method, name="fedavg", citation="McMahan et al., AISTATS 2017", reduces_to_fedavg={}):
+    """Weighted averaging of locally trained weights."""
 
     @property
     def can_be_base(self) -> bool:

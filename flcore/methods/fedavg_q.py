@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -54,12 +54,8 @@ ERROR = Key("error", Weights)
 
 
 @dataclass(frozen=True)
-class FedAvgQ(FedAvg):
-    """FedAvg in a few bits per weight."""
-
-    name: ClassVar[str] = "fedavg_q"
-    summary: ClassVar[str] = "FedAvg with quantised differences and error feedback in both directions"
-    citation: ClassVar[str] = "Alistarh et al., NeurIPS 2017; Karimireddy et al., ICML 2019"
+class FedAvgQ(FedAvg, name="fedavg_q", citation="Alistarh et al., NeurIPS 2017; Karimireddy et al., ICML 2019"):
+    """FedAvg with quantised differences and error feedback in both directions."""
 
     bits: Literal[2, 4, 8] = param(4, "bits of a value on its way up")
     down_bits: Literal[2, 4, 8] = param(8, "bits of a value on its way down")

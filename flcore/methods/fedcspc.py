@@ -122,14 +122,9 @@ ANGLE_ROWS = 32
 
 
 @dataclass(frozen=True)
-class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod):
-    """A base method, with its averaged head calibrated on prototypes of all clients."""
+class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", citation="Qi et al., ACM MM 2023"):
+    """Clustered prototypes go up, the server calibrates the averaged head on them; plugs on a base."""
 
-    name: ClassVar[str] = "fedcspc"
-    summary: ClassVar[str] = (
-        "clustered prototypes go up, the server calibrates the averaged head on them; plugs on a base"
-    )
-    citation: ClassVar[str] = "Qi et al., ACM MM 2023"
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "clusters": 1,
         "ratio": 0.8,

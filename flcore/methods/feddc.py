@@ -68,13 +68,15 @@ STEP = Key("change_step", Weights)
 
 
 @dataclass(frozen=True)
-class FedDC(AuthorsPreset, FedAvg):
-    """FedAvg with a learned drift of each client and a correction of its gradients."""
+class FedDC(
+    AuthorsPreset,
+    FedAvg,
+    name="feddc",
+    citation="Gao et al., CVPR 2022",
+    reduces_to_fedavg={"use_drift": False, "use_correction": False},
+):
+    """FedAvg with a learned drift per client, decoupled from its weights and corrected."""
 
-    name: ClassVar[str] = "feddc"
-    summary: ClassVar[str] = "FedAvg with a learned drift per client, decoupled from its weights and corrected"
-    citation: ClassVar[str] = "Gao et al., CVPR 2022"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_drift": False, "use_correction": False}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"correction": "recursive"}
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 

@@ -10,9 +10,8 @@ to the code's form, the default. Server: FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,13 +23,8 @@ from flcore.methods.types import Batch, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
-class FedDecorr(FedAvg):
-    """FedAvg with a penalty on correlated dimensions of features."""
-
-    name: ClassVar[str] = "feddecorr"
-    summary: ClassVar[str] = "FedAvg with a penalty on correlated feature dimensions, against dimensional collapse"
-    citation: ClassVar[str] = "Shi et al., ICLR 2023"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"beta": 0.0}
+class FedDecorr(FedAvg, name="feddecorr", citation="Shi et al., ICLR 2023", reduces_to_fedavg={"beta": 0.0}):
+    """FedAvg with a penalty on correlated feature dimensions, against dimensional collapse."""
 
     beta: float = param(0.1, "weight β of the penalty", low=0, search=Search(choices=(0.01, 0.05, 0.1, 0.2)))
     scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -48,13 +47,8 @@ GRADIENT = Key("gradient", Weights)
 
 
 @dataclass(frozen=True)
-class FedDyn(FedAvg):
-    """FedAvg with a linear and a proximal term that move the minima of clients to the global one."""
-
-    name: ClassVar[str] = "feddyn"
-    summary: ClassVar[str] = "FedAvg with a dynamic regulariser that aligns the minima of clients"
-    citation: ClassVar[str] = "Acar et al., ICLR 2021"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0}
+class FedDyn(FedAvg, name="feddyn", citation="Acar et al., ICLR 2021", reduces_to_fedavg={"alpha": 0.0}):
+    """FedAvg with a dynamic regulariser that aligns the minima of clients."""
 
     alpha: float = param(
         0.01, "weight α of the regulariser; 0 switches it off", low=0, search=Search(choices=(0.001, 0.01, 0.1))

@@ -68,12 +68,9 @@ MEMBER = "member_"
 
 
 @dataclass(frozen=True)
-class FedEnsemble(AuthorsPreset, FedAvg):
-    """FedAvg that answers with an ensemble."""
+class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al., 2021; as a baseline of FedPA"):
+    """FedAvg, answering with all clients' models, or several averaged models, together."""
 
-    name: ClassVar[str] = "fedensemble"
-    summary: ClassVar[str] = "FedAvg, answering with all clients' models, or several averaged models, together"
-    citation: ClassVar[str] = "Shi et al., 2021; as a baseline of FedPA"
     AUTHORS: ClassVar[Mapping[str, Any]] = {"combine": "probs", "variant": "permutation"}
 
     variant: Literal["clients", "permutation"] = param(

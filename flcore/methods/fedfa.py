@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,13 +57,13 @@ ANCHORS = Key("anchors", TensorDict)
 
 
 @dataclass(frozen=True)
-class FedFA(FedAvg):
-    """FedAvg with feature anchors."""
-
-    name: ClassVar[str] = "fedfa"
-    summary: ClassVar[str] = "FedAvg with features drawn to common anchors, on which heads are trained in every step"
-    citation: ClassVar[str] = "Zhou et al., IEEE TMC 2023"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_anchor": 0.0, "use_calibration": False}
+class FedFA(
+    FedAvg,
+    name="fedfa",
+    citation="Zhou et al., IEEE TMC 2023",
+    reduces_to_fedavg={"lambda_anchor": 0.0, "use_calibration": False},
+):
+    """FedAvg with features drawn to common anchors, on which heads are trained in every step."""
 
     lambda_anchor: float = param(
         0.1, "weight λ of the distance to anchors", low=0, search=Search(choices=(0.01, 0.1, 1.0))

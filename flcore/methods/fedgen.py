@@ -51,13 +51,14 @@ from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs, S
 
 
 @dataclass(frozen=True)
-class FedGen(FeatureGeneratorMethod):
-    """FedAvg with generated features as more training data."""
+class FedGen(
+    FeatureGeneratorMethod,
+    name="fedgen",
+    citation="Zhu et al., ICML 2021",
+    reduces_to_fedavg={"gamma": 0.0, "beta": 0.0},
+):
+    """A server-trained generator of features teaches the clients' heads and models."""
 
-    name: ClassVar[str] = "fedgen"
-    summary: ClassVar[str] = "a server-trained generator of features teaches the clients' heads and models"
-    citation: ClassVar[str] = "Zhu et al., ICML 2021"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"gamma": 0.0, "beta": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "noise": "uniform",
         "div_metric": "code",

@@ -59,17 +59,18 @@ KNOWLEDGE = Key("knowledge", Prototypes)
 
 
 @dataclass(frozen=True)
-class FedHKD(AuthorsPreset, ReleasesPrototypes, FedAvg):
-    """FedAvg with mean features and mean answers per class that all clients share."""
+class FedHKD(
+    AuthorsPreset,
+    ReleasesPrototypes,
+    FedAvg,
+    name="fedhkd",
+    citation="Chen et al., ICLR 2023",
+    reduces_to_fedavg={"lambda_head": 0.0, "gamma": 0.0},
+):
+    """FedAvg with mean features and soft predictions per class that regularise body and head."""
 
-    name: ClassVar[str] = "fedhkd"
-    summary: ClassVar[str] = "FedAvg with mean features and soft predictions per class that regularise body and head"
-    citation: ClassVar[str] = "Chen et al., ICLR 2023"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_head": 0.0, "gamma": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"distance": "l2", "noise": 2.0}
-    covers: ClassVar[str] = (
-        "mean features alone; soft predictions, weights, counts and the classes held are not protected"
-    )
+    covers = "mean features alone; soft predictions, weights, counts and the classes held are not protected"
 
     lambda_head: float = param(
         0.05, "λ, weight of the answers to the mean features", low=0, search=Search(1e-3, 1.0, log=True)

@@ -35,7 +35,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -103,12 +103,13 @@ def _half_of_the_classes(classes: int | None, rounds: int) -> int:
 
 
 @dataclass(frozen=True)
-class FedMLP(RunningPrototypes, FedAvg):
-    """FedAvg with features drawn to class prototypes, to their clusters' centres and to the client's own past."""
-
-    name: ClassVar[str] = "fedmlp"
-    summary: ClassVar[str] = "multi-level prototypes against forgetting and imbalance on streams of tasks"
-    citation: ClassVar[str] = "FedMLP, multi-level prototypes for dynamic heterogeneous FL, arXiv v1"
+class FedMLP(
+    RunningPrototypes,
+    FedAvg,
+    name="fedmlp",
+    citation="FedMLP, multi-level prototypes for dynamic heterogeneous FL, arXiv v1",
+):
+    """Multi-level prototypes against forgetting and imbalance on streams of tasks."""
 
     use_prototypes: bool = param(True, "L_P, features to the global prototype of their class", switch=True)
     use_memory: bool = param(True, "L_I, features to the client's memory of their class", switch=True)

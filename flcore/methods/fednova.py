@@ -35,12 +35,9 @@ STEPS = Key("effective_steps", TensorDict)
 
 
 @dataclass(frozen=True)
-class FedNova(FedProx):
-    """FedProx, by default without its term, with updates normalised by the clients' steps."""
+class FedNova(FedProx, name="fednova", citation="Wang et al., NeurIPS 2020"):
+    """FedAvg of updates that are normalised by the steps of their clients."""
 
-    name: ClassVar[str] = "fednova"
-    summary: ClassVar[str] = "FedAvg of updates that are normalised by the steps of their clients"
-    citation: ClassVar[str] = "Wang et al., NeurIPS 2020"
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"local.optimizer": ("sgd",)}
 
     mu: float = param(0.0, "weight μ of FedProx's proximal term", low=0, search=Search(choices=(0.0, 0.001, 0.01, 0.1)))

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,13 +27,8 @@ from flcore.methods.types import MODEL, Batch, ClientContext, FederationContext,
 
 
 @dataclass(frozen=True)
-class FedNTD(FedAvg):
-    """FedAvg with distillation of the received model on the classes that are not the sample's."""
-
-    name: ClassVar[str] = "fedntd"
-    summary: ClassVar[str] = "FedAvg with distillation of the global model on the classes that are not true"
-    citation: ClassVar[str] = "Lee et al., NeurIPS 2022"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"beta": 0.0}
+class FedNTD(FedAvg, name="fedntd", citation="Lee et al., NeurIPS 2022", reduces_to_fedavg={"beta": 0.0}):
+    """FedAvg with distillation of the global model on the classes that are not true."""
 
     beta: float = param(1.0, "weight β of the distillation", low=0, search=Search(choices=(0.1, 0.3, 1.0)))
     tau: float = param(

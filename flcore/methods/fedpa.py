@@ -91,15 +91,15 @@ KNOWN_COUNTS = Key("known_counts", TensorDict)
 
 
 @dataclass(frozen=True)
-class FedPA(RunningPrototypes, FeatureGeneratorMethod):
-    """FedAvg with generated features for the head and prototypes for the encoder."""
+class FedPA(
+    RunningPrototypes,
+    FeatureGeneratorMethod,
+    name="fedpa",
+    citation="Jiang et al., IEEE TDSC 2024",
+    reduces_to_fedavg={"use_ge": False, "use_po": False},
+):
+    """Generated features for the head, prototypes for the encoder, one trained against the other."""
 
-    name: ClassVar[str] = "fedpa"
-    summary: ClassVar[str] = (
-        "generated features for the head, prototypes for the encoder, one trained against the other"
-    )
-    citation: ClassVar[str] = "Jiang et al., IEEE TDSC 2024"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_ge": False, "use_po": False}
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "noise": "uniform",
         "po_form": "mse",
@@ -110,7 +110,7 @@ class FedPA(RunningPrototypes, FeatureGeneratorMethod):
         "fidelity": "authors_broadcast",
         "proto_mode": "running",
     }
-    RUNNING: ClassVar[Literal["all", "last_pass"]] = "all"
+    RUNNING = "all"
 
     use_ge: bool = param(True, "train the head on generated features (L_ge)", switch=True)
     use_po: bool = param(True, "pull features to the prototypes (L_po)", switch=True)

@@ -11,7 +11,7 @@ weighted by samples (baselines.md section 21); no client ever sends its own. Bat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import param
@@ -25,13 +25,10 @@ TOP = Key("top", Weights)
 
 
 @dataclass(frozen=True)
-class FedPer(FedAvg):
-    """FedAvg of the lower layers; the upper ones stay with their client."""
+class FedPer(FedAvg, name="fedper", citation="Arivazhagan et al., 2019"):
+    """Shared lower layers, personal upper layers, trained together."""
 
-    name: ClassVar[str] = "fedper"
-    summary: ClassVar[str] = "shared lower layers, personal upper layers, trained together"
-    citation: ClassVar[str] = "Arivazhagan et al., 2019"
-    has_global_model: ClassVar[bool] = False
+    has_global_model = False
 
     head_from: Literal["head", "fully_connected"] = param(
         "head", "personal: the last layer, or all fully connected layers (GFPL's choice for small CNNs)"

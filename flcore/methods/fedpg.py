@@ -85,12 +85,15 @@ TARGETS = Key("targets", TensorDict)
 
 
 @dataclass(frozen=True)
-class FedPG(AuthorsPreset, ReleasesPrototypes, ImageGeneratorMethod):
-    """FedAvg with images that a generator makes at the server as more training data."""
+class FedPG(
+    AuthorsPreset,
+    ReleasesPrototypes,
+    ImageGeneratorMethod,
+    name="fedpg",
+    citation="Xue, Zhang, Chen, Meng: A Privacy-friendly and Universal Method for Solving non-IID Data",
+):
+    """A prototype-guided image generator at the server supplies shared virtual images."""
 
-    name: ClassVar[str] = "fedpg"
-    summary: ClassVar[str] = "a prototype-guided image generator at the server supplies shared virtual images"
-    citation: ClassVar[str] = "Xue, Zhang, Chen, Meng: A Privacy-friendly and Universal Method for Solving non-IID Data"
     # The notebook's; their script has 50 images of a class, w_v 0.5 and λ_c 0.1.
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "lambda_c": 20.0,

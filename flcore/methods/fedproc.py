@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -55,13 +55,10 @@ from flcore.methods.types import (
 
 
 @dataclass(frozen=True)
-class FedProc(ReleasesPrototypes, FedAvg):
-    """FedAvg with features drawn to global prototypes first, later trained by the head."""
-
-    name: ClassVar[str] = "fedproc"
-    summary: ClassVar[str] = "FedAvg with a contrast with global prototypes, of falling weight over the rounds"
-    citation: ClassVar[str] = "Mu et al., FGCS 2023"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0}
+class FedProc(
+    ReleasesPrototypes, FedAvg, name="fedproc", citation="Mu et al., FGCS 2023", reduces_to_fedavg={"alpha": 0.0}
+):
+    """FedAvg with a contrast with global prototypes, of falling weight over the rounds."""
 
     alpha: float = param(1.0, "α_0, share of the contrast in the loss; it falls to 0 over the rounds", low=0, high=1)
     tau: float = param(

@@ -50,15 +50,12 @@ from flcore.methods.types import (
 
 
 @dataclass(frozen=True)
-class FedProto(AuthorsPreset, RunningPrototypes, Method):
-    """Personal models aligned by shared class prototypes."""
+class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citation="Tan et al., AAAI 2022"):
+    """Personal models, aligned by exchanging one prototype per class."""
 
-    name: ClassVar[str] = "fedproto"
-    summary: ClassVar[str] = "personal models, aligned by exchanging one prototype per class"
-    citation: ClassVar[str] = "Tan et al., AAAI 2022"
     AUTHORS: ClassVar[Mapping[str, Any]] = {"proto_mode": "running"}
-    has_global_model: ClassVar[bool] = False
-    has_vote: ClassVar[bool] = True
+    has_global_model = False
+    has_vote = True
 
     weight: float = param(1.0, "weight λ of the prototype alignment", low=0, search=Search(0.01, 10.0, log=True))
     inference: Literal["classifier", "prototypes"] = param(

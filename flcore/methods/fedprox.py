@@ -6,9 +6,7 @@ weights. BatchNorm statistics are not part of the norm, and the term is not divi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -19,13 +17,8 @@ from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossIn
 
 
 @dataclass(frozen=True)
-class FedProx(FedAvg):
-    """FedAvg with clients that stay near the weights they received."""
-
-    name: ClassVar[str] = "fedprox"
-    summary: ClassVar[str] = "FedAvg with a proximal term that keeps clients near the global weights"
-    citation: ClassVar[str] = "Li et al., MLSys 2020"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
+class FedProx(FedAvg, name="fedprox", citation="Li et al., MLSys 2020", reduces_to_fedavg={"mu": 0.0}):
+    """FedAvg with a proximal term that keeps clients near the global weights."""
 
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 

@@ -12,7 +12,6 @@ E_h is ``head_epochs``, E_f is ``body_epochs``. For as many passes in all as oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,12 +22,8 @@ from flcore.methods.types import Batch, Exchange, FederationContext, LocalModel,
 
 
 @dataclass(frozen=True)
-class FedRep(FedPer):
-    """FedPer with the personal part trained first, then the shared one."""
-
-    name: ClassVar[str] = "fedrep"
-    summary: ClassVar[str] = "shared lower layers, personal upper layers, trained one after the other"
-    citation: ClassVar[str] = "Collins et al., ICML 2021"
+class FedRep(FedPer, name="fedrep", citation="Collins et al., ICML 2021"):
+    """Shared lower layers, personal upper layers, trained one after the other."""
 
     head_epochs: int | None = param(
         None, "E_h, passes over the data that train the personal part; null: as configured in local", low=1

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,13 +47,10 @@ MOST_ITERATIONS = 50
 
 
 @dataclass(frozen=True)
-class FeSEM(FedAvg):
-    """FedAvg within clusters of clients with similar weights."""
+class FeSEM(FedAvg, name="fesem", citation="Xie et al., 2020"):
+    """Several global models; a client belongs to the one nearest to its trained weights."""
 
-    name: ClassVar[str] = "fesem"
-    summary: ClassVar[str] = "several global models; a client belongs to the one nearest to its trained weights"
-    citation: ClassVar[str] = "Xie et al., 2020"
-    has_global_model: ClassVar[bool] = False
+    has_global_model = False
 
     centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")

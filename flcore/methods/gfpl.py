@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -115,16 +115,16 @@ def _in_rounds(classes: int | None, rounds: int) -> int:
 
 
 @dataclass(frozen=True)
-class GFPL(ReleasesVectors, Method):
-    """Personal models with two heads, retrained on features drawn from everybody's mixtures."""
+class GFPL(
+    ReleasesVectors,
+    Method,
+    name="gfpl",
+    citation="Lu, He, Li, Wang, Gong: GFPL, Generative Federated Prototype Learning",
+):
+    """Personal models with a linear and a fixed-frame head; mixtures of features travel, no weights."""
 
-    name: ClassVar[str] = "gfpl"
-    summary: ClassVar[str] = (
-        "personal models with a linear and a fixed-frame head; mixtures of features travel, no weights"
-    )
-    citation: ClassVar[str] = "Lu, He, Li, Wang, Gong: GFPL, Generative Federated Prototype Learning"
-    has_global_model: ClassVar[bool] = False
-    covers: ClassVar[str] = "means and deviations alone; weights and numbers of components, counts and classes are not"
+    has_global_model = False
+    covers = "means and deviations alone; weights and numbers of components, counts and classes are not"
 
     use_dcs: bool = param(True, "the second head: projection, frame and dot regression", switch=True)
     use_pfg: bool = param(True, "the exchange and the retraining on pseudo-features", switch=True)

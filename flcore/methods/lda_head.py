@@ -37,16 +37,13 @@ SUMS = Key("class_sums", TensorDict)
 
 
 @dataclass(frozen=True)
-class LdaHead(NewHead):
-    """Another method, then Fisher's discriminant on its features."""
+class LdaHead(NewHead, name="lda_head", citation="protofl, 2026"):
+    """Another method, then a head solved from class sums and one moment after the last round."""
 
-    name: ClassVar[str] = "lda_head"
-    summary: ClassVar[str] = "another method, then a head solved from class sums and one moment after the last round"
-    citation: ClassVar[str] = "protofl, 2026"
-    needs_linear_head: ClassVar[bool] = True
-    collect_leg: ClassVar[str] = "class-sums"
+    needs_linear_head = True
+    collect_leg = "class-sums"
     head_slot: ClassVar[Key[Weights]] = Key("discriminant_head", Weights)
-    scored_before: ClassVar[str] = "before_discriminant"
+    scored_before = "before_discriminant"
 
     shrinkage: float | None = param(
         0.01, "λ of the standardised covariance; null: cross-validation", above=0, search=Search(1e-5, 1.0, log=True)

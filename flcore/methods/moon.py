@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,13 +34,8 @@ PREVIOUS = Key("previous", Weights)
 
 
 @dataclass(frozen=True)
-class Moon(FedAvg):
-    """FedAvg with a pull to the received model's features and a push from the client's previous ones."""
-
-    name: ClassVar[str] = "moon"
-    summary: ClassVar[str] = "FedAvg with features drawn to the global model's, away from the client's last ones"
-    citation: ClassVar[str] = "Li et al., CVPR 2021"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
+class Moon(FedAvg, name="moon", citation="Li et al., CVPR 2021", reduces_to_fedavg={"mu": 0.0}):
+    """FedAvg with features drawn to the global model's, away from the client's last ones."""
 
     mu: float = param(
         5.0, "weight μ of the contrast; CIFAR-100 and Tiny-ImageNet: 1", low=0, search=Search(0.1, 10.0, log=True)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -96,12 +96,8 @@ STATISTICS_LEG, DELIVERY_LEG, FORGET_LEG = "statistics", "deliver-head", "forget
 
 
 @dataclass(frozen=True)
-class ProtoLDA(PatchSums):
-    """Sums of patches, then sums of features, then one linear system."""
-
-    name: ClassVar[str] = "protolda"
-    summary: ClassVar[str] = "features from summed moments, class prototypes and one second moment, head in closed form"
-    citation: ClassVar[str] = "protofl, 2026"
+class ProtoLDA(PatchSums, name="protolda", citation="protofl, 2026"):
+    """Features from summed moments, class prototypes and one second moment, head in closed form."""
 
     head: Literal["discriminant", "ridge"] = param("discriminant", "Fisher's discriminant, or ridge regression")
     shrinkage: float | None = param(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,12 +61,8 @@ STATISTICS_LEG, DELIVERY_LEG = "statistics", "deliver-head"
 
 
 @dataclass(frozen=True)
-class ProtoLDABlocks(PatchSums):
-    """Sums of patches, then products with the second moment of features, block by block."""
-
-    name: ClassVar[str] = "protolda_blocks"
-    summary: ClassVar[str] = "ProtoLDA with many features: the head from products with their second moment"
-    citation: ClassVar[str] = "protofl, 2026"
+class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"):
+    """ProtoLDA with many features: the head from products with their second moment."""
 
     exchanges: int = param(18, "m, blocks of directions that are exchanged", low=1, search=Search(4, 40, log=True))
     shrinkage: float = param(

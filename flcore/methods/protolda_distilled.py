@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -66,12 +66,8 @@ E = TypeVar("E", bound=RoundContext)
 
 
 @dataclass(frozen=True)
-class ProtoLDADistilled(FedAvgQ):
-    """FedAvg in few bits with distillation of a teacher that was made from sums."""
-
-    name: ClassVar[str] = "protolda_distilled"
-    summary: ClassVar[str] = "any network by FedAvg in few bits, taught by ProtoLDA's answers to clients' own images"
-    citation: ClassVar[str] = "protofl, 2026"
+class ProtoLDADistilled(FedAvgQ, name="protolda_distilled", citation="protofl, 2026"):
+    """Any network by FedAvg in few bits, taught by ProtoLDA's answers to clients' own images."""
 
     weight: float = param(1.0, "λ, weight of the teacher's answers", low=0, search=Search(0.1, 10.0, log=True))
     temperature: float = param(3.0, "T of both softmaxes", above=0, search=Search(1.0, 10.0, log=True))

@@ -52,13 +52,11 @@ CHANGE = Key("control_change", Weights)
 
 
 @dataclass(frozen=True)
-class Scaffold(FedAvg):
-    """FedAvg with every local step corrected by control variates."""
+class Scaffold(
+    FedAvg, name="scaffold", citation="Karimireddy et al., ICML 2020", reduces_to_fedavg={"use_control": False}
+):
+    """FedAvg with control variates that correct the drift of clients."""
 
-    name: ClassVar[str] = "scaffold"
-    summary: ClassVar[str] = "FedAvg with control variates that correct the drift of clients"
-    citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"use_control": False}
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "local.optimizer": ("sgd",),
         "local.momentum": (0.0,),

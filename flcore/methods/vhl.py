@@ -58,13 +58,15 @@ HOLDERS = Key("holders", TensorDict)
 
 
 @dataclass(frozen=True)
-class VHL(AuthorsPreset, FedAvg):
-    """FedAvg with noise images as more training data, to which real features of the same class are pulled."""
+class VHL(
+    AuthorsPreset,
+    FedAvg,
+    name="vhl",
+    citation="Tang et al., ICML 2022",
+    reduces_to_fedavg={"lambda_v": 0.0, "lambda_a": 0.0},
+):
+    """FedAvg with a fixed set of virtual noise images that all clients share."""
 
-    name: ClassVar[str] = "vhl"
-    summary: ClassVar[str] = "FedAvg with a fixed set of virtual noise images that all clients share"
-    citation: ClassVar[str] = "Tang et al., ICML 2022"
-    reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = {"lambda_v": 0.0, "lambda_a": 0.0}
     AUTHORS: ClassVar[Mapping[str, Any]] = {"lambda_v": 0.5, "per_class": 5000}
 
     lambda_v: float = param(

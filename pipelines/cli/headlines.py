@@ -1,7 +1,7 @@
 """What there is, a line each, read from the sources without importing them.
 
-Importing a method imports torch, which takes seconds, and a list should not. What is read are plain assignments of text
-in the classes that the tables of registries name; a test holds it against what importing gives.
+Importing a method imports torch, which takes seconds, and a list should not. What is read are texts in the
+classes that the tables of registries name; a test holds them against what importing gives.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import flcore
 from flcore.analyses import SUMMARIES
+from flcore.core.text import first_line
 
 _ROOT = Path(flcore.__file__).parent
 TABLES = {
@@ -88,15 +89,16 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _texts(path: Path, name: str) -> dict[str, str]:
-    """Attribute → text, of those that a class sets to one."""
-    body = next(node.body for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    """Return texts by attribute: arguments of the class statement, the docstring's first line, and assignments."""
+    node = next(node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
+    pairs += [
+        (ast.unparse(each.target), each.value) for each in node.body if isinstance(each, ast.AnnAssign) and each.value
+    ]
+    named = {str(key): value.value for key, value in pairs if isinstance(value, ast.Constant)}
     return {
-        node.target.id: node.value.value
-        for node in body
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        "summary": first_line(ast.get_docstring(node) or ""),
+        **{k: v for k, v in named.items() if isinstance(v, str)},
     }
 
 

@@ -55,7 +55,7 @@ def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:
     load(path)
     described = describe_one("method", "my_method")
     assert described["search"]["weight"] == {"low": 1e-4, "high": 1.0, "log": True}
-    assert "class MyMethod(FedAvg)" in path.read_text()
+    assert described["summary"] == "FedAvg with a penalty on long features"
 
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "my-method", "class", ""])
