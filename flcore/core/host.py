@@ -1,13 +1,25 @@
-"""Identify this machine and its processes, for folders that several machines share."""
+"""This machine: its identity, its processes, and the user's cache folder on it.
+
+``python -m`` and ``python -c`` search the working folder first. A file ``random.py`` in it, or a folder ``flcore``,
+would be imported in place of the library of that name, and code in a downloaded folder would run. :func:`python` and
+:func:`safe_environment` start processes that ignore the working folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from flcore.core.errors import ConfigError
+
+CACHE_VARIABLE = "XDG_CACHE_HOME"
+"""The environment variable that names the user's cache folder; without it ``.cache`` at home."""
 
 
 @cache
@@ -46,3 +58,27 @@ def began_at(process: int) -> str | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()[19]  # the 22nd field; the name in brackets may hold anything
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command of a Python process of this environment that ignores the working folder."""
+    return [sys.executable, "-P", *arguments]
+
+
+def safe_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment with changes, whose Python processes ignore the working folder."""
+    return {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
+
+
+def user_cache() -> Path:
+    """Return ``protofl`` in the user's cache folder.
+
+    Raises:
+        ConfigError: the variable is unset and the user has no home folder.
+    """
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder) / "protofl"
+    try:
+        return Path.home() / ".cache" / "protofl"
+    except RuntimeError as error:
+        raise ConfigError(f"no home folder to keep caches in; name a folder in {CACHE_VARIABLE}") from error

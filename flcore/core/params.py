@@ -12,16 +12,15 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from flcore.core.errors import ConfigError
 from flcore.core.text import is_control, nearest, shorten, to_yaml, unknown_key
-from flcore.core.type_names import choices_of, type_name
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter  # imported late: it takes as long as numpy
@@ -31,11 +30,11 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1
 """Largest whole number: arrays and other readers of a file hold no larger one."""
 
+_UNIONS = (typing.Union, types.UnionType)
 _declared: WeakKeyDictionary[type, tuple[Param, ...]] = WeakKeyDictionary()
 _validators: WeakKeyDictionary[type, TypeAdapter[dict[str, Any]]] = WeakKeyDictionary()
 
-
-SwappedParams = Callable[[int | None, int], float]
+DataBound = Callable[[int | None, int], float]
 """A bound that depends on data and run: (number of classes or None if unknown, rounds) → number."""
 
 
@@ -49,10 +48,10 @@ class Search:
     """
 
     low: float | None = None
-    high: float | SwappedParams | None = None
+    high: float | DataBound | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
-    least: SwappedParams | None = None
+    least: DataBound | None = None
     when: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -68,8 +67,8 @@ class Search:
         """
         if self.choices is not None:
             least = -math.inf if self.least is None else self.least(classes, rounds)
-            left = tuple(choice for choice in self.choices if self.least is None or choice >= least)
-            return dataclasses.replace(self, choices=left, least=None) if left else None
+            choices = tuple(choice for choice in self.choices if self.least is None or choice >= least)
+            return dataclasses.replace(self, choices=choices, least=None) if choices else None
         assert self.low is not None
         high = self.high(classes, rounds) if callable(self.high) else self.high
         assert high is not None
@@ -77,12 +76,9 @@ class Search:
 
     def describe(self) -> dict[str, Any]:
         """Return the range as JSON values; a bound that depends on data and run is null."""
-        entry: dict[str, Any] = {"log": self.log}
         if self.choices is not None:
-            entry["choices"] = self.choices
-        else:
-            entry |= {"low": self.low, "high": None if callable(self.high) else self.high}
-        return entry
+            return {"log": self.log, "choices": self.choices}
+        return {"log": self.log, "low": self.low, "high": None if callable(self.high) else self.high}
 
 
 @dataclass(frozen=True)
@@ -113,16 +109,9 @@ class Param:
 
     def describe(self) -> dict[str, Any]:
         """Return name, type, default, range, meaning and, if declared, search as JSON values."""
-        entry: dict[str, Any] = {
-            "name": self.name,
-            "type": self.type,
-            "default": list(self.default) if isinstance(self.default, tuple) else self.default,
-            "range": self.range,
-            "meaning": self.help,
-        }
-        if self.search is not None:
-            entry["search"] = self.search.describe()
-        return entry
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        entry = {"name": self.name, "type": self.type, "default": default, "range": self.range, "meaning": self.help}
+        return entry if self.search is None else {**entry, "search": self.search.describe()}
 
 
 def param(
@@ -157,20 +146,43 @@ def declared(cls: type) -> tuple[Param, ...]:
     """Return the parameters of the dataclass ``cls``, in order of declaration."""
     if cls not in _declared:
         hints = typing.get_type_hints(cls)
-        fields = (field for field in dataclasses.fields(cls) if "help" in field.metadata)
-        _declared[cls] = tuple(_param_of(field, hints[field.name]) for field in fields)
+        _declared[cls] = tuple(
+            Param(
+                name=field.name,
+                type=_type_name(hints[field.name]),
+                default=field.default if field.default_factory is MISSING else field.default_factory(),
+                choices=_choices(hints[field.name]),
+                **field.metadata,
+            )
+            for field in dataclasses.fields(cls)
+            if "help" in field.metadata
+        )
     return _declared[cls]
 
 
-def _param_of(field: dataclasses.Field[Any], hint: Any) -> Param:
-    default = field.default if field.default_factory is MISSING else field.default_factory()
-    return Param(
-        name=field.name,
-        type=type_name(hint),
-        default=default,
-        choices=choices_of(hint),
-        **field.metadata,
-    )
+def _choices(hint: Any) -> tuple[Any, ...] | None:
+    """Return the values of a ``Literal``, of an optional one or of a list of them; None for other types."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return inside
+    if origin in _UNIONS:
+        options = [option for option in inside if option is not type(None)]
+        if len(options) == 1 and typing.get_origin(options[0]) is typing.Literal:
+            return (*typing.get_args(options[0]), None)
+    return _choices(inside[0]) if origin is tuple else None
+
+
+def _type_name(hint: Any, *, quote: bool = False) -> str:
+    """Return a type's name: ``float or null``, ``list of int``; with ``quote``, the values of a ``Literal``."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, inside)) if quote else type(inside[0]).__name__
+    if origin in _UNIONS:
+        mixed = len(set(inside) - {type(None)}) > 1
+        return " or ".join("null" if o is type(None) else _type_name(o, quote=mixed) for o in inside)
+    if origin is tuple:
+        return f"list of {_type_name(inside[0])}"
+    return "mapping" if origin in (dict, Mapping) else getattr(hint, "__name__", str(hint))
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
@@ -224,25 +236,20 @@ def _strict(hint: Any, parameter: Param) -> Any:
     import pydantic
 
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return reduce(or_, (_strict(option, parameter) for option in inside))
     if origin is tuple:  # YAML and JSON have lists
         items: Any = _strict(inside[0], parameter)
         return typing.Annotated[tuple[items, ...], pydantic.Field(strict=False)]
     if origin is typing.Literal:  # compared by type as well, since true == 1
-        return typing.Annotated[hint, pydantic.BeforeValidator(partial(_of_type, {type(choice) for choice in inside}))]
+        allowed = {type(choice) for choice in inside}
+        return typing.Annotated[hint, pydantic.BeforeValidator(lambda value: value if type(value) in allowed else ...)]
     limits = pydantic.Field(ge=parameter.low, gt=parameter.above, le=parameter.high, lt=parameter.below)
     if hint is float:
         return typing.Annotated[float, limits, pydantic.BeforeValidator(_number)]
     if hint in (int, str):
         return typing.Annotated[hint, limits if hint is int else None, pydantic.AfterValidator(_plain)]
     return typing.Annotated[dict[str, Any], pydantic.BeforeValidator(_plain)] if Mapping in (hint, origin) else hint
-
-
-def _of_type(allowed: Collection[type], value: Any) -> Any:
-    if type(value) not in allowed:
-        raise ValueError
-    return value
 
 
 def _number(value: Any) -> Any:
@@ -300,7 +307,7 @@ def is_plain(value: Any, depth: int = 32) -> bool:
     if depth == 0:
         return False
     if isinstance(value, Mapping):
-        return all(is_plain(key) and isinstance(key, str) and is_plain(own, depth - 1) for key, own in value.items())
+        return all(isinstance(key, str) and is_plain(key) and is_plain(item, depth - 1) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(is_plain(item, depth - 1) for item in value)
     if isinstance(value, str):

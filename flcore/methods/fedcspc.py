@@ -59,7 +59,7 @@ from torch import Tensor, nn
 from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
-from flcore.core.schedules import Constant, Exponential, Pieces, Schedule
+from flcore.core.schedules import exponential
 from flcore.io.messages import Payload, Prototypes, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
@@ -459,12 +459,11 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         facts |= {f"calibration_{name}": value for name, value in losses.items()}
         return server | on_device({CALIBRATED: Weights(part)}, "cpu"), facts
 
-    @property
-    def round_rate(self) -> Schedule:
-        """Return the learning rate at the beginning of a calibration, by rounds passed."""
-        if self.cal_lr_schedule == "constant":
-            return Constant(self.cal_lr)
-        return Pieces(self.cal_lr, ((6, 0.1), (41, 0.01)))
+    def round_rate(self, rounds_done: int) -> float:
+        """Return the learning rate at the beginning of a calibration."""
+        if self.cal_lr_schedule == "constant" or rounds_done < 6:
+            return self.cal_lr
+        return self.cal_lr * (0.1 if rounds_done < 41 else 0.01)
 
     def fit_part(
         self, network: Network, start: Weights, pool: TensorDict, rate: float, stream: torch.Generator
@@ -493,7 +492,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             return {name: (1.0, term) for name, term in self.calibration_loss(network, values, pool, *batch).items()}
 
         sizes = [len(rows) for rows in torch.split(torch.arange(len(labels)), self.cal_batch)]
-        schedule = Exponential(rate, 0.1, every=self.cal_decay_every * len(sizes))
+        schedule = exponential(rate, 0.1, every=self.cal_decay_every * len(sizes))
         moved = Moving(moving, Sgd(rate, weight_decay=self.cal_weight_decay), schedule)
         fitted = fit(moved, batches(), loss, what="the calibration", cure="method.cal_lr or method.eta")
         last = fitted.terms[-len(sizes) :]

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.core.schedules import Exponential
+from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.generators.draws import draw_noise
@@ -86,7 +86,7 @@ class FedGen(
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         if FEATURE_GENERATOR not in ctx.received:
             return {}
-        gamma, beta = (Exponential(weight, self.decay, FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta))
+        gamma, beta = (exponential(weight, self.decay, FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta))
         generator = ctx.received[FEATURE_GENERATOR]
         weights = {"gamma": gamma * self.generated_share(ctx), "beta": beta}
         return {

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.core.schedules import Exponential
+from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
@@ -179,10 +179,10 @@ class FedPA(
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         inputs: dict[str, Any] = {}
         if FEATURE_GENERATOR in ctx.received:
-            weight = Exponential(self.lambda_ge0, self.decay, FLOOR)
+            weight = exponential(self.lambda_ge0, self.decay, FLOOR)
             inputs["lambda_ge"] = weight(ctx.rounds_done) * self.generated_share(ctx)
         if self.pulls and ctx.rounds_done > 0:
-            weight = Exponential(self.lambda_po0, self.decay, self.lambda_po_floor)
+            weight = exponential(self.lambda_po0, self.decay, self.lambda_po_floor)
             inputs |= {"lambda_po": weight(ctx.rounds_done), **received_prototypes(ctx)}
         return inputs
 
@@ -244,7 +244,7 @@ class FedPA(
 
         ``distance``, of weight 0: the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over the samples of classes with a prototype.
         """
-        gamma_fid = Exponential(self.gamma_fid0, self.decay, FLOOR)(passed)
+        gamma_fid = exponential(self.gamma_fid0, self.decay, FLOOR)(passed)
         prototypes = server.get(PROTOTYPES)
 
         def loss(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:

@@ -23,7 +23,6 @@ from typing import Literal
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.core.schedules import LinearSchedule
 from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy
@@ -77,7 +76,7 @@ class FedProc(
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         if self.alpha == 0 or ctx.rounds_done == 0:
             return {}
-        share = LinearSchedule(self.alpha, ctx.setting.rounds)(ctx.rounds_done)
+        share = self.alpha * (1 - ctx.rounds_done / ctx.setting.rounds)
         return {"share": share, **received_prototypes(ctx)}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:

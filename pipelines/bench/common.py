@@ -21,7 +21,7 @@ import torch
 from flcore.config.schema import Config
 from flcore.core.cpu_class import processor_class
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.interpreter import python
+from flcore.core.host import python
 from flcore.data.dataset import Dataset, Meta, Split
 from flcore.data.dividing import make_partition
 from pipelines.bench.work import CLASSES, MEAN, STD

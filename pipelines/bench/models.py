@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.interpreter import python
+from flcore.core.host import python
 from flcore.models import MODELS
 from pipelines.bench.common import (
     Bench,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TextIO
 
 from flcore.core.errors import MLOPS, ConfigError, DataError, ProtoflError, RunError
+from flcore.core.host import CACHE_VARIABLE, user_cache
 from flcore.core.text import fit_to_print
-from flcore.io.user_cache import VARIABLE, user_cache
 from pipelines.addresses import remember
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
@@ -170,7 +170,7 @@ def _elsewhere(path: Path) -> str:
         return "name another folder in PROTOFL_CACHE"
     with suppress(ConfigError):  # nobody's
         if path.is_absolute() and path.is_relative_to(user_cache()):
-            return f"name another folder in {VARIABLE}"
+            return f"name another folder in {CACHE_VARIABLE}"
     if _OWN in path.parts:
         return "caches and logs go below the folder that a command is typed in: cd to one that can be written to"
     return "choose another --out"

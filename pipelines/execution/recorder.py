@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
-from flcore.core.interpreter import python
+from flcore.core.host import python
 from flcore.io import disk
 
 _KINDS: Mapping[str, type[ProtoflError]] = {"ConfigError": ConfigError, "DataError": DataError, "RunError": RunError}

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.core.host import began_at
-from flcore.core.interpreter import safe_environment as environment_of
+from flcore.core.host import began_at, safe_environment
 from flcore.io import disk
 from flcore.io.files import write_json
 from flcore.io.locks import take_lock
@@ -124,7 +123,7 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment_of({**environment, _MARK: _mark(name)}),
+            env=safe_environment({**environment, _MARK: _mark(name)}),
             start_new_session=True,
         )
     try:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.interpreter import python
-from flcore.core.interpreter import safe_environment as environment_of
+from flcore.core.host import python, safe_environment
 from flcore.io import disk
 from flcore.io.files import write_json
 from pipelines.config import yaml_text
@@ -136,7 +135,7 @@ def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str)
             subprocess.run(
                 python("-m", *module),
                 # Its settings may be those of a profile in another home than the one that it is given here.
-                env=environment_of({**environment(address.url), **address.settings}),
+                env=safe_environment({**environment(address.url), **address.settings}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -24,8 +24,7 @@ from flcore.core.errors import ConfigError
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import RunFiles
-from flcore.io.files import read_json, write_json
-from flcore.io.files import remove_stale_temp as sweep_leftovers
+from flcore.io.files import read_json, remove_stale_temp, write_json
 from pipelines.addresses import has_secrets
 from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
@@ -298,7 +297,7 @@ def retrain_on_new_data(
             why = "changed configuration or code, " * (before["data_fingerprint"] == data) + why
         create_markdown_artifact(f"{why}; {was}", key="data")
         outcome = experiment(checked, folder, how, restart=restart, inputs=inputs)
-        sweep_leftovers(home, last.name)
+        remove_stale_temp(home, last.name)
         write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
         show_run(outcome)
     return Completed(message=f"trained ({why}; {was}): {left(outcome)}", data=str(outcome.directory))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from flcore.core.errors import MLOPS, ConfigError, RunError, require
-from flcore.core.interpreter import python
+from flcore.core.host import python
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans
 from pipelines.orchestration.address import configured, problem_with, started_here

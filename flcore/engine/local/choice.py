@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.core.host import user_cache
 from flcore.core.text import shorten
 from flcore.engine.cohort import leg_steps, participants_of, select_cohort, stacks
 from flcore.engine.local.compiled import CompiledTrainer
@@ -35,7 +36,6 @@ from flcore.experiment.provenance import code_fingerprint
 from flcore.io import disk
 from flcore.io.files import read_json, write_json
 from flcore.io.locks import take_lock
-from flcore.io.user_cache import user_cache
 
 _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
@@ -142,7 +142,7 @@ def default_cache() -> Path:
     """Return the folder of this machine's decisions.
 
     Raises:
-        ConfigError: as :func:`flcore.io.user_cache.user_cache`.
+        ConfigError: as :func:`flcore.core.host.user_cache`.
     """
     return user_cache() / "engine"
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import DataError, RunError
+from flcore.core.host import CACHE_VARIABLE
 from flcore.engine.local.graph_name import graph_name
 from flcore.engine.local.program import (
     CacheMissError,
@@ -40,7 +41,6 @@ from flcore.engine.local.program import (
 from flcore.io import disk
 from flcore.io.files import read_json, replace_file, write_json
 from flcore.io.locks import take_lock
-from flcore.io.user_cache import VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ def _loaded(library: Path) -> Any:
         first = str(error).strip().partition("\n")[0]
         raise RunError(
             f"{library}: cannot be loaded ({first[:200]}); delete it, or name a folder from which programs may be "
-            f"run in {VARIABLE}"
+            f"run in {CACHE_VARIABLE}"
         ) from error
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import RunError
-from flcore.io.user_cache import user_cache
+from flcore.core.host import user_cache
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -72,7 +72,7 @@ def default_folder() -> Path:
     """Return the folder of this machine's programs.
 
     Raises:
-        ConfigError: as :func:`flcore.io.user_cache.user_cache`.
+        ConfigError: as :func:`flcore.core.host.user_cache`.
     """
     return user_cache() / "steps"
 

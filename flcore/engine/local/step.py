@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from flcore.config.sections import LocalConfig
 from flcore.core.optim import Adam, Optimizer, Sgd
-from flcore.core.schedules import Constant, Cosine, Exponential, Schedule
+from flcore.core.schedules import exponential
 from flcore.data.augment import augment
 from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Loss, LossInputs, Perturb, Phase
@@ -155,13 +156,12 @@ def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimi
 
 def learning_rate(local: LocalConfig, round_number: int, rounds: int) -> float:
     """The learning rate of round ``round_number`` (1-based, so that round 1 has ``local.lr``)."""
-    schedules: dict[str, Schedule] = {
-        "constant": Constant(local.lr),
-        "exponential": Exponential(local.lr, local.decay),
-        "step": Exponential(local.lr, local.decay, every=local.decay_every),
-        "cosine": Cosine(local.lr, rounds),
-    }
-    return schedules[local.schedule](round_number - 1)
+    passed = round_number - 1
+    if local.schedule == "cosine":
+        return local.lr * 0.5 * (1 + math.cos(math.pi * passed / rounds))
+    if local.schedule == "constant":
+        return local.lr
+    return exponential(local.lr, local.decay, every=local.decay_every if local.schedule == "step" else 1)(passed)
 
 
 def loss_context(inputs: LossInputs, phases: Sequence[Phase]) -> LossInputs:

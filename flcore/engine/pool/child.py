@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from flcore.core import loaded_code
-from flcore.core.interpreter import python
+from flcore.core.host import python
 
 _BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from flcore.engine.pool.child import begin; begin()"
 _SECONDS_TO_DIE = 5

@@ -19,7 +19,7 @@ from torch import Tensor
 from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream, torch_stream
-from flcore.core.schedules import Exponential
+from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.draws import draw_labels, draw_noise
@@ -215,7 +215,7 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         network = self.architecture(setting).build().to(setting.device).train()
         load_weights(network, held[FEATURE_GENERATOR])
         params = dict(network.named_parameters())
-        optimizer = Adam(Exponential(self.gen_lr, self.gen_decay)(ctx.rounds_done), self.gen_weight_decay)
+        optimizer = Adam(exponential(self.gen_lr, self.gen_decay)(ctx.rounds_done), self.gen_weight_decay)
         optimizer.restore(params, held[GENERATOR_OPTIMIZER].named)
         heads = stacked_heads(replies, label_weights(drawn), setting.device)
         objective = self.objective(held, heads, ctx.rounds_done)

@@ -17,7 +17,7 @@ from torch import Tensor
 from flcore.core.optim import Adam
 from flcore.core.params import Search, param
 from flcore.core.rng import numpy_stream
-from flcore.core.schedules import Exponential
+from flcore.core.schedules import exponential
 from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.draws import draw_noise
@@ -165,7 +165,7 @@ class ImageGeneratorMethod(FedAvg):
     def _moving(self, values: Mapping[str, Tensor], rate: float) -> Moving:
         """Give the values a new Adam, with a learning rate that falls from step to step."""
         optimizer = Adam(rate, betas=GENERATOR_BETAS, fused=True)
-        return Moving(values, optimizer, Exponential(rate, self.gen_decay, every=self.gen_decay_every))
+        return Moving(values, optimizer, exponential(rate, self.gen_decay, every=self.gen_decay_every))
 
     def _asked(self, setting: FederationContext, stream: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield noise [B, z] and uniform labels [B] of every step."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from flcore.core.schedules import Constant, Cosine, Exponential, LinearSchedule, Pieces
+from flcore.core.schedules import exponential
 
 
 @pytest.mark.parametrize(
@@ -15,13 +13,13 @@ from flcore.core.schedules import Constant, Cosine, Exponential, LinearSchedule,
 )
 def test_weights_of_fedpa(t: int, ge: float, po: float) -> None:
     """fedpa.md fact 2."""
-    assert Exponential(25, 0.98, 1e-4)(t) == pytest.approx(ge, abs=1e-6)
-    assert Exponential(5, 0.98, 0.15)(t) == pytest.approx(po, abs=1e-6)
+    assert exponential(25, 0.98, 1e-4)(t) == pytest.approx(ge, abs=1e-6)
+    assert exponential(5, 0.98, 0.15)(t) == pytest.approx(po, abs=1e-6)
 
 
 def test_a_floor_is_reached_and_kept() -> None:
     """fedpa.md fact 2: 5·0.98^173 = 0.151733, then 0.15. FedGen, baselines.md 6: 1e-4 when 0.98^r < 1e-5: r > 569.9."""
-    pull, fedgen = Exponential(5, 0.98, 0.15), Exponential(10, 0.98, 1e-4)
+    pull, fedgen = exponential(5, 0.98, 0.15), exponential(10, 0.98, 1e-4)
     assert pull(173) == pytest.approx(0.151733, abs=1e-6)
     assert pull(174) == pull(10_000) == 0.15
     assert fedgen(1) == pytest.approx(9.8)
@@ -29,19 +27,19 @@ def test_a_floor_is_reached_and_kept() -> None:
 
 
 def test_a_floor_does_not_revive_a_weight_of_zero() -> None:
-    assert all(Exponential(0, 0.98, 0.15)(t) == 0 for t in (0, 1, 500))
+    assert all(exponential(0, 0.98, 0.15)(t) == 0 for t in (0, 1, 500))
 
 
 @pytest.mark.parametrize(("t", "lr"), [(10, 0.009043821), (100, 0.003660323), (199, 0.001353330)])
 def test_client_learning_rate_of_fedpa(t: int, lr: float) -> None:
     """fedpa.md fact 2: 0.01·0.99^t."""
-    assert Exponential(0.01, 0.99)(t) == pytest.approx(lr, abs=1e-9)
+    assert exponential(0.01, 0.99)(t) == pytest.approx(lr, abs=1e-9)
 
 
 def test_generator_learning_rate_of_fedpa() -> None:
     """fedpa.md fact 2: 3e-4·0.98^10 = 2.451218e-4."""
-    assert Exponential(3e-4, 0.98)(10) == pytest.approx(2.451218e-4, abs=1e-10)
-    assert Exponential(3e-4, 0.98)(0) == 3e-4
+    assert exponential(3e-4, 0.98)(10) == pytest.approx(2.451218e-4, abs=1e-10)
+    assert exponential(3e-4, 0.98)(0) == 3e-4
 
 
 def test_generator_learning_rate_of_fedpg() -> None:
@@ -49,24 +47,10 @@ def test_generator_learning_rate_of_fedpg() -> None:
 
     Sum by hand: 20·2e-5·(1 - 0.95^15)/0.05 = 0.008·(1 - 0.463291) = 0.004293672.
     """
-    schedule = Exponential(2e-5, 0.95, every=20)
+    schedule = exponential(2e-5, 0.95, every=20)
     rates = [schedule(step) for step in range(300)]
     assert rates[0] == rates[19] == 2e-5
     assert rates[20] == pytest.approx(1.9e-5)
     assert rates[-1] == pytest.approx(2e-5 * 0.95**14)
     assert schedule(300) == pytest.approx(2e-5 * 0.95**15)
     assert sum(rates) == pytest.approx(0.00429367, abs=1e-8)
-
-
-def test_falling_to_nothing() -> None:
-    """FedProc's α over 10 rounds, and half a cosine: at the start, a quarter (1/2 + √2/4), the middle and the end."""
-    assert [LinearSchedule(0.8, 10)(t) for t in (0, 5, 10)] == pytest.approx([0.8, 0.4, 0])
-    quarter = 0.5 + math.sqrt(2) / 4
-    assert [Cosine(1.0, 8)(t) for t in (0, 2, 4, 8)] == pytest.approx([1, quarter, 0.5, 0])
-
-
-def test_constants_and_steps() -> None:
-    """Of 0.8: half from the fourth on (3 have passed), a tenth from the sixth on."""
-    assert [Constant(0.3)(t) for t in (0, 7)] == [0.3, 0.3]
-    pieces = Pieces(0.8, ((3, 0.5), (5, 0.1)))
-    assert [pieces(t) for t in (0, 2, 3, 4, 5, 99)] == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.08, 0.08])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.io.user_cache import user_cache
+from flcore.core.host import user_cache
 from flcore.version import VERSION
 from pipelines.cli import app, commands
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.optim import Adam, Sgd
-from flcore.core.schedules import Exponential
+from flcore.core.schedules import exponential
 from flcore.methods.kit.server_training import Fitted, Moving, Terms, fit, leaves
 
 T = torch.tensor
@@ -36,7 +36,7 @@ def test_steps_on_the_weighted_sum() -> None:
 def test_groups_move_by_their_own_optimisers_and_rates() -> None:
     """Both have gradient 1 at both steps. w: SGD, 0.1 then 0.05. v: Adam, whose steps are its rate: 0.01 and 0.01."""
     w, v = leaves({"w": T([1.0])}), leaves({"v": T([2.0])})
-    groups = [Moving(w, Sgd(9.0), Exponential(0.1, 0.5)), Moving(v, Adam(0.01))]
+    groups = [Moving(w, Sgd(9.0), exponential(0.1, 0.5)), Moving(v, Adam(0.01))]
     fitted = fit(groups, range(2), lambda _: {"sum": (1.0, w["w"].sum() + v["v"].sum())}, what="it", cure="lr")
     assert w["w"].item() == pytest.approx(0.85)
     assert v["v"].item() == pytest.approx(1.98)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flcore.core.interpreter import python, safe_environment
+from flcore.core.host import python, safe_environment
 from flcore.engine.pool.child import WorkerProcess, end_with_parent
 
 OF_THE_STANDARD_LIBRARY = ("json", "queue", "random", "selectors")
