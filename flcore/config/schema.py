@@ -205,7 +205,8 @@ class Config:
             return
         how, name = self.aggregation, self.method.name
         folded = self.method.aggregates if self.method.data_scope == "client" else frozenset[str]()
-        told = f"{name} folds {' and '.join(sorted(folded))} alone" if folded else f"no stage of {name} folds so"
+        kinds_of = " and ".join(sorted(folded))
+        reason = f"{name} aggregates {kinds_of} alone" if folded else f"no server step of {name} does so"
         asked: tuple[tuple[str, Any, set[str]], ...] = (
             ("rule", how.rule, {"weights", "prototypes"}),
             ("clip", how.clip, {"weights"}),
@@ -216,7 +217,7 @@ class Config:
         for key, value, kinds in asked:
             if value not in ("mean", "none", None, 0) and folded.isdisjoint(kinds):
                 cure = f"leave {key} out, or take another method"
-                raise ConfigError(f"aggregation.{key} = {to_yaml(value)}: {told}; {cure}")
+                raise ConfigError(f"aggregation.{key} = {to_yaml(value)}: {reason}; {cure}")
         if how.noise > 0 and not self.method.releases_weights_alone:
             raise ConfigError(
                 f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "

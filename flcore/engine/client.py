@@ -17,10 +17,10 @@ from flcore.engine.client_data import ClientData
 from flcore.engine.energy import Clock
 from flcore.engine.failures import ClientError, client_step, failure_of, is_the_machines, misfit
 from flcore.engine.local.compiled import CompiledTrainer
+from flcore.engine.local.plan import planned_steps
 from flcore.engine.local.serial import SerialTrainer, Trainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
-from flcore.engine.local.tape import planned_steps
 from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.experiment.experiment import Experiment
@@ -274,19 +274,19 @@ class _Trained:
     def drawn_labels(self) -> Tensor:
         return self._outcome.drawn
 
-    def noted_means(self) -> Prototypes:
+    def recorded_means(self) -> Prototypes:
         setting = self._passes.experiment.setting
-        if self._outcome.noted is None:
+        if self._outcome.recorded is None:
             return Prototypes.empty(setting.num_classes, setting.feature_dim)
-        sums, counts = self._outcome.noted
+        sums, counts = self._outcome.recorded
         return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).float(), counts > 0)
 
-    def noted_passes(self) -> tuple[Tensor, Tensor]:
-        if self._outcome.noted is None:
+    def recorded_passes(self) -> tuple[Tensor, Tensor]:
+        if self._outcome.recorded is None:
             setting = self._passes.experiment.setting
             nothing = torch.zeros(0, setting.num_classes, setting.feature_dim, device=setting.device)
             return nothing, nothing[..., 0] > 0
-        sums, counts = self._outcome.noted
+        sums, counts = self._outcome.recorded
         return (sums / counts.clamp_min(1).unsqueeze(-1)).float(), counts > 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from flcore.core.errors import RunError
 from flcore.core.rng import numpy_stream
-from flcore.engine.local.tape import planned_steps
+from flcore.engine.local.plan import planned_steps
 from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Exchange
 

@@ -76,7 +76,7 @@ def client_step(place: ExchangeId, leg_name: str, clients: Sequence[int], part: 
 
 @contextmanager
 def error_context(where: str) -> Iterator[None]:
-    """Add the place to errors outside of clients' turns, such as ``round 3, server stage calibrate``.
+    """Add the place to errors outside of clients' turns, such as ``round 3, server step calibrate``.
 
     A plain ValueError or ArithmeticError is a method's own message and is shown without its type.
 

@@ -262,7 +262,7 @@ def _why(exchange: Exchange, failure: Failure) -> str:
 def _run_stage(
     stage: ServerStep, name: str, server: Record, messages: Replies, ctx: RoundContext
 ) -> tuple[Record, dict[str, float]]:
-    with error_context(f"round {ctx.round}, server stage {name}"):
+    with error_context(f"round {ctx.round}, server step {name}"):
         after, facts = stage(server, messages, ctx)
         return row_major(after), {fact: float(value) for fact, value in facts.items()}
 

@@ -49,7 +49,7 @@ def leg_facts(
     """Return what one exchange adds to its round's record, as JSON values; see :func:`round_facts`.
 
     Args:
-        leg: its name. replies: by client. stages: facts of the server's stages by name, in order.
+        leg: its name. replies: by client. stages: facts of the server's steps by name, in order.
         is_cohort: whether the leg's clients are the round's training cohort.
     """
     names = sorted({name for reply in replies.values() for name in reply.losses})

@@ -134,7 +134,7 @@ def part_function(model: ModuleView, part: str) -> Callable[[Tensor], Tensor]:
     """Return the function of a part's name; ``logits`` are the head's."""
     if part == "logits":
         return lambda images: model.classify(model.features(images))
-    return lambda images: model.ask(part, images, None)
+    return lambda images: model.call_part(part, images, None)
 
 
 def network_part(network: Network, part: str) -> Callable[[ParamDict, Tensor], Tensor]:

@@ -188,7 +188,7 @@ class Method(ValidatedParams, ABC):
     @property
     def aggregates(self) -> frozenset[Kind]:
         """Kinds of payloads that the server aggregates by the rule of section ``aggregation``."""
-        kinds = (getattr(stage, "folds", None) for stage in self.server_steps().values())
+        kinds = (getattr(step, "aggregates", None) for step in self.server_steps().values())
         return frozenset(kind for kind in kinds if kind is not None)
 
     @property
@@ -202,8 +202,8 @@ class Method(ValidatedParams, ABC):
     @property
     def releases_weights_alone(self) -> bool:
         """Whether the server uses client messages only to aggregate weights."""
-        stages = self.server_steps().values()
-        return bool(stages) and all(getattr(stage, "folds", None) == "weights" for stage in stages)
+        steps = self.server_steps().values()
+        return bool(steps) and all(getattr(step, "aggregates", None) == "weights" for step in steps)
 
     @property
     def can_be_base(self) -> bool:

@@ -58,7 +58,7 @@ class FedASAM(FedAvg, name="fedasam", citation="Caldarola et al., ECCV 2022", re
     swa_every: int = param(1, "rounds from one model of the mean to the next", low=1)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(updates=(StepSpec(probe=self.uphill),)),) if self.rho > 0 else super().phases()
+        return (Phase(updates=(StepSpec(perturb=self.uphill),)),) if self.rho > 0 else super().phases()
 
     def uphill(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return w + ε."""

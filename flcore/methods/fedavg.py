@@ -23,7 +23,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 
@@ -48,7 +48,7 @@ class FedAvg(Method, name="fedavg", citation="McMahan et al., AISTATS 2017", red
         return {"aggregate": aggregate}
 
 
-@folds("weights")
+@aggregates("weights")
 def aggregate(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """w_g ← Σ_{k∈S} (n_k / N) w_k, or the fold and server step that the section ``aggregation`` asks for."""
     model, facts = fold_models(replies.of(MODEL), sample_counts(replies), server, ctx)

@@ -39,7 +39,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 GRADIENT = Key("gradient", Weights)
@@ -77,7 +77,7 @@ class FedDyn(FedAvg, name="feddyn", citation="Acar et al., ICLR 2021", reduces_t
     def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": self.aggregate}
 
-    @folds("weights")
+    @aggregates("weights")
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Update h and w, both by the mean of the round's w_k."""
         mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)

@@ -93,7 +93,7 @@ class FedFA(
             return super().phases()
         adam = partial(Adam, self.calibration_lr)
         own = StepSpec(loss=self.calibration, trainable=("head.",), optimizer=adam)
-        return (Phase(note="passes", updates=(StepSpec(), own) if self.use_calibration else (StepSpec(),)),)
+        return (Phase(record_features="passes", updates=(StepSpec(), own) if self.use_calibration else (StepSpec(),)),)
 
     def loss_inputs(self, ctx: ClientContext) -> LossInputs:
         return {"anchors": ctx.received[ANCHORS]["anchors"]} if self.has_anchors else {}
@@ -102,7 +102,7 @@ class FedFA(
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.has_anchors:
-            model.note(features)
+            model.record_features(features)
         if self.lambda_anchor > 0:
             distance = anchor_distance(features, batch.labels, inputs["anchors"], batch.weight)
             terms["anchors"] = self.lambda_anchor * distance
@@ -112,13 +112,13 @@ class FedFA(
         """Return the cross-entropy of the head on the anchors."""
         anchors = inputs["anchors"]
         labels = torch.arange(len(anchors), device=anchors.device)
-        return {"calibration": cross_entropy(model.beside().classify(anchors), labels)}
+        return {"calibration": cross_entropy(model.for_extra_inputs().classify(anchors), labels)}
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if not self.has_anchors:
             return message, client_state
-        means, present = trained.noted_passes()
+        means, present = trained.recorded_passes()
         anchors = moved_anchors(ctx.received[ANCHORS]["anchors"], means, present, self.anchor_momentum)
         upload = {"anchors": anchors}
         if self.anchor_mean == "holders":

@@ -114,7 +114,7 @@ class FedGen(
             noise = batch.random_inputs["noise"][: batch.labels.shape[0]]
             generator = inputs["architecture"].network
             counterparts = constant_output(generator, **inputs["generator"], noise=noise, labels=batch.labels)
-            teacher = model.beside().classify(counterparts)
+            teacher = model.for_extra_inputs().classify(counterparts)
             terms["divergence"] = inputs["beta"] * teacher_divergence(logits, teacher, batch.weight)
         return terms
 

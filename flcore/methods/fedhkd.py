@@ -128,7 +128,7 @@ class FedHKD(
             return terms
         means, present = inputs["features"], inputs["present"]
         if self.lambda_head > 0:
-            answers = (model.beside().classify(means) / self.temperature).softmax(1)
+            answers = (model.for_extra_inputs().classify(means) / self.temperature).softmax(1)
             distance = row_distance(answers, inputs["answers"], present, form=self.distance)
             terms["answers"] = self.lambda_head * distance
         if self.gamma > 0:

@@ -73,7 +73,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 REPORT_LEG = "report-counts"
@@ -250,7 +250,7 @@ class FedMLP(
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         features, labels, weight = model.features(batch.images), batch.labels, batch.weight
-        model.note(features)
+        model.record_features(features)
         logits = model.classify(features)
         if self.mask_absent:
             logits = without_classes(logits, ~inputs["held"])
@@ -374,7 +374,7 @@ def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[
     return server | {COUNTS: TensorDict({"classes": total})}, {}
 
 
-@folds("prototypes")
+@aggregates("prototypes")
 def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """g^k ← mean of c^k over the clients that uploaded class k.
 

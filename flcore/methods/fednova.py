@@ -28,7 +28,16 @@ from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.methods.fedavg import fold_models, sample_counts, with_model
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import MODEL, ClientContext, Metrics, Replies, RoundContext, ServerStep, TrainedClient, folds
+from flcore.methods.types import (
+    MODEL,
+    ClientContext,
+    Metrics,
+    Replies,
+    RoundContext,
+    ServerStep,
+    TrainedClient,
+    aggregates,
+)
 
 STEPS = Key("effective_steps", TensorDict)
 """‖a_i‖₁, one float64."""
@@ -60,7 +69,7 @@ def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
     return moved
 
 
-@folds("weights")
+@aggregates("weights")
 def aggregate_normalised(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """Average updates that are scaled to equal steps, w ← w + Σ p_i (τ_eff / ‖a_i‖₁) (w_i − w)."""
     sizes, before = sample_counts(replies), server[MODEL]

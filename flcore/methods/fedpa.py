@@ -83,7 +83,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 KNOWN_COUNTS = Key("known_counts", TensorDict)
@@ -191,7 +191,7 @@ class FedPA(
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
-        model.note(features)
+        model.record_features(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "lambda_ge" in inputs:
             terms["generated"] = inputs["lambda_ge"] * generated_cross_entropy(model, batch)
@@ -268,7 +268,7 @@ class FedPA(
         return loss
 
 
-@folds("prototypes")
+@aggregates("prototypes")
 def fuse_client_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """φ^c ← Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; others keep theirs."""
     held = {client: counts["held"] for client, counts in replies.of(LABEL_COUNTS).items()}

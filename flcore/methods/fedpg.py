@@ -77,7 +77,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 TARGETS = Key("targets", TensorDict)
@@ -316,7 +316,7 @@ class FedPG(
         return super().generated_features(server, setting, count, generator) if TARGETS in server else None
 
 
-@folds("prototypes")
+@aggregates("prototypes")
 def aggregate_supports(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """P_c ← mean of P_{k,c} over this round's clients that sent class c; other classes are absent."""
     return fused_prototypes(server, replies, ctx, keep=False)

@@ -49,7 +49,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 
@@ -102,7 +102,7 @@ class FedProc(
         stages = dict(super().server_steps())
         return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
 
-    @folds("prototypes")
+    @aggregates("prototypes")
     def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """c_j ← the mean of the round's uploads of class j."""
         counts = counts_of_uploads(replies) if self.weighted else None

@@ -45,7 +45,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 
@@ -73,7 +73,7 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citati
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
-        model.note(features)
+        model.record_features(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.weight > 0:
             known = inputs["means"], inputs["present"]
@@ -105,7 +105,7 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citati
         return torch.where(usable.any(), nearest, logits)
 
 
-@folds("prototypes")
+@aggregates("prototypes")
 def aggregate_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
     """p̄_c ← mean of p_{k,c} over the clients that uploaded class c."""
     return fused_prototypes(server, replies, ctx)

@@ -40,5 +40,5 @@ class FedRep(FedPer, name="fedrep", citation="Collins et al., ICML 2021"):
 
 def loss_on_frozen_base(model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
     """Return the cross-entropy over features without dropout; the head keeps its own."""
-    logits = model.classify(model.beside().features(batch.images))
+    logits = model.classify(model.for_extra_inputs().features(batch.images))
     return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}

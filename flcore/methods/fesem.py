@@ -3,8 +3,8 @@
 Stochastic expectation maximisation of Σ_k ‖w_k − v_{r_k}‖², once per round. Client k minimises CE from its centre
 v_{r_k}; then, over the clients S of the round,
 
-* server stage *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; other clients keep r_k;
-* server stage *aggregate* (M): v_j ← mean of the w_k with r_k = j; without such a client in S it stays.
+* server step *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; other clients keep r_k;
+* server step *aggregate* (M): v_j ← mean of the w_k with r_k = j; without such a client in S it stays.
 
 Distances are over all parameters, summed in float64; buffers are averaged with their cluster only. A centre without any
 member, sampled or not, takes the client of S that is farthest from its own centre, unless that empties another cluster.

@@ -41,7 +41,7 @@ from flcore.methods.types import (
     RoundContext,
     ServerStep,
     TrainedClient,
-    folds,
+    aggregates,
 )
 
 CONTROL = Key("control", Weights)
@@ -94,7 +94,7 @@ class Scaffold(
     def server_steps(self) -> Mapping[str, ServerStep]:
         return {"aggregate": self.aggregate, **({"update-control": update_control} if self.use_control else {})}
 
-    @folds("weights")
+    @aggregates("weights")
     def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
         """Move x to the mean of the y_i, or by η_g towards it (line 16)."""
         mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)

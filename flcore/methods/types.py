@@ -215,15 +215,15 @@ Kind = Literal["weights", "prototypes"]
 S = TypeVar("S", bound=Callable[..., tuple[Payloads, Metrics]])
 
 
-def folds(kind: Kind) -> Callable[[S], S]:
+def aggregates(kind: Kind) -> Callable[[S], S]:
     """Mark a server step that aggregates payloads of this kind by the rule of section ``aggregation``.
 
     A configuration whose rule no step of the method follows is refused.
     """
 
-    def mark(stage: S) -> S:
-        stage.folds = kind  # type: ignore[attr-defined]  # a function's own namespace
-        return stage
+    def mark(step: S) -> S:
+        step.aggregates = kind  # type: ignore[attr-defined]  # a function's own namespace
+        return step
 
     return mark
 
@@ -245,9 +245,9 @@ class Phase:
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.api.Method.loss`.
         updates: updates of a step, in order, on the same mini-batch; names of their terms must differ.
-        note: mini-batches whose features, recorded in the first update's loss, are averaged by class. ``all`` and
-            ``last_pass`` (the last ones, as many as one pass has) feed :meth:`TrainedClient.noted_means`; ``passes``
-            feeds :meth:`TrainedClient.noted_passes`.
+        record_features: mini-batches whose features, recorded in the first update's loss, are averaged by class.
+            ``all`` and ``last_pass`` (the last ones, as many as one pass has) feed
+            :meth:`TrainedClient.recorded_means`; ``passes`` feeds :meth:`TrainedClient.recorded_passes`.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -256,7 +256,7 @@ class Phase:
     source: str | None = None
     loss: Loss | None = None
     updates: tuple[StepSpec, ...] = (StepSpec(),)
-    note: Literal["none", "all", "last_pass", "passes"] = "none"
+    record_features: Literal["none", "all", "last_pass", "passes"] = "none"
 
 
 @dataclass(frozen=True)
@@ -313,13 +313,13 @@ class TrainedClient(Protocol):
     def drawn_labels(self) -> Tensor:
         """Return int64 [C], how often a sample of each class was in a mini-batch of this exchange."""
 
-    def noted_means(self) -> Prototypes:
+    def recorded_means(self) -> Prototypes:
         """Return the mean feature per class over the recorded mini-batches, as computed in training.
 
         Every appearance of a sample counts. Empty if no phase records features.
         """
 
-    def noted_passes(self) -> tuple[Tensor, Tensor]:
+    def recorded_passes(self) -> tuple[Tensor, Tensor]:
         """Return, per recorded pass and class, the mean over mini-batches of the class's mean feature.
 
         Returns:

@@ -10,12 +10,12 @@ from torch import nn
 
 from flcore.core.registry import Registry
 from flcore.core.rng import seeded_globally
-from flcore.models.base import Backbone, Drops, extract_weights, load_weights, widen_head
+from flcore.models.base import Backbone, DropoutMasks, extract_weights, load_weights, widen_head
 
 __all__ = [
     "MODELS",
     "Backbone",
-    "Drops",
+    "DropoutMasks",
     "ModelSpec",
     "build_model",
     "extract_weights",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flcore.io.messages import Weights
 
-Drops = Mapping[str, Tensor]
+DropoutMasks = Mapping[str, Tensor]
 """Uniform numbers by dropout site: what is drawn beforehand for the dropout of a step."""
 
 
@@ -55,19 +55,19 @@ class Backbone(nn.Module):
         self.encoded_dim = next(reads, self.feature_dim)
         self.num_classes = head.out_features
 
-    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to the projection's input ``[B, e]``; ``drops`` only in training."""
+    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
+        """Normalised images ``[B, C, H, W]`` to the projection's input ``[B, e]``; masks only in training."""
         return self.encoder(images)
 
-    def project(self, encoded: Tensor, drops: Drops | None = None) -> Tensor:
+    def project(self, encoded: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Encoded images to features ``[B, d]``."""
         return self.projection(encoded)
 
-    def features(self, images: Tensor, drops: Drops | None = None) -> Tensor:
+    def features(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Normalised images ``[B, C, H, W]`` to features ``[B, d]``."""
-        return self.project(self.encode(images, drops), drops)
+        return self.project(self.encode(images, dropout_masks), dropout_masks)
 
-    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
+    def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Features ``[B, d]`` to logits ``[B, K]``."""
         return self.head(features)
 
@@ -75,18 +75,18 @@ class Backbone(nn.Module):
         """Features ``[B, d]`` through the method's own layer ``name``, without dropout."""
         return self.extra[name](features)
 
-    def forward(self, images: Tensor, drops: Drops | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
-        features = self.features(images, drops)
-        return features, self.classify(features, drops)
+        features = self.features(images, dropout_masks)
+        return features, self.classify(features, dropout_masks)
 
 
-def dropout(values: Tensor, drops: Tensor, rate: float) -> Tensor:
-    """Zero entries with ``drops`` (uniform in [0, 1), shared by trailing dimensions) below ``rate``; rescale the rest.
+def dropout(values: Tensor, masks: Tensor, rate: float) -> Tensor:
+    """Zero entries with ``masks`` (uniform in [0, 1), shared by trailing dimensions) below ``rate``; rescale the rest.
 
-    Rows of ``values`` after the last of ``drops`` are unchanged.
+    Rows of ``values`` after the last of ``masks`` are unchanged.
     """
-    keep = (drops[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
+    keep = (masks[: values.shape[0]] >= rate).to(values.dtype) / (1.0 - rate)
     unchanged = values.shape[0] - keep.shape[0]
     if unchanged:
         keep = torch.cat([keep, keep.new_ones(unchanged, *keep.shape[1:])])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.core.params import param
-from flcore.models.base import Backbone, Drops, dropout, flat_size
+from flcore.models.base import Backbone, DropoutMasks, dropout, flat_size
 from flcore.models.pooling import MaxPool, max_pool
 
 
@@ -68,17 +68,17 @@ class DropoutCnn(Backbone):
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
     rate = 0.5
 
-    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
+    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
         first, second, linear = self.encoder.children()
         hidden = second(F.relu(max_pool(first(images))))
-        if drops is not None:
-            hidden = dropout(hidden, drops["channels"], self.rate)
+        if dropout_masks is not None:
+            hidden = dropout(hidden, dropout_masks["channels"], self.rate)
         return F.relu(linear(F.relu(max_pool(hidden)).flatten(1)))
 
-    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
+    def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """The head sees the feature after dropout; methods see it before (baselines.md section 15)."""
-        return self.head(features if drops is None else dropout(features, drops["features"], self.rate))
+        return self.head(features if dropout_masks is None else dropout(features, dropout_masks["features"], self.rate))
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class ThreeConvDropoutCnn(Backbone):
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
     rate = 0.5
 
-    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
+    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Conv-pool-ReLU twice, conv-ReLU, then linear with ReLU; channel dropout between convolution 2 and pooling."""
         first, second, third, linear = self.encoder.children()
         hidden = second(F.relu(max_pool(first(images))))
-        if drops is not None:
-            hidden = dropout(hidden, drops["channels"], self.rate)
+        if dropout_masks is not None:
+            hidden = dropout(hidden, dropout_masks["channels"], self.rate)
         return F.relu(linear(F.relu(third(F.relu(max_pool(hidden)))).flatten(1)))
 
 

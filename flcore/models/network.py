@@ -15,7 +15,7 @@ ParamDict = Mapping[str, Tensor]
 
 T = TypeVar("T")
 
-_Place = tuple[dict[str, Any], str]
+_Slot = tuple[dict[str, Any], str]
 """A layer's parameters or buffers, and the name of one among them."""
 
 
@@ -29,8 +29,8 @@ class SwappedParams:
     def __init__(self, module: Backbone) -> None:
         """Wrap a module; names that a call does not give keep the module's values."""
         self.module = module
-        self._places: dict[str, list[_Place]] = {}
-        of_tensor: dict[int, list[_Place]] = {}
+        self._slots: dict[str, list[_Slot]] = {}
+        of_tensor: dict[int, list[_Slot]] = {}
         for prefix, layer in module.named_modules(remove_duplicate=False):
             own: tuple[dict[str, Any], ...] = (layer._parameters, layer._buffers)
             for place in ((tensors, key) for tensors in own for key in tensors if tensors[key] is not None):
@@ -38,7 +38,7 @@ class SwappedParams:
                 tensors, key = place
                 places = of_tensor.setdefault(id(tensors[key]), [])
                 places.append(place)
-                self._places[f"{prefix}.{key}" if prefix else key] = places
+                self._slots[f"{prefix}.{key}" if prefix else key] = places
 
     def call(self, values: ParamDict, function: Callable[[Backbone], T]) -> T:
         """Return ``function(module)`` with ``values`` in place of the module's own.
@@ -46,10 +46,10 @@ class SwappedParams:
         Raises:
             KeyError: a name that the module does not have.
         """
-        own: list[tuple[_Place, Tensor]] = []
+        own: list[tuple[_Slot, Tensor]] = []
         try:
             for name, value in values.items():
-                for place in self._places[name]:
+                for place in self._slots[name]:
                     tensors, key = place
                     own.append((place, tensors[key]))
                     tensors[key] = value
@@ -71,7 +71,7 @@ class Network:
         self.feature_dim, self.num_classes = own.feature_dim, own.num_classes
         self._bound = SwappedParams(own)
 
-    def ask(self, function: Callable[[Backbone], T], values: ParamDict) -> T:
+    def call(self, function: Callable[[Backbone], T], values: ParamDict) -> T:
         """Call a function of the module with ``values``, for parts that only some architectures have."""
         return self._bound.call(values, function)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from flcore.models.base import Backbone, Drops, dropout
+from flcore.models.base import Backbone, DropoutMasks, dropout
 from flcore.models.pooling import MaxPool
 
 
@@ -18,13 +18,13 @@ class TwiceDroppedCnn(Backbone):
     # 64 maps of 14×14, which is what two unpadded 3×3 convolutions and a pooling leave of 32×32.
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"maps": (64 * 14 * 14,), "features": (128,)}
 
-    def encode(self, images: Tensor, drops: Drops | None = None) -> Tensor:
+    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         maps = self.encoder(images)
-        return maps if drops is None else dropout(maps, drops["maps"], 0.25)
+        return maps if dropout_masks is None else dropout(maps, dropout_masks["maps"], 0.25)
 
-    def classify(self, features: Tensor, drops: Drops | None = None) -> Tensor:
+    def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """Dropout after the feature: methods see it before."""
-        return self.head(features if drops is None else dropout(features, drops["features"], 0.5))
+        return self.head(features if dropout_masks is None else dropout(features, dropout_masks["features"], 0.5))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The model as losses and predictors see it, and wrappers of it.
 
-All parts go through :meth:`View.ask`, the only method that a wrapper overrides to change answers.
+All parts go through :meth:`View.call_part`, the only method that a wrapper overrides to change answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from flcore.models.base import Backbone, Drops
+from flcore.models.base import Backbone, DropoutMasks
 from flcore.models.network import Network, ParamDict
 
 
@@ -21,7 +21,7 @@ class View(ABC):
     in evaluation mode; missing names keep the initial model's values.
 
     Images may follow the batch's in one call: they are not padding and have no dropout. Other images alone go through
-    :meth:`beside`.
+    :meth:`for_extra_inputs`.
     """
 
     @property
@@ -30,82 +30,86 @@ class View(ABC):
         """Parameters by name."""
 
     @abstractmethod
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """One part of the model: ``encode``, ``project``, ``features``, ``classify`` or ``extra.<name>``."""
 
     @abstractmethod
-    def beside(self) -> View:
+    def for_extra_inputs(self) -> View:
         """Return the same model in training for inputs outside the batch: no padding, no dropout."""
 
     @abstractmethod
-    def note(self, features: Tensor) -> None:
-        """Record the batch's features [B, d] for class averages if the phase's ``note`` is set; no gradient."""
+    def record_features(self, features: Tensor) -> None:
+        """Record the batch's features [B, d] for class averages, if the phase records them; no gradient."""
 
     def encode(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Images [B, C, H, W] to the projection's input [B, e]; the features if there is no projection."""
-        return self.ask("encode", images, weights)
+        return self.call_part("encode", images, weights)
 
     def project(self, encoded: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Encoded images [B, e] to features [B, d]."""
-        return self.ask("project", encoded, weights)
+        return self.call_part("project", encoded, weights)
 
     def features(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Images [B, C, H, W] to features [B, d]."""
-        return self.ask("features", images, weights)
+        return self.call_part("features", images, weights)
 
     def classify(self, features: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Features [B, d] to logits [B, K]."""
-        return self.ask("classify", features, weights)
+        return self.call_part("classify", features, weights)
 
     def apply_extra(self, name: str, features: Tensor, weights: ParamDict | None = None) -> Tensor:
         """Features [B, d] (or the projection's input) through a method's own layer ``name``, no dropout."""
-        return self.ask(f"extra.{name}", features, weights)
+        return self.call_part(f"extra.{name}", features, weights)
 
 
 class ModuleView(View):
     """A module as a loss sees it.
 
-    ``drops`` are the uniform numbers of the step's dropout, None in evaluation; ``noted`` are the recorded features.
+    ``dropout_masks`` are the uniform numbers of the step's dropout, None in evaluation.
     """
 
-    def __init__(self, module: Backbone, network: Network, params: ParamDict, drops: Drops | None = None) -> None:
+    def __init__(
+        self, module: Backbone, network: Network, params: ParamDict, dropout_masks: DropoutMasks | None = None
+    ) -> None:
         """View a module with parameters ``params``; other weights go through ``network``."""
         self._module, self._network, self._params = module, network, params
-        self.drops = drops
-        self.noted: Tensor | None = None
+        self.dropout_masks = dropout_masks
+        self.recorded: Tensor | None = None
 
     @property
     def params(self) -> Mapping[str, Tensor]:
         return self._params
 
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         name = part.removeprefix("extra.")
         if weights is None:
             if part != name:
                 return self._module.apply_extra(name, inputs)
-            own: Tensor = getattr(self._module, part)(inputs, self.drops)
+            own: Tensor = getattr(self._module, part)(inputs, self.dropout_masks)
             return own
         if part != name:
             return self._network.apply_extra(name, inputs, weights)
         others: Tensor = getattr(self._network, part)(inputs, weights)
         return others
 
-    def beside(self) -> ModuleView:
+    def for_extra_inputs(self) -> ModuleView:
         """Return the same module without dropout; one client alone has no padding."""
         return ModuleView(self._module, self._network, self._params)
 
-    def note(self, features: Tensor) -> None:
-        self.noted = features.detach()
+    def record_features(self, features: Tensor) -> None:
+        self.recorded = features.detach()
 
-    def take_noted(self, method: str) -> Tensor:
+    def take_recorded(self, method: str) -> Tensor:
         """Return the features recorded since the last call.
 
         Raises:
             LookupError: there are none.
         """
-        features, self.noted = self.noted, None
+        features, self.recorded = self.recorded, None
         if features is None:
-            raise LookupError(f"{method}: a phase says note, but the loss never calls model.note(features)")
+            raise LookupError(
+                f"{method}: a phase records features, but the loss never calls model.record_features(features)"
+            )
         return features
 
 
@@ -119,14 +123,14 @@ class Forwarding(View):
     def params(self) -> Mapping[str, Tensor]:
         return self.model.params
 
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
-        return self.model.ask(part, inputs, weights)
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        return self.model.call_part(part, inputs, weights)
 
-    def beside(self) -> View:
-        return self.model.beside()
+    def for_extra_inputs(self) -> View:
+        return self.model.for_extra_inputs()
 
-    def note(self, features: Tensor) -> None:
-        self.model.note(features)
+    def record_features(self, features: Tensor) -> None:
+        self.model.record_features(features)
 
 
 class WithLayers(Forwarding):
@@ -137,12 +141,12 @@ class WithLayers(Forwarding):
         super().__init__(model)
         self._layers = layers
 
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         if weights is not None:
-            return super().ask(part, inputs, weights)
+            return super().call_part(part, inputs, weights)
         if part == "features" and self._holds("project"):
-            return self.ask("project", self.model.ask("encode", inputs, None), None)
-        return super().ask(part, inputs, self._layers if self._holds(part) else None)
+            return self.call_part("project", self.model.call_part("encode", inputs, None), None)
+        return super().call_part(part, inputs, self._layers if self._holds(part) else None)
 
     def _holds(self, part: str) -> bool:
         prefix = {"classify": "head.", "project": "projection."}.get(part, f"{part}.")
@@ -166,9 +170,9 @@ class EncodedOnce(Forwarding):
             self._encoded = self.model.encode(self._images)
         return self._encoded
 
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         if weights is not None or inputs is not self._images or part not in ("encode", "features"):
-            return super().ask(part, inputs, weights)
+            return super().call_part(part, inputs, weights)
         if part == "encode":
             return self.encoded
         if self._features is None:

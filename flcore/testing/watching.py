@@ -48,19 +48,19 @@ class Recording:
             with recording.pure("loss", vars(batch), context):
                 return cls.loss(self, model, batch, context)
 
-        def stages(self: Method) -> Any:
-            return {name: recording.watched_stage(name, stage) for name, stage in cls.server_steps(self).items()}
+        def server_steps(self: Method) -> Any:
+            return {name: recording.watched_step(name, step) for name, step in cls.server_steps(self).items()}
 
-        names = {"broadcast": broadcast, "reply": reply, "loss": loss, "stages": stages}
+        names = {"broadcast": broadcast, "reply": reply, "loss": loss, "server_steps": server_steps}
         made = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
         values = {field.name: getattr(method, field.name) for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]  # a method is a dataclass
         return made(**values)
 
-    def watched_stage(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stage)
+    def watched_step(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
         def watched(server: Record, replies: Any, ctx: Any) -> Any:
             with self.pure(f"the server's {name}", server, dict(replies)):
-                return stage(server, replies, ctx)
+                return step(server, replies, ctx)
 
         return watched
 

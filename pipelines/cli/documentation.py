@@ -187,7 +187,7 @@ def _facts(described: Mapping[str, Any]) -> Iterator[str]:
         yield "trains: every client in every round"
     vote = "; their majority vote is scored too" if method.has_vote else ""
     yield f"answers: {'one global model' if method.has_global_model else f'each client with its own model{vote}'}"
-    yield f"server stages: {_listed(described['stages'])}"
+    yield f"server steps: {_listed(described['stages'])}"
     yield f"switches: {_listed(described['switches'])}"
     if method.required_config:
         needs = (f"`{key}` = {' or '.join(map(to_yaml, values))}" for key, values in method.required_config.items())

@@ -96,7 +96,7 @@ def lines(described: Mapping[str, Any]) -> list[str]:
     if "file" in described:
         out.append(f"file: {described['file']}")
     if "stages" in described:
-        out.append(f"server stages: {', '.join(described['stages']) or 'none'}")
+        out.append(f"server steps: {', '.join(described['stages']) or 'none'}")
         out.append(f"switches: {', '.join(described['switches']) or 'none'}")
     out.append("parameters:" if described["parameters"] else "parameters: none")
     for parameter in described["parameters"]:

@@ -3,7 +3,7 @@
 Tasks carry the names of the algorithm's steps. They take no arguments: Prefect would look through every tensor for
 futures; each is a closure over explicit inputs, and results stay in memory.
 
-Where a run has workers, training is a task per group of clients and each server stage one; without workers a task is a
+Where a run has workers, training is a task per group of clients and each server step one; without workers a task is a
 whole round, whose name says its steps, since a task costs more than many a step. Of several runs each is a task.
 """
 

@@ -108,12 +108,12 @@ def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapp
 
 
 def _as_they_went(leg: Mapping[str, Any]) -> float:
-    """Training, messages and server stages."""
+    """Training, messages and server steps."""
     return sum(value for phase, value in leg["seconds"].items() if phase != "evaluate")
 
 
 def _side_by_side(leg: Mapping[str, Any]) -> float:
-    """The slowest client, and server stages."""
+    """The slowest client, and server steps."""
     stages = sum(value for phase, value in leg["seconds"].items() if phase not in ("evaluate", leg["leg"]))
     return stages + max(leg["clients"].values(), default=0.0)
 

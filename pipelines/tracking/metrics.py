@@ -31,7 +31,7 @@ ROUND_METRICS: Mapping[str, str] = {
     "tasks/<accuracy>": "an accuracy on a stream of tasks (flcore/evaluation/continual.py); a_glo_vote: of the vote",
     "tasks/by_task_<number>": "mean over clients of their own models' accuracy on the classes of a task",
     "tasks/by_task_global_<number>": "accuracy of the global model on the classes of a task",
-    "server/<fact>": "what a server stage measured in this round",
+    "server/<fact>": "what a server step measured in this round",
     "comm/bytes_up": "bytes from clients to server since the start",
     "comm/bytes_down": "bytes from server to clients since the start",
     "comm/bytes_up_<kind>": "of these, those of a kind of message",

@@ -62,7 +62,7 @@ SCENARIOS = {
     ),
     "partition": Scenario("`stage partition`", ("stage", "partition", "--out", "stages"), ("stages",), methods=()),
     "fedavg": _run("`run`, FedAvg"),
-    "gfpl": _run("`run`, GFPL: memories, server stages", method=GFPL),
+    "gfpl": _run("`run`, GFPL: memories, server steps", method=GFPL),
     "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED, data=LARGER),
     "leg": _run(
         "`run`, FedProto, snapshots, `engine.durability: leg`",

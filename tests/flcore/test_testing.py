@@ -91,6 +91,15 @@ class Changing(Faulty):
         return super().reply(ctx, trained)
 
 
+class ChangingServer(Faulty):
+    def server_steps(self) -> Mapping[str, Any]:
+        def shrink(server: Record, replies: Any, ctx: RoundContext) -> Any:
+            next(iter(server[MODEL].params.values())).mul_(0.5)
+            return server, {}
+
+        return {**super().server_steps(), "shrink": shrink}
+
+
 class Cheap(Weights):
     def sizes(self) -> dict[str, Size]:
         return {"": Size(1, 4)}
@@ -120,6 +129,7 @@ class NeverOff(FedProx):
         (Forgetful, "repeats", "turns"),
         (Drawing, "pure", "loss"),
         (Changing, "pure", "reply"),
+        (ChangingServer, "pure", "the server's shrink"),
         (Uncounted, "traffic", "bytes went down"),
         (Branching, "stacks", "faulty"),
         (NeverOff, "switched-off", "model"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Batch, Loss, LossInputs
-from flcore.models.base import Backbone, Drops
+from flcore.models.base import Backbone, DropoutMasks
 from flcore.models.network import Network, ParamDict, SwappedParams
 from flcore.models.view import ModuleView
 
@@ -24,21 +24,21 @@ class MaskedView(ModuleView):
         module: Backbone,
         network: Network,
         params: ParamDict,
-        drops: Drops | None,
+        dropout_masks: DropoutMasks | None,
         layers: Sequence[MaskedBatchNorm],
         mask: Tensor | None,
     ) -> None:
         """View ``module``; ``mask`` [B] is 1 for samples that count, None where all do; ``layers`` have to know it."""
-        super().__init__(module, network, params, drops)
+        super().__init__(module, network, params, dropout_masks)
         self._layers, self._mask = layers, mask
 
-    def ask(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
         """As :class:`ModuleView`, with the mask in every BatchNorm layer."""
         for layer in self._layers:
             layer.mask = self._mask
-        return super().ask(part, inputs, weights)
+        return super().call_part(part, inputs, weights)
 
-    def beside(self) -> ModuleView:
+    def for_extra_inputs(self) -> ModuleView:
         """The model for inputs without padding."""
         return MaskedView(self._module, self._network, self.params, None, self._layers, None)
 
@@ -55,9 +55,9 @@ class ClientLoss:
         self._parameters = [name for name, _ in self.module.named_parameters()]
 
     def __call__(
-        self, loss: Loss, values: ParamDict, batch: Mapping[str, Any], inputs: LossInputs, *, noting: bool
+        self, loss: Loss, values: ParamDict, batch: Mapping[str, Any], inputs: LossInputs, *, recording: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Every loss term, and if asked the features that were noted, [B, d].
+        """Every loss term, and if asked the features that were recorded, [B, d].
 
         Args:
             loss: that is asked.
@@ -65,7 +65,7 @@ class ClientLoss:
             batch: ``images`` [B, ...], ``labels`` [B], ``weight`` as a list of one mask [B] or none, ``drops``,
                 ``draws`` and ``frozen`` by name.
             inputs: constants of the loss.
-            noting: whether features are asked for.
+            recording: whether features are asked for.
         """
         method = self.experiment.method
         (weight,) = batch["weight"] or (None,)
@@ -74,10 +74,10 @@ class ClientLoss:
 
         def run(module: Any) -> tuple[dict[str, Tensor], list[Tensor]]:
             view = MaskedView(
-                module, self.experiment.setting.network, params, batch["drops"] or None, self._layers, weight
+                module, self.experiment.setting.network, params, batch["dropout_masks"] or None, self._layers, weight
             )
             terms = loss(view, seen, inputs)
-            return terms, [view.take_noted(method.name)] if noting else []
+            return terms, [view.take_recorded(method.name)] if recording else []
 
         return self._bound.call(values, run)
 

@@ -25,9 +25,9 @@ from flcore.engine.local.convolution import by_columns
 from flcore.engine.local.program import NotCompilableError, Program, StepCompiler, default_folder
 from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.serial import SerialTrainer, TrainJob, TrainResult
-from flcore.engine.local.stacked import Noted, StackedTrainer
+from flcore.engine.local.stacked import Recorded, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import Step, add_noted, augmented, build_steps, in_its_pass, name_of
+from flcore.engine.local.step import Step, add_recorded, augmented, build_steps, in_its_pass, name_of
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import step_fingerprint
@@ -86,12 +86,12 @@ class CompiledTrainer(StackedTrainer):
         values: dict[str, Tensor],
         batches: StackedBatches,
         inputs: StackedContext,
-    ) -> tuple[dict[str, list[float]], Noted | None]:
+    ) -> tuple[dict[str, list[float]], Recorded | None]:
         if batches.steps == 0:
             return {}, None
         stacked, device = self.experiment.stacked, self.experiment.config.engine.device
         moves = build_steps(self.experiment, self.module, phase, round_number)
-        noting = phase.note != "none"
+        recording = phase.record_features != "none"
         plain, constant = _constants(inputs, device)
         # In place of the stack's own rows: the program moves them.
         held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
@@ -105,25 +105,25 @@ class CompiledTrainer(StackedTrainer):
         fixed, number = list(held.values()), 0
         program: Program | None = None
         outputs: list[list[Tensor]] = []
-        noted: Noted | None = None
+        recorded: Recorded | None = None
         for paths, moments in self._moments(batches, rates):
             if program is None:
-                step_function = StepFunction(self.loss, moves, plain, stacked, noting)
+                step_function = StepFunction(self.loss, moves, plain, stacked, recording)
                 moved = len(values) + len(memory)
                 program = self._program(phase, step_function, held | dict(zip(paths, moments[0], strict=True)), moved)
             for moment in moments:
                 found = program.run(fixed, moment)
                 outputs.append(found[: len(program.terms)])
-                wanted = batches.noting(number, len(batches)) if noting else None
+                wanted = batches.recording(number, len(batches)) if recording else None
                 if wanted is not None:
-                    own = self._noted(found[-1], dict(zip(paths, moment, strict=True)), wanted)
-                    if phase.note == "passes":
+                    own = self._recorded(found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    if phase.record_features == "passes":
                         own = in_its_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
-                    noted = add_noted(noted, own)
+                    recorded = add_recorded(recorded, own)
                 number += 1
         assert program is not None
         program.finish()
-        return self._sums(program.terms, outputs, batches), noted
+        return self._sums(program.terms, outputs, batches), recorded
 
     def _moments(
         self, batches: StackedBatches, rates: Sequence[Tensor]
@@ -142,7 +142,7 @@ class CompiledTrainer(StackedTrainer):
                 ("labels",): labels,
                 ("weight",): batch["weight"][0],
             }
-            for kind, name in (("drop", "drops"), ("draw", "draws"), ("frozen", "frozen")):
+            for kind, name in (("drop", "dropout_masks"), ("draw", "draws"), ("frozen", "frozen")):
                 found |= {(kind, key): tensor for key, tensor in batch[name].items()}
             if self.experiment.stacked:
                 found["alive",] = alive[chosen]
@@ -179,7 +179,7 @@ class CompiledTrainer(StackedTrainer):
                 raise NotCompilableError(f"{name} of its context is an object without a name of its own")
         return {
             **self._run_facts,
-            "phase": [list(phase.trainable), phase.source, phase.note],
+            "phase": [list(phase.trainable), phase.source, phase.record_features],
             "moves": [_described(move) for move in function.moves],
             "training": [name for name, module in self.module.named_modules() if module.training],
             "plain": plain,
@@ -187,7 +187,7 @@ class CompiledTrainer(StackedTrainer):
             "inputs": [list(path) for path in paths],
         }
 
-    def _noted(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Noted:
+    def _recorded(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Recorded:
         """Return the recorded features of a step, [A, C, d] and [A, C]."""
         labels, weight = moment["labels",], moment["weight",]
         if not self.experiment.stacked:
@@ -213,7 +213,7 @@ def _described(move: Step) -> list[Any]:
     moved_by = repr(optimizer)
     if " at 0x" in moved_by:
         raise NotCompilableError(f"its optimizer {type(optimizer).__qualname__} does not say its values")
-    return [list(move.names), _named("loss", move.loss), _named("probe", move.probe), moved_by]
+    return [list(move.names), _named("loss", move.loss), _named("perturb", move.perturb), moved_by]
 
 
 def _named(role: str, function: object) -> str:

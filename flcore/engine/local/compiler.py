@@ -133,9 +133,9 @@ class Compiler:
         names: list[str] = []
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-            terms, noted = function(tensors)
+            terms, recorded = function(tensors)
             names[:] = terms
-            return (*terms.values(), *noted)
+            return (*terms.values(), *recorded)
 
         known: dict[str, Any]
         try:

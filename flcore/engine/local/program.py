@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 Function = Callable[[Sequence[Tensor]], tuple[dict[str, Tensor], list[Tensor]]]
-"""Tensors in, loss terms by name and noted features out; some of the tensors are moved in place."""
+"""Tensors in, loss terms by name and recorded features out; some of the tensors are moved in place."""
 
 
 class NotCompilableError(Exception):
@@ -38,7 +38,7 @@ class Program(Protocol):
         """Names of the loss terms."""
 
     def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """The loss terms in order, then noted features if any.
+        """The loss terms in order, then recorded features if any.
 
         Args:
             fixed: what is the same, or moves in place, from step to step; the same list for all steps of a phase.

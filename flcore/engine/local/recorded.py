@@ -37,9 +37,9 @@ class RecordedProgram:
         self.terms: Sequence[str] = ()
 
         def step() -> list[Tensor]:
-            terms, noted = function(self._static)
+            terms, recorded = function(self._static)
             self.terms = tuple(terms)
-            return [*terms.values(), *noted]
+            return [*terms.values(), *recorded]
 
         self._found, self._replay = captured(step)
 
@@ -140,9 +140,9 @@ def fused(function: Function, example: Sequence[Tensor]) -> Function:
     names: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        terms, noted = function(tensors)
+        terms, recorded = function(tensors)
         names[:] = terms
-        return (*terms.values(), *noted)
+        return (*terms.values(), *recorded)
 
     # All shapes are numbers; but without these two PyTorch finds nothing again of what it has compiled before.
     mode = FakeTensorMode(shape_env=ShapeEnv())

@@ -13,21 +13,21 @@ from torch import Tensor
 from flcore.core.optim import clip_gradients
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
+from flcore.engine.local.plan import BatchPlan, plan_batches
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
     Step,
-    add_noted,
+    add_recorded,
     augmented,
     build_steps,
     in_its_pass,
     loss_context,
+    perturbed,
     precision,
-    probed,
     set_mode,
     together,
     total_of,
 )
-from flcore.engine.local.tape import BatchPlan, plan_batches
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights
 from flcore.math.prototypes.class_means import class_sums
@@ -79,8 +79,8 @@ class TrainResult:
         losses: mean of every loss term over the steps that had it.
         steps: mini-batches trained on.
         drawn: int64 [C], how often a sample of each class was in a mini-batch.
-        noted: sums of noted features by class, float64 [C, d], and how many they are, float64 [C]; None without any.
-            Where passes are noted, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
+        recorded: sums of recorded features by class, float64 [C, d], and their counts, float64 [C]; None without any.
+            Where passes are recorded, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
         finite: whether all weights are finite; None: not checked.
         there: the weights on a GPU, if they have twins on the CPU and may stay until the aggregation.
     """
@@ -89,7 +89,7 @@ class TrainResult:
     losses: Mapping[str, float]
     steps: int
     drawn: Tensor
-    noted: tuple[Tensor, Tensor] | None = None
+    recorded: tuple[Tensor, Tensor] | None = None
     finite: bool | None = None
     there: Weights | None = None
 
@@ -107,7 +107,7 @@ class _Totals:
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    noted: tuple[Tensor, Tensor] | None = None
+    recorded: tuple[Tensor, Tensor] | None = None
 
 
 class SerialTrainer:
@@ -137,9 +137,9 @@ class SerialTrainer:
                 steps += len(plan)
                 labels, sizes = samples.labels[plan.positions], torch.tensor(plan.sizes, dtype=torch.int64)
                 drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
-            self.model.drops = None
+            self.model.dropout_masks = None
             losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
-            results.append(TrainResult(snapshot(self.module), losses, steps, drawn, totals.noted))
+            results.append(TrainResult(snapshot(self.module), losses, steps, drawn, totals.recorded))
         return results
 
     def _run_phase(
@@ -152,7 +152,7 @@ class SerialTrainer:
             batch = self._batch(plan, index, samples)
             terms: dict[str, Tensor] = {}
             for number, (step, params) in enumerate(zip(steps, trainable, strict=True)):
-                weights = self._perturb(step, params, batch, inputs) if step.probe is not None else None
+                weights = self._perturb(step, params, batch, inputs) if step.perturb is not None else None
                 with precision(self.experiment):
                     found = step.loss(model, batch, inputs)
                 grads = _gradients(found, params)
@@ -162,12 +162,12 @@ class SerialTrainer:
                     clip_gradients(grads, limit, stacked=False)
                 step.optimizer.step(params, grads)
                 terms = together(terms, found)
-                if number == 0 and index >= plan.noted_from:
-                    noted = class_sums(model.take_noted(method.name), batch.labels, ctx.setting.num_classes)
-                    if phase.note == "passes":
+                if number == 0 and index >= plan.recorded_from:
+                    recorded = class_sums(model.take_recorded(method.name), batch.labels, ctx.setting.num_classes)
+                    if phase.record_features == "passes":
                         this = torch.tensor(plan.pass_numbers[index], device=batch.labels.device)
-                        noted = in_its_pass(noted, this, plan.pass_numbers[-1] + 1)
-                    totals.noted = add_noted(totals.noted, noted)
+                        recorded = in_its_pass(recorded, this, plan.pass_numbers[-1] + 1)
+                    totals.recorded = add_recorded(totals.recorded, recorded)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
@@ -177,7 +177,7 @@ class SerialTrainer:
         size = plan.sizes[index]
         rows = plan.positions[index, :size]
         draws = {name: draw[index, :size] for name, draw in plan.augmentation.items()}
-        self.model.drops = {site: drops[index, :size] for site, drops in plan.drops.items()} or None
+        self.model.dropout_masks = {site: masks[index, :size] for site, masks in plan.dropout_masks.items()} or None
         return Batch(
             augmented(self.experiment, samples.inputs(rows), draws),
             samples.labels.index_select(0, rows),
@@ -195,7 +195,7 @@ class SerialTrainer:
             terms = step.loss(self.model, batch, inputs)
         grads = _gradients(terms, params)
         _set(buffers, statistics)
-        _set(params, list(probed(step, self.model.params, grads, stacked=False).values()))
+        _set(params, list(perturbed(step, self.model.params, grads, stacked=False).values()))
         return weights
 
 

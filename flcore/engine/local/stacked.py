@@ -22,12 +22,13 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import clip_gradients
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
+from flcore.engine.local.plan import BatchPlan, plan_batches
 from flcore.engine.local.samples import phase_samples
 from flcore.engine.local.serial import TrainJob, TrainResult
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
     Asked,
-    add_noted,
+    add_recorded,
     augmented,
     build_steps,
     gradients,
@@ -37,16 +38,15 @@ from flcore.engine.local.step import (
     set_mode,
     together,
 )
-from flcore.engine.local.tape import BatchPlan, plan_batches
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights, rows_finite
 from flcore.io.twins import on_the_cpu, pair
 from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.types import Loss, LossInputs, Phase
 
-Noted = tuple[Tensor, Tensor]
-"""Sums of noted features by client and class, float64 [A, C, d], and how many they are, [A, C]; or [A, P, …] of those
-that :func:`flcore.engine.local.step.in_its_pass` makes of them."""
+Recorded = tuple[Tensor, Tensor]
+"""Sums of recorded features by client and class, float64 [A, C, d], and their counts, [A, C]; by pass [A, P, …]
+(:func:`flcore.engine.local.step.in_its_pass`)."""
 
 
 _MOST_KEPT = 2 * 2**30
@@ -78,7 +78,7 @@ class StackedTrainer:
         steps = [0] * len(contexts)
         num_classes = contexts[0].setting.num_classes
         drawn = [torch.zeros(num_classes, dtype=torch.int64) for _ in contexts]
-        noted: list[tuple[Tensor, Tensor] | None] = [None for _ in contexts]
+        recorded: list[tuple[Tensor, Tensor] | None] = [None for _ in contexts]
         for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
             order, tapes, batches = self._batches(training, all_inputs, number, phase)
@@ -104,7 +104,7 @@ class StackedTrainer:
                 steps[position] += len(tape)
                 drawn[position] += labels[rank]
                 if found is not None:
-                    noted[position] = add_noted(noted[position], (found[0][rank], found[1][rank]))
+                    recorded[position] = add_recorded(recorded[position], (found[0][rank], found[1][rank]))
                 for name, totals in terms.items() if len(tape) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += len(tape)
@@ -116,7 +116,7 @@ class StackedTrainer:
                 {name: total / counts[index][name] for name, total in sums[index].items()},
                 steps[index],
                 drawn[index],
-                noted[index],
+                recorded[index],
                 finite[index],
                 weights[index] if stay else None,
             )
@@ -181,7 +181,7 @@ class StackedTrainer:
         values: dict[str, Tensor],
         batches: StackedBatches,
         inputs: StackedContext,
-    ) -> tuple[dict[str, list[float]], Noted | None]:
+    ) -> tuple[dict[str, list[float]], Recorded | None]:
         """Train one phase in place.
 
         Returns:
@@ -192,7 +192,7 @@ class StackedTrainer:
         moves = build_steps(self.experiment, self.module, phase, round_number)
         buffers = [name for name, _ in self.module.named_buffers()]
         sums: dict[str, Tensor] = {}
-        noted: Noted | None = None
+        recorded: Recorded | None = None
         active = len(batches)
         for step in range(batches.steps):
             still = batches.active(step)
@@ -203,37 +203,37 @@ class StackedTrainer:
             batch, augmentation = batches.read(step)
             images = augmented(self.experiment, batch["images"], augmentation)
             batch["images"] = images.reshape(active, -1, *images.shape[1:])
-            noting = batches.noting(step, active)
+            recording = batches.recording(step, active)
             terms: dict[str, Tensor] = {}
             features: list[Tensor] = []
             for number, move in enumerate(moves):
                 going = {name: value[:active] for name, value in values.items()}
-                wanted = noting is not None and number == 0
+                wanted = recording is not None and number == 0
                 ask = partial(self._losses, move.loss, batch, inputs, active)
-                found, noted_features, grads = gradients(move, going, buffers, ask, stacked=True, noting=wanted)
+                found, recorded_features, grads = gradients(move, going, buffers, ask, stacked=True, recording=wanted)
                 if config.local.clip is not None:
                     clip_gradients(grads, config.local.clip, stacked=True)
                 move.optimizer.step([going[name] for name in move.names], grads)
-                terms, features = together(terms, found), features + noted_features
+                terms, features = together(terms, found), features + recorded_features
             for name, term in terms.items():
                 if name not in sums:
                     sums[name] = torch.zeros(len(batches), device=device)
                 sums[name][:active] += term.detach().float()
-            if noting is not None:
-                weight = noting if not batch["weight"] else noting * batch["weight"][0]
+            if recording is not None:
+                weight = recording if not batch["weight"] else recording * batch["weight"][0]
                 classes = self.experiment.setting.num_classes
                 totals, counts = class_sums(features[0], batch["labels"], classes, weight)
-                if phase.note == "passes":
+                if phase.record_features == "passes":
                     numbers = batches.pass_numbers(step, active)
                     totals, counts = in_its_pass((totals, counts), numbers, batches.passes)
-                if noted is None:
-                    noted = (
+                if recorded is None:
+                    recorded = (
                         totals.new_zeros(len(batches), *totals.shape[1:]),
                         counts.new_zeros(len(batches), *counts.shape[1:]),
                     )
-                noted[0][:active] += totals
-                noted[1][:active] += counts
-        return {name: total.tolist() for name, total in sums.items()}, noted
+                recorded[0][:active] += totals
+                recorded[1][:active] += counts
+        return {name: total.tolist() for name, total in sums.items()}, recorded
 
     def _losses(
         self,
@@ -242,15 +242,15 @@ class StackedTrainer:
         inputs: StackedContext,
         active: int,
         values: Mapping[str, Tensor],
-        noting: bool,
+        recording: bool,
     ) -> Asked:
-        """Every loss term of one step, [A], and if asked the features that were noted, [A, B, d].
+        """Every loss term of one step, [A], and if asked the features that were recorded, [A, B, d].
 
         Running statistics in ``values`` move in place.
         """
 
         def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> Asked:
-            return self.loss(loss, values, batch, inputs.rebuild(own), noting=noting)
+            return self.loss(loss, values, batch, inputs.rebuild(own), recording=recording)
 
         try:
             with precision(self.experiment):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import ConfigError
+from flcore.engine.local.plan import BatchPlan
 from flcore.engine.local.samples import Samples, drawn_labels
-from flcore.engine.local.tape import BatchPlan
 from flcore.methods.types import ClientContext, LossInputs
 
 StackedBatch = dict[str, Any]
-"""Images, labels, drops, draws, frozen, and ``weight`` as a list of one tensor or none: vmap takes tensors only."""
+"""Images, labels, dropout masks, draws, per-sample inputs; and ``weight`` as a list of one tensor or none, for vmap."""
 
 
 Path = tuple[str, ...]
@@ -38,7 +38,7 @@ class StackedBatches:
         self.steps = len(tapes[0])
         sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
         self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), self.steps)
-        self._noted_from = torch.tensor([tape.noted_from for tape in tapes])
+        self._recorded_from = torch.tensor([tape.recorded_from for tape in tapes])
         numbers = [list(tape.pass_numbers) + [0] * (self.steps - len(tape)) for tape in tapes]
         self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), self.steps).to(self._device)
         self.passes = 1 + max((tape.pass_numbers[-1] for tape in tapes if len(tape)), default=-1)
@@ -47,7 +47,9 @@ class StackedBatches:
             return _padded(parts).to(device)
 
         self._rows = together([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
-        self._drops = {site: together([tape.drops[site] for tape in tapes]) for site in tapes[0].drops}
+        self._dropout_masks = {
+            site: together([tape.dropout_masks[site] for tape in tapes]) for site in tapes[0].dropout_masks
+        }
         self._draws = {name: together([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
         names = tapes[0].augmentation
         self._augmentation = {name: together([tape.augmentation[name] for tape in tapes]) for name in names}
@@ -81,7 +83,7 @@ class StackedBatches:
         batch = {
             "images": self._samples.inputs(rows),
             "labels": by_client(self._samples.labels.index_select(0, rows)),
-            "drops": {site: values[step, :active, :width] for site, values in self._drops.items()},
+            "dropout_masks": {site: values[step, :active, :width] for site, values in self._dropout_masks.items()},
             "draws": {name: values[step, :active] for name, values in self._draws.items()},
             "frozen": {
                 name: by_client(rows_of.index_select(0, rows)) for name, rows_of in self._samples.tables.items()
@@ -111,7 +113,7 @@ class StackedBatches:
         batch = {
             "images": self._samples.inputs(flat) if self._augmentation else self._samples.stored(flat),
             "labels": by_step(self._samples.labels.index_select(0, flat)),
-            "drops": {site: values[chosen] for site, values in self._drops.items()},
+            "dropout_masks": {site: values[chosen] for site, values in self._dropout_masks.items()},
             "draws": {name: values[chosen] for name, values in self._draws.items()},
             "frozen": {name: by_step(table.index_select(0, flat)) for name, table in self._samples.tables.items()},
             "weight": [weight.to(torch.float32).to(self._device)],
@@ -135,9 +137,9 @@ class StackedBatches:
         """Return int64 [clients]: the pass of this step, below ``passes``."""
         return self._pass_numbers[:clients, step]
 
-    def noting(self, step: int, clients: int) -> Tensor | None:
+    def recording(self, step: int, clients: int) -> Tensor | None:
         """Return float [clients, 1], 1 for clients with averaged features in this step; None without any."""
-        wanted = self._noted_from[:clients] <= step
+        wanted = self._recorded_from[:clients] <= step
         return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
 
 

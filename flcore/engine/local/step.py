@@ -21,7 +21,7 @@ from flcore.methods.types import Loss, LossInputs, Perturb, Phase
 from flcore.models.base import Backbone
 
 Asked = tuple[dict[str, Tensor], list[Tensor]]
-"""Loss terms by name, and the features that were noted if any: a list of one tensor or none."""
+"""Loss terms by name, and the features that were recorded if any: a list of one tensor or none."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Step:
     """An update of a phase with its optimiser.
 
     Attributes:
-        loss: what the gradient is of. probe: where it is taken; None: where the weights are.
+        loss: what the gradient is of. perturb: see :class:`StepSpec`.
         names: of the parameters that move, in the module's order.
         optimizer: that moves them.
     """
 
     loss: Loss
-    probe: Perturb | None
+    perturb: Perturb | None
     names: tuple[str, ...]
     optimizer: Optimizer
 
@@ -47,7 +47,7 @@ def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_nu
     return tuple(
         Step(
             update.loss or phase.loss or experiment.method.loss,
-            update.probe,
+            update.perturb,
             tuple(name for name in moving if name.startswith(update.trainable)),
             update.optimizer()
             if update.optimizer is not None
@@ -57,17 +57,17 @@ def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_nu
     )
 
 
-def probed(move: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
+def perturbed(move: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
     """Return the moved parameters at the point of the gradient, as new leaves.
 
     Args:
-        move: with a probe. leaves: all weights. grads: of the moved ones, in order.
+        move: with a perturbation. leaves: all weights. grads: of the moved ones, in order.
         stacked: whether all have a leading dimension for clients; the perturbation is mapped over it.
     """
-    assert move.probe is not None
-    probe = torch.vmap(move.probe) if stacked else move.probe
+    assert move.perturb is not None
+    perturb = torch.vmap(move.perturb) if stacked else move.perturb
     with torch.no_grad():
-        point = probe({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
+        point = perturb({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
     return {name: point[name].detach().requires_grad_() for name in move.names}
 
 
@@ -78,28 +78,28 @@ def gradients(
     ask: Callable[[Mapping[str, Tensor], bool], Asked],
     *,
     stacked: bool,
-    noting: bool,
+    recording: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-    """Loss terms, noted features, and the gradients that an update moves by; running statistics move in place.
+    """Loss terms, recorded features, and the gradients that an update moves by; running statistics move in place.
 
     Args:
         move: the update. values: parameters and buffers by name. buffers: which of them are.
-        ask: the loss of weights by name, and whether features are to be noted.
-        stacked: whether all have a leading dimension for clients. noting: whether features are asked for.
+        ask: the loss of weights by name, and whether features are to be recorded.
+        stacked: whether all have a leading dimension for clients. recording: whether features are asked for.
     """
 
-    def taken(leaves: Mapping[str, Tensor], *, noting: bool) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-        terms, features = ask(leaves, noting)
+    def taken(leaves: Mapping[str, Tensor], *, recording: bool) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        terms, features = ask(leaves, recording)
         asked = [leaves[name] for name in move.names]
         grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
         return terms, features, list(grads)
 
     leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
-    if move.probe is not None:
+    if move.perturb is not None:
         apart = {name: leaves[name].clone() for name in buffers}
-        _, _, grads = taken({**leaves, **apart}, noting=False)
-        leaves |= probed(move, leaves, grads, stacked=stacked)
-    return taken(leaves, noting=noting)
+        _, _, grads = taken({**leaves, **apart}, recording=False)
+        leaves |= perturbed(move, leaves, grads, stacked=stacked)
+    return taken(leaves, recording=recording)
 
 
 def name_of(function: object) -> str | None:
@@ -214,7 +214,7 @@ def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tu
     return row[..., None, None] * means.unsqueeze(-3), row.unsqueeze(-1) * present.unsqueeze(-2)
 
 
-def add_noted(
+def add_recorded(
     first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""

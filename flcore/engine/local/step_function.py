@@ -39,20 +39,20 @@ class StepFunction:
         moves: the updates; their optimisers' :meth:`~flcore.core.optim.Optimizer.move` is used.
         plain: values of the context that are no tensors.
         stacked: whether there is a leading dimension.
-        noting: whether features are noted.
+        recording: whether features are recorded.
     """
 
     loss: ClientLoss
     moves: tuple[Step, ...]
     plain: Mapping[Path, Any]
     stacked: bool
-    noting: bool
+    recording: bool
 
     def __call__(self, inputs: Inputs) -> Asked:
         """Make one step.
 
         Returns:
-            Every loss term, [A] in a stack, and if noted the features, [B, d] or [A, B, d].
+            Every loss term, [A] in a stack, and if recorded the features, [B, d] or [A, B, d].
         """
         if inputs["images",].dtype == torch.uint8:
             inputs = {**inputs, ("images",): scaled(inputs["images",], inputs["scale",], inputs["shift",])}
@@ -61,7 +61,7 @@ class StepFunction:
         work = {name: value.clone() for name, value in values.items()} if self.stacked else values
         kept = {path: tensor.clone() for path, tensor in memory.items()} if self.stacked else memory
         terms: dict[str, Tensor] = {}
-        noted: list[Tensor] = []
+        recorded: list[Tensor] = []
         limit = self.loss.experiment.config.local.clip
         buffers = [name for name, _ in self.loss.module.named_buffers()]
         for number, move in enumerate(self.moves):
@@ -71,37 +71,37 @@ class StepFunction:
                 buffers,
                 partial(self._ask, move, inputs),
                 stacked=self.stacked,
-                noting=self.noting and number == 0,
+                recording=self.recording and number == 0,
             )
             own = [tensor for (owner, _), tensor in kept.items() if owner == str(number)]
             with torch.no_grad():
                 if limit is not None:
                     clip_gradients(grads, limit, stacked=self.stacked)
                 move.optimizer.move([work[name] for name in move.names], grads, own, inputs["rates", str(number)])
-            terms, noted = together(terms, found), noted + features
+            terms, recorded = together(terms, found), recorded + features
         if self.stacked:
             with torch.no_grad():
                 alive = inputs["alive",]
                 _replace(list(memory.values()), list(kept.values()), alive)
                 _replace(list(values.values()), list(work.values()), alive)
-        return {name: term.detach() for name, term in terms.items()}, noted
+        return {name: term.detach() for name, term in terms.items()}, recorded
 
-    def _ask(self, move: Step, inputs: Inputs, leaves: Mapping[str, Tensor], noting: bool) -> Asked:
+    def _ask(self, move: Step, inputs: Inputs, leaves: Mapping[str, Tensor], recording: bool) -> Asked:
         with precision(self.loss.experiment):
-            return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, noting=noting)
+            return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, recording=recording)
 
-    def _of_one(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
+    def _of_one(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> Asked:
         loss_inputs = nested({**self.plain, **kind(inputs, "shared", "number")})
-        return self.loss(move.loss, leaves, _batch(inputs), loss_inputs, noting=noting)
+        return self.loss(move.loss, leaves, _batch(inputs), loss_inputs, recording=recording)
 
-    def _of_all(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, noting: bool) -> Asked:
+    def _of_all(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> Asked:
         common = {**self.plain, **kind(inputs, "shared", "number")}
         mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
 
         def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Asked:
             own = dict(zip(mine, tensors, strict=True))
             loss_inputs = nested({**common, **kind(own, "own")})
-            return self.loss(move.loss, leaves, _batch(own), loss_inputs, noting=noting)
+            return self.loss(move.loss, leaves, _batch(own), loss_inputs, recording=recording)
 
         found: Asked = torch.vmap(one_client)(leaves, list(mine.values()))
         return found
@@ -122,7 +122,7 @@ def _batch(inputs: Mapping[Path, Tensor]) -> dict[str, Any]:
         "images": inputs["images",],
         "labels": inputs["labels",],
         "weight": [inputs["weight",]],
-        "drops": kind(inputs, "drop"),
+        "dropout_masks": kind(inputs, "drop"),
         "draws": kind(inputs, "draw"),
         "frozen": kind(inputs, "frozen"),
     }

@@ -182,11 +182,13 @@ class RunningPrototypes(ReleasesPrototypes):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase; it records features if prototypes are made of them."""
-        return (Phase(note=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),)
+        return (
+            Phase(record_features=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),
+        )
 
     def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
         """Return the means of the recorded features, or of one pass after training."""
-        return trained.noted_means() if self.proto_mode == "running" else super().made_prototypes(ctx, trained)
+        return trained.recorded_means() if self.proto_mode == "running" else super().made_prototypes(ctx, trained)
 
 
 def no_prototypes(setting: FederationContext) -> dict[str, Prototypes]:

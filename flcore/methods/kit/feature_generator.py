@@ -265,7 +265,9 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
 
 def generated_cross_entropy(model: LocalModel, batch: Batch) -> Tensor:
     """CE(h(G(ε, ŷ)), ŷ) on the step's generated features, which reaches the head h alone."""
-    return cross_entropy(model.beside().classify(batch.random_inputs["features"]), batch.random_inputs["labels"])
+    return cross_entropy(
+        model.for_extra_inputs().classify(batch.random_inputs["features"]), batch.random_inputs["labels"]
+    )
 
 
 def reported(replies: Replies, kind: str) -> Tensor:

@@ -97,7 +97,7 @@ class WrapperMethod(Method):
         return self.base_method.reply(ctx, trained)
 
 
-_OWN = frozenset({"AUTHORS", "folds", "releases_weights_alone", "reply"})
+_OWN = frozenset({"AUTHORS", "aggregates", "releases_weights_alone", "reply"})
 """Members of :class:`Method` that are not forwarded: a wrapper defines or derives them itself."""
 
 

@@ -131,7 +131,7 @@ class PatchSums(Method):
 
     def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
         setting = ctx.setting
-        images = trained.images(setting.network.ask(partial(_rows, setting.image_shape, self.stride), {}))
+        images = trained.images(setting.network.call(partial(_rows, setting.image_shape, self.stride), {}))
         if ctx.exchange == MOMENTS_LEG:
             return {PATCH_MOMENTS: self.patch_moments(ctx, images)}, ctx.client_state
         return {ASSIGNED: self.assigned(ctx, images)}, ctx.client_state
@@ -180,7 +180,7 @@ class PatchSums(Method):
 
     def _patches(self, setting: FederationContext, images: Iterable[Tensor]) -> Iterator[Tensor]:
         for block in images:
-            patches = setting.network.ask(partial(_patches_of, block, self.stride), {})
+            patches = setting.network.call(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
     def _noise(

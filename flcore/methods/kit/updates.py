@@ -53,7 +53,7 @@ class StepSpec:
         loss: loss to differentiate; None for the phase's.
         trainable: prefixes of the parameters to update, among the phase's.
         optimizer: factory of the optimiser, which the phase keeps; None: as configured in ``local``.
-        probe: None: the gradient is taken at the weights. Else that gradient goes to the probe, and a second one is
+        perturb: None: the gradient is taken at the weights. Else that gradient goes to it, and a second one is
             taken at the point it returns; the optimiser uses the second. The first leaves no terms, recorded features
             or running statistics.
     """
@@ -61,4 +61,4 @@ class StepSpec:
     loss: Loss | None = None
     trainable: tuple[str, ...] = ("",)
     optimizer: Callable[[], Optimizer] | None = None
-    probe: Perturb | None = None
+    perturb: Perturb | None = None

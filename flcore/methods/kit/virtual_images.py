@@ -142,7 +142,7 @@ class VirtualLoss:
         rows = batch.random_inputs["virtual"]
         images = as_input(virtual["images"][rows], virtual["scale"], virtual["shift"])
         labels, size = virtual["labels"][rows], len(batch.labels)
-        beside = model.beside()
+        beside = model.for_extra_inputs()
         if self.joint:
             both = model.features(torch.cat([batch.images, images]))
             real, made = both[:size], both[size:]

@@ -82,9 +82,9 @@ def test_the_servers_work_says_where_too() -> None:
         (TypeError("unsupported"), "TypeError: unsupported"),
         (RunError("no room"), "no room"),
     ):
-        with pytest.raises(LocatedError) as caught, error_context("round 3, server stage calibrate"):
+        with pytest.raises(LocatedError) as caught, error_context("round 3, server step calibrate"):
             raise error
-        assert str(caught.value) == f"round 3, server stage calibrate: {said}"
+        assert str(caught.value) == f"round 3, server step calibrate: {said}"
         assert "Traceback" in caught.value.details
     with pytest.raises(ConfigError, match=r"^as it is$"), error_context("round 3"):
         raise ConfigError("as it is")
@@ -94,7 +94,7 @@ def test_the_servers_work_says_where_too() -> None:
     "error",
     [
         ClientError(3, "train-clients", [5, 7], "reply", "TypeError: x", "Traceback ..."),
-        LocatedError("round 3, server stage calibrate: x", "Traceback ..."),
+        LocatedError("round 3, server step calibrate: x", "Traceback ..."),
         ConfigError("data.size = 3"),
         DataError("file: gone"),
         OSError(28, "No space left on device", "file"),

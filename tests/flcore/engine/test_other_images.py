@@ -39,7 +39,7 @@ class Second(FedAvg):
             both = model.classify(model.features(torch.cat([batch.images, others])))
             logits, more = both.tensor_split([len(batch.labels)])
         else:
-            beside = model.beside()
+            beside = model.for_extra_inputs()
             logits = model.classify(model.features(batch.images))
             more = beside.classify(beside.features(others))
         return {

@@ -57,19 +57,19 @@ def refusal(**raw: Any) -> str:
         ({"aggregation": {"noise": 1, "clip": 1, "rule": "median"}}, "aggregation: noise is measured against a sum"),
         (
             {"aggregation": {"rule": "median"}, "method": {"name": "gfpl"}},
-            "aggregation.rule = median: no stage of gfpl folds so; leave rule out, or take another method",
+            "aggregation.rule = median: no server step of gfpl does so; leave rule out, or take another method",
         ),
         (
             {"aggregation": {"rule": "median"}, "method": {"name": "central"}},
-            "aggregation.rule = median: no stage of central folds so",
+            "aggregation.rule = median: no server step of central does so",
         ),
         (
             {"aggregation": {"clip": 1}, "method": {"name": "fedproto"}},
-            "aggregation.clip = 1.0: fedproto folds prototypes alone; leave clip out, or take another method",
+            "aggregation.clip = 1.0: fedproto aggregates prototypes alone; leave clip out, or take another method",
         ),
         (
             {"aggregation": {"prototype_clip": 1}},
-            "aggregation.prototype_clip = 1.0: fedavg folds weights alone; leave prototype_clip out",
+            "aggregation.prototype_clip = 1.0: fedavg aggregates weights alone; leave prototype_clip out",
         ),
         (
             {"aggregation": {"clip": 1, "noise": 1}, "method": {"name": "fedpa"}},

@@ -82,9 +82,9 @@ def test_an_image_is_encoded_once_for_all_answers(
         seen["asked"] += len(arguments[1])
         encode = Backbone.encode
 
-        def counted(module: Any, images: Tensor, drops: Any = None) -> Tensor:
+        def counted(module: Any, images: Tensor, dropout_masks: Any = None) -> Tensor:
             seen["encoded"] += len(images)
-            return encode(module, images, drops)
+            return encode(module, images, dropout_masks)
 
         with monkeypatch.context() as patch:
             patch.setattr(Backbone, "encode", counted)

@@ -124,7 +124,7 @@ class Failing(FedAvg):
 def test_a_failing_stage_is_named(lab: Any, error: Exception, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         lab.run(lab.experiment(algorithm=Failing(error=error)), tmp_path / "run")
-    assert str(caught.value) == f"round 1, server stage fuse: {said}"
+    assert str(caught.value) == f"round 1, server step fuse: {said}"
     assert "in stage" in caught.value.details
 
 
@@ -177,7 +177,7 @@ def test_pieces_of_work_have_names(lab: Any, method: str, stages: list[str], tmp
 
 @pytest.mark.parametrize("piece", ["fuse-prototypes", "retrain-heads"])
 def test_a_round_that_is_tried_again_goes_on_where_it_failed(lab: Any, piece: str, tmp_path: Path) -> None:
-    """A server stage, or the second exchange after the first was committed, fails once: same bytes as without."""
+    """A server step, or the second exchange after the first was committed, fails once: same bytes as without."""
 
     class Retrying(InlineOrchestrator):
         def __init__(self) -> None:

@@ -112,7 +112,7 @@ def test_traffic(lab: Any) -> None:
         assert sum(size.bytes for size in reply.down.values()) == 4 * (parameters + 54)
 
 
-# ---- the server's stages -----------------------------------------------------------------------------------------
+# ---- the server's steps -----------------------------------------------------------------------------------------
 
 
 def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Payloads:

@@ -35,7 +35,7 @@ def prototypes(vectors: Tensor, labels: list[int], sources: list[int]) -> Tensor
 
 
 def at(experiment: Any, number: int = 1) -> RoundContext:
-    """Round ``number``, as the server's stages see it."""
+    """Round ``number``, as the server's steps see it."""
     return RoundContext(experiment.setting, number)
 
 

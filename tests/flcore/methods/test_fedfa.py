@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flcore.engine.client import ClientRunner
+from flcore.engine.local.plan import plan_batches
 from flcore.engine.local.step import in_its_pass
-from flcore.engine.local.tape import plan_batches
 from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record
 from flcore.math.losses.basic import anchor_distance

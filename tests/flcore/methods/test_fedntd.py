@@ -120,15 +120,15 @@ class OneModel(View):
     def params(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def ask(self, part: str, inputs: torch.Tensor, weights: Any) -> torch.Tensor:
+    def call_part(self, part: str, inputs: torch.Tensor, weights: Any) -> torch.Tensor:
         assert weights is None or self.others, "asked in the step although it is known"
         made = inputs if weights is None else inputs + weights["shift"]
         return made if part == "features" else torch.cat([made, torch.zeros(len(made), 2)], 1)
 
-    def beside(self) -> View:
+    def for_extra_inputs(self) -> View:
         return self
 
-    def note(self, features: torch.Tensor) -> None:
+    def record_features(self, features: torch.Tensor) -> None:
         raise NotImplementedError
 
 

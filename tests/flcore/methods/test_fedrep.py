@@ -106,8 +106,8 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
         def __init__(self, model: Any) -> None:
             self.model = model
 
-        def beside(self) -> Any:
-            return self.model.beside()
+        def for_extra_inputs(self) -> Any:
+            return self.model.for_extra_inputs()
 
         def classify(self, features: torch.Tensor) -> Any:
             seen.append(features.detach())

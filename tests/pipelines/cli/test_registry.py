@@ -113,7 +113,7 @@ def test_one_entry_is_shown_with_every_parameter_and_what_is_searched(capsys: py
     assert said(capsys, "show", "method", "fedprox").splitlines() == [
         "fedprox: FedAvg with a proximal term that keeps clients near the global weights  [Li et al., MLSys 2020]",
         "file: flcore/methods/fedprox.py",
-        "server stages: aggregate",
+        "server steps: aggregate",
         "switches: none",
         "parameters:",
         "    mu (float, default 0.01, >= 0): weight μ of the proximal term",

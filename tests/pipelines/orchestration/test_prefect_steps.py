@@ -20,7 +20,7 @@ def of_the_disk(error: Exception) -> Exception:
     ("error", "is_retried"),
     [
         (OSError(28, "No space left on device"), True),
-        (of_the_disk(RunError("round 3, server stage aggregate: the disk is full")), True),
+        (of_the_disk(RunError("round 3, server step aggregate: the disk is full")), True),
         (RunError("round 1: training diverged"), False),
         (ConfigError("local.lr = -1"), False),
         (of_the_disk(DataError("data.root: no such folder")), False),

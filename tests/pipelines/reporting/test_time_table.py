@@ -29,7 +29,7 @@ def make_run(root: Path, method: str, seed: int, timing: dict[str, Any] | None) 
 
 
 def times(train: float, evaluate: float, joules: dict[str, float] | None = None) -> dict[str, Any]:
-    """A ``timing.json`` with a server stage of two seconds and 50 steps a second."""
+    """A ``timing.json`` with a server step of two seconds and 50 steps a second."""
     seconds = {"train-clients": train, "aggregate": 2.0, "evaluate": evaluate}
     return {"seconds": seconds, "joules": joules, "steps_per_second": 50.0, "rounds": []}
 

@@ -145,7 +145,7 @@ def test_what_the_machine_refuses_is_no_failure_of_a_trial(
     """A disk that is full stops the study; a process that still is in the trial's folder is waited for."""
 
     def full(*arguments: Any, **keywords: Any) -> None:
-        raise RunError("round 1, server stage aggregate: no space left") from OSError(28, "No space left on device")
+        raise RunError("round 1, server step aggregate: no space left") from OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "train", full)

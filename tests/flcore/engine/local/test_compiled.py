@@ -64,9 +64,9 @@ def test_a_program_is_compiled_once_and_does_what_the_function_does(
         steps.asking, steps.example, 1, {"code": 1}
     )  # by its name: not made again
     values = torch.full((4,), 2.0)
-    total, most, noted = found.run([values], [torch.arange(3.0)])
+    total, most, recorded = found.run([values], [torch.arange(3.0)])
     found.finish()
-    assert (total.item(), most.item(), noted.tolist(), values.tolist()) == (8, 2, [0, 2, 4], [1, 1, 1, 1])
+    assert (total.item(), most.item(), recorded.tolist(), values.tolist()) == (8, 2, [0, 2, 4], [1, 1, 1, 1])
 
     monkeypatch.setattr(compiler, "_machine_code", None)
     again = Compiler(tmp_path, new=False)

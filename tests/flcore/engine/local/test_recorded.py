@@ -22,8 +22,11 @@ def test_fused_kernels_do_what_the_function_does(steps: Any) -> None:
     called = fused(steps.halving, steps.example)
     assert steps.example[0].tolist() == [1, 1, 1, 1]  # what it was shown is not touched
     values = torch.full((4,), 2.0)
-    terms, (noted,) = called([values, torch.arange(3.0)])
-    assert ({name: value.item() for name, value in terms.items()}, noted.tolist()) == ({"sum": 8, "most": 2}, [0, 2, 4])
+    terms, (recorded,) = called([values, torch.arange(3.0)])
+    assert ({name: value.item() for name, value in terms.items()}, recorded.tolist()) == (
+        {"sum": 8, "most": 2},
+        [0, 2, 4],
+    )
     assert values.tolist() == [1, 1, 1, 1]
 
 

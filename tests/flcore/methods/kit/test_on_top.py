@@ -26,7 +26,7 @@ from flcore.methods.types import Exchange, FederationContext, RoundContext, Serv
 from tests.cases import quick
 
 OWN = ("AUTHORS", "name", "summary", "citation")
-OF_STAGES = ("folds", "releases_weights_alone")
+OF_STAGES = ("aggregates", "releases_weights_alone")
 """What follows from the stages, the base's and those that are added."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_") and name not in (*OWN, *OF_STAGES)]
 

@@ -40,7 +40,7 @@ class Identity:
     def classify(self, features: Tensor) -> Tensor:
         return torch.stack([features[:, 0], torch.zeros(len(features))], dim=1)
 
-    def beside(self) -> Identity:
+    def for_extra_inputs(self) -> Identity:
         return self
 
 

@@ -10,8 +10,8 @@ import torch
 from flcore.core.errors import ConfigError, RunError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.step import add_noted
-from flcore.engine.local.tape import plan_batches
+from flcore.engine.local.plan import plan_batches
+from flcore.engine.local.step import add_recorded
 from flcore.evaluation.forward import Forward
 from flcore.io.records import serialise
 from flcore.math.prototypes.class_means import class_means, class_sums
@@ -34,9 +34,9 @@ def test_sums_by_class() -> None:
     both = class_sums(torch.stack([features] * 2), torch.stack([labels] * 2), 3, torch.tensor([[1, 1, 1], [1, 1, 0.0]]))
     assert both[0][0].tolist() == sums.tolist() and both[1][0].tolist() == counts.tolist()
     assert both[0][1].tolist() == [[1, 2], [3, 4], [0, 0]] and both[1][1].tolist() == [1, 1, 0]
-    twice = add_noted(add_noted(None, (sums, counts)), (sums, counts))
+    twice = add_recorded(add_recorded(None, (sums, counts)), (sums, counts))
     assert twice is not None and twice[0].tolist() == [[12, 16], [6, 8], [0, 0]] and twice[1].tolist() == [4, 2, 0]
-    assert add_noted((sums, counts), None) == (sums, counts)
+    assert add_recorded((sums, counts), None) == (sums, counts)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,10 @@ def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, firs
     worker = ClientRunner(experiment)
     ctx = lab.receive(worker, 1, Exchange(), 0, experiment.method.start_server(experiment.setting), {})
     for note, expected in first.items():
-        tape = plan_batches(experiment, experiment.new_module(), ctx, Phase(note=note), 0, size, skip_single=skip)  # type: ignore[arg-type]
-        assert tape.noted_from == expected
+        tape = plan_batches(
+            experiment, experiment.new_module(), ctx, Phase(record_features=note), 0, size, skip_single=skip
+        )  # type: ignore[arg-type]
+        assert tape.recorded_from == expected
 
 
 def one_batch(lab: Any, **changes: Any) -> Any:
@@ -130,7 +132,7 @@ def test_stacked_clients(lab: Any, name: str, model: str) -> None:
 @pytest.mark.parametrize("stack", [False, True])
 def test_a_loss_that_notes_nothing_is_named(lab: Any, stack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProto, "loss", FedAvg.loss)
-    with pytest.raises(RunError, match="fedproto: a phase says note, but the loss never calls"):
+    with pytest.raises(RunError, match="fedproto: a phase records features, but the loss never calls"):
         lab.train_stack(lab.experiment(method={"name": "fedproto"} | RUNNING, engine__stack=stack), range(2))
 
 
@@ -140,7 +142,7 @@ def test_who_asks(lab: Any) -> None:
 
     def note(method: Method) -> str:
         ((phase,),) = (exchange.phases for exchange in method.round_exchanges(2, setting))
-        return phase.note
+        return phase.record_features
 
     assert [note(method) for method in (FedProto(), FedMLP(), FedPA())] == ["none"] * 3
     asked = (FedProto(proto_mode="running"), FedMLP(proto_mode="running"), FedPA(proto_mode="running"))

@@ -22,9 +22,7 @@ from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.samples import GivenSamples, drawn_labels
-from flcore.engine.local.stacked_inputs import StackedBatches
-from flcore.engine.local.tape import (
+from flcore.engine.local.plan import (
     BatchPlan,
     batch_positions,
     endless_positions,
@@ -32,6 +30,8 @@ from flcore.engine.local.tape import (
     plan_batches,
     planned_steps,
 )
+from flcore.engine.local.samples import GivenSamples, drawn_labels
+from flcore.engine.local.stacked_inputs import StackedBatches
 from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
@@ -247,7 +247,7 @@ def test_the_parts_of_a_tape(lab: Any) -> None:
         *range(43)
     ]
     assert tape.positions[2, 11:].tolist() == [0] * 5
-    assert {site: tuple(noise.shape) for site, noise in tape.drops.items()} == {
+    assert {site: tuple(noise.shape) for site, noise in tape.dropout_masks.items()} == {
         "channels": (3, 16, 20),
         "features": (3, 16, 50),
     }
@@ -261,7 +261,7 @@ def test_the_parts_of_a_tape(lab: Any) -> None:
 
 def flat(tape: BatchPlan) -> dict[str, list[float]]:
     """Every random number of a tape by kind."""
-    kinds = {"positions": tape.positions, **tape.drops, **tape.augmentation, **tape.draws}
+    kinds = {"positions": tape.positions, **tape.dropout_masks, **tape.augmentation, **tape.draws}
     return {name: values.flatten().tolist() for name, values in kinds.items()}
 
 
@@ -302,7 +302,7 @@ def test_single_batches_are_left_out_and_the_others_stay(lab: Any) -> None:
 def test_noise_is_uniform_and_positions_are_shuffled(lab: Any) -> None:
     """3·16·70 = 3,360 numbers: mean 0.5 ± 5·√(1/12/3360) = ± 0.025."""
     tape = tape_of(lab.experiment(model={"name": "fedproto_cnn"}))
-    noise = torch.cat([values.flatten() for values in tape.drops.values()])
+    noise = torch.cat([values.flatten() for values in tape.dropout_masks.values()])
     assert (noise >= 0).all() and (noise < 1).all()
     assert abs(noise.mean().item() - 0.5) < 0.025
     assert tape.positions[0].tolist() != sorted(tape.positions[0].tolist())

@@ -28,19 +28,19 @@ class BatchPlan:
     Attributes:
         positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
         sizes: how many of each row count.
-        drops: per dropout site uniform numbers [S, B, ...].
+        dropout_masks: per dropout site uniform numbers [S, B, ...].
         augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
-        noted_from: first step whose features are averaged by class (:attr:`Phase.note`); S for none.
+        recorded_from: first step whose features are averaged by class (:attr:`Phase.record_features`); S for none.
         pass_numbers: pass of each step, counted from the pass of the first step.
     """
 
     positions: Tensor
     sizes: tuple[int, ...]
-    drops: Mapping[str, Tensor]
+    dropout_masks: Mapping[str, Tensor]
     augmentation: Mapping[str, Tensor]
     draws: Mapping[str, Tensor]
-    noted_from: int
+    recorded_from: int
     pass_numbers: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -50,12 +50,12 @@ class BatchPlan:
         """The tape with its tensors on a device."""
         if device == "cpu":
             return self
-        drops, augmentation, draws = (
+        dropout_masks, augmentation, draws = (
             {name: draw.to(device) for name, draw in part.items()}
-            for part in (self.drops, self.augmentation, self.draws)
+            for part in (self.dropout_masks, self.augmentation, self.draws)
         )
         positions = self.positions.to(device)
-        return replace(self, positions=positions, drops=drops, augmentation=augmentation, draws=draws)
+        return replace(self, positions=positions, dropout_masks=dropout_masks, augmentation=augmentation, draws=draws)
 
 
 def plan_batches(
@@ -85,16 +85,16 @@ def plan_batches(
     laid_out = list(_laid_out(size, config.local, ctx, phase, number))
     a_pass = steps_per_pass(size, config.local)
     done = _steps_before(config.local, ctx, phase) % max(a_pass, 1)
-    before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.note, 0)
+    before = {"none": len(laid_out), "last_pass": max(0, len(laid_out) - a_pass)}.get(phase.record_features, 0)
     kept = [row.shape[0] > 1 or not skip_single for row in laid_out]
     rows = [row for row, keep in zip(laid_out, kept, strict=True) if keep]
     sizes = tuple(row.shape[0] for row in rows)
     positions = _filled(rows, sizes, batch_size)
     steps, images = len(rows), phase.source is None
-    drops: Mapping[str, Tensor] = {}
+    dropout_masks: Mapping[str, Tensor] = {}
     if module.dropout_shapes:
         dropout_generator = torch_stream(seed, "dropout", *keys, device=device)
-        drops = {
+        dropout_masks = {
             site: torch.rand(steps, batch_size, *shape, generator=dropout_generator, device=device)
             for site, shape in module.dropout_shapes.items()
         }
@@ -113,10 +113,10 @@ def plan_batches(
     return BatchPlan(
         positions=positions,
         sizes=sizes,
-        drops=drops,
+        dropout_masks=dropout_masks,
         augmentation=augmentation,
         draws=draws,
-        noted_from=sum(kept[:before]),
+        recorded_from=sum(kept[:before]),
         pass_numbers=tuple((done + step) // a_pass for step, keep in enumerate(kept) if keep),
     )
 
