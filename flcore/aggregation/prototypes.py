@@ -13,7 +13,7 @@ import torch
 from flcore.aggregation.rules import robust
 from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Prototypes
-from flcore.math.prototypes.fusion import fuse_prototypes
+from flcore.math.prototypes.class_means import fuse_prototypes
 from flcore.math.prototypes.release import clip_to_norm
 
 FEWEST = 3

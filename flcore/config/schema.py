@@ -36,7 +36,7 @@ from flcore.config.stored import with_removed
 from flcore.core.errors import ConfigError
 from flcore.core.params import LARGEST, build, declared
 from flcore.core.text import nearest, shorten, to_yaml, unknown_key
-from flcore.data.normalisation import of_channels
+from flcore.data.images import of_channels
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Partitioner
 from flcore.data.sources import SOURCES

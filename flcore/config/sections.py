@@ -9,8 +9,8 @@ from typing import Any, Literal
 from flcore.aggregation.settings import Aggregation
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared, param
+from flcore.data.images import Normalisation
 from flcore.data.imbalance import Imbalance
-from flcore.data.normalisation import Normalisation
 
 MOST_TSNE_CLIENTS = 4
 """Largest number of models in one joint embedding, which share its points and colours."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from flcore.core.errors import Cure, DataError
 from flcore.core.params import LARGEST
 from flcore.core.text import shorten
-from flcore.data.images import channel_statistics, convert_channels, resize
-from flcore.data.normalisation import ChannelValues, Normalisation, of_channels
+from flcore.data.images import ChannelValues, Normalisation, channel_statistics, convert_channels, of_channels, resize
 from flcore.data.sources.base import BadFileError, RawDataset, RawSplit, Source, bad_files
 from flcore.io import disk
 from flcore.io.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flcore.core.errors import ConfigError
+from flcore.core.text import to_yaml
+
 # Luma weights of ITU-R 601 in 1/65536, as in the usual conversion of RGB to gray.
 _LUMA = (19595, 38470, 7471)
 _BLOCK = 256  # images that are counted at a time
@@ -76,3 +79,31 @@ def scaled(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def _per_channel(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+
+
+ChannelValues = float | tuple[float, ...]
+"""One number for all channels, or one for each."""
+
+Normalisation = tuple[ChannelValues, ChannelValues]
+"""Mean and standard deviation, on the scale 0 to 1."""
+
+
+def of_channels(normalisation: Normalisation, channels: int, owner: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each of ``channels``; ``owner`` of the images is for errors.
+
+    Raises:
+        ConfigError: a list has not one value for each channel.
+    """
+    mean, std = normalisation
+    return _each("mean", mean, channels, owner), _each("std", std, channels, owner)
+
+
+def _each(key: str, values: ChannelValues, channels: int, owner: str) -> tuple[float, ...]:
+    if not isinstance(values, tuple):
+        return (values,) * channels
+    if len(values) != channels:
+        number = "1 channel" if channels == 1 else f"{channels} channels"
+        raise ConfigError(
+            f"data.{key} = {to_yaml(list(values))}: images of {owner} have {number}; give one number, or one for each"
+        )
+    return values

@@ -1,4 +1,4 @@
-"""Few bits per value: uniform quantisation of tensors, packed into bytes (QSGD, Alistarh et al., NeurIPS 2017)."""
+"""Uniform quantisation of tensors, packed into bytes (QSGD, Alistarh et al., NeurIPS 2017)."""
 
 from __future__ import annotations
 

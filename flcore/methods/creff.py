@@ -35,8 +35,7 @@ from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
-from flcore.math.losses.basic import cross_entropy
-from flcore.math.losses.gradient_matching import gradient_distance, linear_gradient
+from flcore.math.losses.basic import cross_entropy, gradient_distance, linear_gradient
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 from flcore.methods.types import (

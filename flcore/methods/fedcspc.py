@@ -65,9 +65,8 @@ from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.losses.alignment import angle_loss, edge_loss, extrapolate, triplet_hinge
 from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.math.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
-from flcore.math.prototypes.class_means import class_means
+from flcore.math.prototypes.class_means import best_means, class_means, fuse, similarities
 from flcore.math.prototypes.clustering import cluster_prototypes
-from flcore.math.prototypes.exemplars import best_means, fuse, similarities
 from flcore.math.prototypes.partners import Drawn, Partners
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import sample_counts

@@ -16,8 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from flcore.core.params import Search, param
-from flcore.math.losses.basic import cross_entropy
-from flcore.math.losses.decorrelation import correlation_penalty
+from flcore.math.losses.basic import correlation_penalty, cross_entropy
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import Batch, LocalModel, LossInputs
 

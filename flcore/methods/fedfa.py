@@ -33,8 +33,7 @@ from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record
-from flcore.math.losses.basic import anchor_distance, cross_entropy
-from flcore.math.losses.vectors import unit_vectors
+from flcore.math.losses.basic import anchor_distance, cross_entropy, unit_vectors
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.types import (
     MODEL,

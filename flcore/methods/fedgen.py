@@ -33,9 +33,8 @@ from flcore.core.params import Search, param
 from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
-from flcore.math.generators.draws import draw_noise
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
-from flcore.math.generators.networks import constant_output
+from flcore.math.generators.networks import constant_output, draw_noise
 from flcore.math.losses.basic import cross_entropy
 from flcore.methods.kit.feature_generator import (
     FEATURE_GENERATOR,

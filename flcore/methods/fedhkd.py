@@ -34,8 +34,7 @@ from flcore.io.messages import Prototypes, TensorDict
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import row_distance
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.class_means import class_means
-from flcore.math.prototypes.fusion import fuse_prototypes
+from flcore.math.prototypes.class_means import class_means, fuse_prototypes
 from flcore.math.prototypes.release import Unit
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads

@@ -58,7 +58,7 @@ from flcore.math.generators.images import (
     random_targets,
     target_facts,
 )
-from flcore.math.prototypes.supports import support_means
+from flcore.math.prototypes.class_means import support_means
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
 from flcore.methods.kit.image_generator import IMAGE_GENERATOR, SHIPPING, ImageGeneratorMethod
 from flcore.methods.kit.preset import AuthorsPreset

@@ -22,8 +22,7 @@ from torch import Tensor
 from flcore.core.params import Search, param
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.alignment import prototype_pull
-from flcore.math.losses.basic import cross_entropy
-from flcore.math.losses.vectors import distances
+from flcore.math.losses.basic import cross_entropy, distances
 from flcore.methods.api import Method, ScoreKind
 from flcore.methods.kit.class_prototypes import (
     RunningPrototypes,

@@ -53,9 +53,8 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import Count, Mixtures, Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import dot_regression
-from flcore.math.losses.basic import cross_entropy
-from flcore.math.losses.vectors import unit_vectors
-from flcore.math.prototypes.etf import simplex_etf
+from flcore.math.losses.basic import cross_entropy, unit_vectors
+from flcore.math.prototypes.class_means import simplex_etf
 from flcore.math.prototypes.mixtures import (
     Mixture,
     fit_class_mixtures,

@@ -5,7 +5,7 @@ The features are ProtoLDA's. Instead of the second moment, D(D + 1)/2 numbers, c
 3. ``statistics``: class counts, class sums and the diagonal of the second moment. Server ``begin-basis``: standardise;
    the first block of directions spans the class means.
 4. ``products-1`` … ``-m``: receive C directions U, send Σ f (fᵀU). Server ``extend-basis``: the head that is best over
-   all directions so far (`flcore/math/prototypes/krylov.py`); its residual is the next block.
+   all directions so far (`flcore/math/prototypes/discriminant.py`); its residual is the next block.
 5. ``deliver-head``.
 
 All clients answer in the first round, sampled or not; later rounds change nothing. A block costs 2·D·C numbers per
@@ -26,8 +26,7 @@ from torch import Tensor
 from flcore.core.params import Search, param
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
-from flcore.math.prototypes.discriminant import Margins, head
-from flcore.math.prototypes.krylov import directions, next_block, solved, standardised_products
+from flcore.math.prototypes.discriminant import Margins, directions, head, next_block, solved, standardised_products
 from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods.kit.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
 from flcore.methods.types import (

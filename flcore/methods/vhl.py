@@ -1,6 +1,6 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
-Virtual set: per class a random mean map, images around it (Gaussian; `flcore/math/generators/virtual.py`), sent once to
+Virtual set: per class a random mean map, images around it (Gaussian; `flcore/math/generators/images.py`), sent once to
 every client, at its first participation, as uint8 in order of classes (labels follow from the order). It is drawn from
 the seed and not stored; the server only records which clients have received it.
 
@@ -29,7 +29,7 @@ from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record, on_device
-from flcore.math.generators.virtual import gaussian_virtual_images
+from flcore.math.generators.images import gaussian_virtual_images
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.virtual_images import (

@@ -12,15 +12,7 @@ from flcore.core.registry import Registry
 from flcore.core.rng import seeded_globally
 from flcore.models.base import Backbone, DropoutMasks, extract_weights, load_weights, widen_head
 
-__all__ = [
-    "MODELS",
-    "Backbone",
-    "DropoutMasks",
-    "ModelSpec",
-    "build_model",
-    "extract_weights",
-    "load_weights",
-]
+__all__ = ["MODELS", "Backbone", "DropoutMasks", "ModelSpec", "build_model", "extract_weights", "load_weights"]
 
 
 class ModelSpec(Protocol):
@@ -46,12 +38,12 @@ MODELS: Registry[type[ModelSpec]] = Registry(
         "fedproto_cnn": "flcore.models.cnn:FedProtoCnn",
         "fedmlp_cnn": "flcore.models.cnn:FedMlpCnn",
         "fedcspc_cnn": "flcore.models.cnn:FedCspcCnn",
-        "pfl_cnn": "flcore.models.pfl_cnn:PflCnn",
+        "pfl_cnn": "flcore.models.cnn:PflCnn",
         "patch_dictionary": "flcore.models.patch_dictionary:PatchDictionary",
         "resnet18": "flcore.models.resnet:ResNet18",
         "resnet50": "flcore.models.resnet:ResNet50",
-        "convnet5": "flcore.models.fedpg_cnn:ConvNet5",
-        "fedpg_cnn": "flcore.models.fedpg_cnn:FedPgCnn",
+        "convnet5": "flcore.models.cnn:ConvNet5",
+        "fedpg_cnn": "flcore.models.cnn:FedPgCnn",
         "celeba_cnn": "flcore.models.cnn:CelebaCnn",
         "femnist_cnn": "flcore.models.cnn:FemnistCnn",
     },

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.core.params import param
-from flcore.models.base import Backbone, DropoutMasks, dropout, flat_size
-from flcore.models.pooling import MaxPool, max_pool
+from flcore.models.base import Backbone, DropoutMasks, HiddenHead, MaxPool, dropout, flat_size, max_pool
 
 
 @dataclass(frozen=True)
@@ -163,3 +163,99 @@ class FedCspcCnn:
         linear = (nn.Linear(flat_size(convolutions, shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU())
         projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, self.projection_dim))
         return Backbone(nn.Sequential(*convolutions, *linear), projection, nn.Linear(self.projection_dim, num_classes))
+
+
+_WIDTHS = (32, 64, 64, 128, 128)
+
+
+@dataclass(frozen=True)
+class ConvNet5:
+    """FedPG's network for FEMNIST, FederatedScope's ``ConvNet5``: five blocks, then a head with a hidden layer.
+
+    A block is a padded 5×5 convolution, BatchNorm, ReLU and a 2×2 max-pooling; five of them leave 2×2×128 = 512 values
+    of 64×64 pixels, the feature that prototypes are made of (fedpg.md section 2). 1,947,710 parameters for one channel
+    and 62 classes. ``hidden: 0`` is a linear head. Methods that solve for a linear head refuse a hidden layer in it.
+    """
+
+    name: ClassVar[str] = "convnet5"
+    summary: ClassVar[str] = "5 conv 5×5 (BatchNorm, pooling) + head with a hidden layer; FedPG on FEMNIST at 64×64"
+    hidden: int = param(2048, "units of the head's hidden layer; 0: the head is linear", low=0)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((shape[0], *_WIDTHS)):
+            layers += (nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU(), MaxPool())
+        blocks = nn.Sequential(*layers, nn.Flatten())
+        dim = flat_size(blocks, shape, cure="64")
+        head = HiddenHead(dim, self.hidden, num_classes) if self.hidden else nn.Linear(dim, num_classes)
+        return Backbone(blocks, nn.Identity(), head, channels_last=True)
+
+
+@dataclass(frozen=True)
+class FedPgCnn:
+    """The network of our figures on digits and MNIST (fedpg.md section 11).
+
+    Two padded 3×3 convolutions (16, 32) with BatchNorm and ReLU, a linear layer to d = 64 with ReLU, a linear head.
+    With the 96 running means and variances 106,058 scalars for 28×28 images and 10 classes, and 38,474 for 8×8 images
+    with ``first_stride: 1``. The paper states no strides; these give both numbers.
+    """
+
+    name: ClassVar[str] = "fedpg_cnn"
+    summary: ClassVar[str] = "2 conv 3×3 (BatchNorm, stride 2) + 2 fc; FedPG's figures on digits and MNIST"
+    first_stride: Literal[1, 2] = param(2, "stride of the first convolution; 1 for images of 8×8")
+    feature_dim: int = param(64, "length d of the feature", low=1)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        convolutions = nn.Sequential(
+            *(nn.Conv2d(shape[0], 16, 3, stride=self.first_stride, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),
+        )
+        linear = (nn.Linear(flat_size(convolutions, shape), self.feature_dim), nn.ReLU())
+        return Backbone(nn.Sequential(*convolutions, *linear), nn.Identity(), nn.Linear(self.feature_dim, num_classes))
+
+
+class TwiceDroppedCnn(Backbone):
+    """Dropout of single values after the pooling (0.25) and before the head (0.5)."""
+
+    # 64 maps of 14×14, which is what two unpadded 3×3 convolutions and a pooling leave of 32×32.
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"maps": (64 * 14 * 14,), "features": (128,)}
+
+    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
+        maps = self.encoder(images)
+        return maps if dropout_masks is None else dropout(maps, dropout_masks["maps"], 0.25)
+
+    def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
+        """Dropout after the feature: methods see it before."""
+        return self.head(features if dropout_masks is None else dropout(features, dropout_masks["features"], 0.5))
+
+
+@dataclass(frozen=True)
+class PflCnn:
+    """``simple_cnn`` of pfl-research (Granqvist et al., NeurIPS 2024), in its PyTorch form.
+
+    Two unpadded 3×3 convolutions (32 and 64 maps) with ReLU, one 2×2 max-pooling, dropout 0.25, a hidden layer of 128
+    with ReLU, dropout 0.5, a linear head; weights drawn as Glorot and Bengio (2010) do, biases as PyTorch does.
+    1,626,442 parameters for 3×32×32 images and 10 classes.
+    """
+
+    name: ClassVar[str] = "pfl_cnn"
+    summary: ClassVar[str] = "2 conv 3×3 with one pooling, dropout + 2 fc; pfl-research on CIFAR-10"
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, 32, 32).
+
+        Raises:
+            ValueError: other images; the first dropout has one value for each of 12,544 outputs.
+        """
+        if shape[1:] != (32, 32):
+            raise ValueError(f"images of {shape[1]}x{shape[2]} do not fit this model; set data.size to 32")
+        encoder = nn.Sequential(
+            *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()), *(MaxPool(), nn.Flatten())
+        )
+        model = TwiceDroppedCnn(
+            encoder, nn.Sequential(nn.Linear(64 * 14 * 14, 128), nn.ReLU()), nn.Linear(128, num_classes)
+        )
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+        return model

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flcore.data.skew import skew
+from flcore.data.summary import skew
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.comparison_tables import HEADINGS
 from pipelines.reporting.figures.partition import PartitionTable

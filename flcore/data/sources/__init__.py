@@ -13,9 +13,9 @@ SOURCES: Registry[type[Source]] = Registry(
         "femnist": "flcore.data.sources.femnist:Femnist",
         "cifar10": "flcore.data.sources.cifar:Cifar10",
         "cifar100": "flcore.data.sources.cifar:Cifar100",
-        "tinyimagenet": "flcore.data.sources.tinyimagenet:TinyImageNet",
-        "vireofood172": "flcore.data.sources.vireofood172:VireoFood172",
-        "celeba": "flcore.data.sources.celeba:CelebA",
+        "tinyimagenet": "flcore.data.sources.on_request:TinyImageNet",
+        "vireofood172": "flcore.data.sources.on_request:VireoFood172",
+        "celeba": "flcore.data.sources.on_request:CelebA",
         "imagefolder": "flcore.data.sources.imagefolder:ImageFolder",
     },
 )

@@ -1,4 +1,4 @@
-"""The interface of image sources, and shared functions: errors, and test splits (data.md, section 1.0)."""
+"""The interface of image sources, their errors, and test splits (data.md, section 1.0)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class BadFileError(DataError):
 class Encoded(Protocol):
     """Images that are not decoded yet, such as `flcore/data/sources/imagefiles.py` has them."""
 
-    def __len__(self) -> int:
-        """Number of images."""
+    def __len__(self) -> int: ...
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,14 +40,10 @@ class Encoded(Protocol):
         """Return the images at ``positions``, int64 [M]."""
 
     def in_form(self, size: tuple[int, int] | None, channels: int) -> Self:
-        """Return the same images, to be decoded to this height and width (None: as before) and number of channels."""
+        """Return the same images with another height and width (None: as before) and number of channels."""
 
     def decode(self) -> np.ndarray:
-        """Return all images, uint8 NxHxW for one channel, else NxHxWx3.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
+        """Return uint8 NxHxW for one channel, else NxHxWx3; raise DataError for a file that cannot be read."""
 
     def faults(self) -> dict[str, str]:
         """Decode every image and return the reason for each bad file by name."""
@@ -71,11 +66,7 @@ class RawSplit:
         return RawSplit(images, self.labels[positions], None if self.groups is None else self.groups[positions])
 
     def decoded(self) -> np.ndarray:
-        """Return the images as an array.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
+        """Return the images as an array, or raise DataError."""
         return self.images if isinstance(self.images, np.ndarray) else self.images.decode()
 
 
@@ -105,7 +96,7 @@ class Source(abc.ABC):
     Attributes:
         num_classes: of the published data; None if only the files state it.
         channels: likewise, of the images: 1 or 3.
-        unsaid: options that do not enter the data's identity at their default: names of data are older than they.
+        unsaid: options that do not enter the data's identity at their default, since they are newer than it.
         bad_file_cure: advice for files that cannot be decoded.
     """
 
@@ -126,11 +117,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def load(self, root: Path | None, download: bool) -> RawDataset:
-        """Read the dataset below ``root``; fetch it first only if ``download`` is true.
-
-        Raises:
-            DataError: files are missing or damaged.
-        """
+        """Read the dataset below ``root``, which ``download`` allows to fetch; raise DataError for bad or no files."""
 
     def places(self, root: Path) -> tuple[Path, ...]:
         """Return the files and folders that :meth:`load` reads; ``root`` may contain other data sets too."""
@@ -163,11 +150,7 @@ def bad_files(faults: Mapping[str, str], cure: str) -> DataError:
 
 
 def read_text_lines(path: Path) -> list[str]:
-    """Return the lines of a list of files or labels.
-
-    Raises:
-        DataError: it is not UTF-8 text.
-    """
+    """Return the lines of a list of files or labels; raise DataError if it is not UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -183,11 +166,8 @@ def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray,
     """Divide every group's samples into training and test, for datasets without a division (LEAF's rule).
 
     A group of n >= 2 samples gives ``fraction`` · n to the test split, rounded half up, at least one and not all; a
-    single sample stays. The draw is the same for every seed of an experiment. ``groups`` int64 [N]; 0 < ``fraction`` <
-    1.
-
-    Returns:
-        Ascending indices of the training and of the test split.
+    single sample stays. The draw is the same for every seed of an experiment. ``groups`` are int64 [N]. Returns
+    ascending indices of both splits.
     """
     rng = np.random.default_rng(_SPLIT_SEED)
     order = np.argsort(groups, kind="stable")

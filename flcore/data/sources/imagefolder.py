@@ -1,11 +1,9 @@
-"""Your own images: a folder or a zip of class folders, of class folders by site, or with a CSV.
-
-Of a GIF the first frame is read.
-"""
+"""Your own images: a folder or a zip of class folders, of class folders by site, or with a CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -14,6 +12,7 @@ import numpy as np
 
 from flcore.core.errors import DataError, listed
 from flcore.core.params import param
+from flcore.core.text import is_control, shorten
 from flcore.data.sources.base import (
     MOST_LISTED,
     BadFileError,
@@ -25,16 +24,7 @@ from flcore.data.sources.base import (
     missing,
 )
 from flcore.data.sources.imagefiles import ImageFiles, depth_of, faults_of, is_gray, size_of
-from flcore.data.sources.layouts import (
-    EXPECTED,
-    SPLITS,
-    Listing,
-    Sample,
-    check_names,
-    list_images,
-    natural_order,
-)
-from flcore.data.sources.trees import Tree, open_tree
+from flcore.data.sources.layouts import EXPECTED, SPLITS, Listing, Sample, Tree, list_images, natural_order, open_tree
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class ImageFolder(Source):
     )
 
     def places(self, root: Path) -> tuple[Path, ...]:
-        """Return what :meth:`load` reads: the split folders alone, if they are directly in the folder."""
+        """Return the split folders alone, if they are directly in ``root``, else ``root``."""
         split = tuple(root / name for name in SPLITS)
         return split if self.layout != "csv" and all(folder.is_dir() for folder in split) else (root,)
 
@@ -81,29 +71,22 @@ class ImageFolder(Source):
         if not samples:
             raise DataError(f"{root}: no images; expected {EXPECTED[self.layout]}")
         class_names = natural_order({sample.label for sample in listing.samples})
-        check_names(class_names, "class", tree)
-        train, test = self._divided(samples, class_names, root)
-        _check_classes(train, test, class_names, root)
+        _check_names(class_names, "class", root)
+        parts = self._divide(samples, class_names, root)
+        _check_classes(parts, class_names, root)
         site_names = natural_order({sample.site for sample in samples if sample.site is not None})
-        check_names(site_names, "site", tree)
-        images = self._images(tree, [sample.file for sample in (*train, *test)])
-
-        def split(chosen: Sequence[Sample]) -> RawSplit:
-            groups = _numbers([sample.site or "" for sample in chosen], site_names) if site_names else None
-            labels = _numbers([sample.label for sample in chosen], class_names)
-            return RawSplit(images([sample.file for sample in chosen]), labels, groups)
-
-        return RawDataset(
-            split(train),
-            split(test),
-            class_names,
-            mean=None,
-            std=None,
-            licence="not stated: your own data",
-            source="image folder",
-            group_names=site_names,
-            skipped=skipped,
+        _check_names(site_names, "site", root)
+        images = self._images(tree, [sample.file for part in parts for sample in part])
+        train, test = (
+            RawSplit(
+                images([sample.file for sample in part]),
+                _numbers([sample.label for sample in part], class_names),
+                _numbers([sample.site or "" for sample in part], site_names) if site_names else None,
+            )
+            for part in parts
         )
+        licence, source = "not stated: your own data", "image folder"
+        return RawDataset(train, test, class_names, None, None, licence, source, site_names, skipped)
 
     def _readable(self, tree: Tree, listing: Listing) -> tuple[list[Sample], dict[str, str]]:
         """Return the images to use, and the reason for each omitted file.
@@ -119,30 +102,24 @@ class ImageFolder(Source):
             raise bad_files(faults, self.bad_file_cure)
         return [sample for sample in listing.samples if sample.file not in faults], dict(sorted(faults.items()))
 
-    def _divided(
-        self, samples: Sequence[Sample], class_names: Sequence[str], root: Path
-    ) -> tuple[list[Sample], list[Sample]]:
+    def _divide(self, samples: Sequence[Sample], class_names: Sequence[str], root: Path) -> list[list[Sample]]:
         train, test = ([sample for sample in samples if sample.split == split] for split in SPLITS)
         if self.test_fraction is None:
             if not test:
                 raise DataError(f"{root}: no test images; add a test split, or set data.test_fraction=0.2 to draw one")
-            return train, test
+            return [train, test]
+        key = f"data.test_fraction = {self.test_fraction:g}"
         if test:
-            raise DataError(
-                f"data.test_fraction = {self.test_fraction:g}: {root} has test images of its own; set it to null"
-            )
+            raise DataError(f"{key}: {root} has test images of its own; set it to null")
         labels = _numbers([sample.label for sample in samples], class_names)
-        sites = {site: number for number, site in enumerate(dict.fromkeys(sample.site for sample in samples))}
-        groups = np.array([sites[sample.site] for sample in samples], dtype=np.int64)
-        single = [name for name, count in zip(class_names, np.bincount(labels, minlength=len(class_names)), strict=True)
-                  if count < 2]  # fmt: skip
+        sites = [sample.site or "" for sample in samples]
+        counts = np.bincount(labels, minlength=len(class_names))
+        single = [name for name, count in zip(class_names, counts, strict=True) if count < 2]
         if single:
-            raise DataError(
-                f"data.test_fraction = {self.test_fraction:g}: needs two images of each class; {root} has fewer of "
-                f"{listed(map(repr, single), MOST_LISTED)}"
-            )
-        rows = hold_out_of_classes(labels, groups, self.test_fraction)
-        return tuple([samples[row] for row in chosen] for chosen in rows)  # type: ignore[return-value]
+            names = listed(map(repr, single), MOST_LISTED)
+            raise DataError(f"{key}: needs two images of each class; {root} has fewer of {names}")
+        rows = hold_out_of_classes(labels, _numbers(sites, list(dict.fromkeys(sites))), self.test_fraction)
+        return [[samples[row] for row in part] for part in rows]
 
     def _images(self, tree: Tree, names: Sequence[str]) -> Callable[[Sequence[str]], ImageFiles]:
         """Return a function that makes the images of some files, with size, channels and depth from all of them."""
@@ -157,15 +134,30 @@ class ImageFolder(Source):
         return lambda chosen: ImageFiles(tuple(chosen), tree.read, size, channels, sized_by=sized_by, depth=depth)
 
 
-def _check_classes(train: Sequence[Sample], test: Sequence[Sample], class_names: Sequence[str], root: Path) -> None:
-    found = {split: {sample.label for sample in chosen} for split, chosen in zip(SPLITS, (train, test), strict=True)}
-    for split in SPLITS:
-        if lacking := [name for name in class_names if name not in found[split]]:
-            kind = (
-                f"class {lacking[0]!r} has"
-                if len(lacking) == 1
-                else f"classes {listed(map(repr, lacking), MOST_LISTED)} have"
+def _check_names(names: Iterable[str], kind: str, root: Path) -> None:
+    """Refuse class or site names that cannot be shown, or that differ in Unicode form only."""
+    known: dict[str, str] = {}
+    for name in sorted(names):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{root}: the {kind} name {shorten(name)} is no text in UTF-8; rename it") from error
+        if any(map(is_control, name)):
+            raise DataError(f"{root}: the {kind} name {name!a} contains control characters; rename it")
+        other = known.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise DataError(
+                f"{root}: the {kind} names {other!a} and {name!a} are one name in two Unicode forms (NFC, NFD); "
+                "rename one of them"
             )
+
+
+def _check_classes(parts: Sequence[Sequence[Sample]], class_names: Sequence[str], root: Path) -> None:
+    for split, part in zip(SPLITS, parts, strict=True):
+        present = {sample.label for sample in part}
+        if lacking := [repr(name) for name in class_names if name not in present]:
+            several = len(lacking) > 1
+            kind = f"classes {listed(lacking, MOST_LISTED)} have" if several else f"class {lacking[0]} has"
             raise DataError(f"{root}: {kind} no images in {split}; both splits need the same classes")
 
 

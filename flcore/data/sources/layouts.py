@@ -1,40 +1,46 @@
-"""Images of a tree with their labels: class folders, class folders by site, or a CSV."""
+"""Images with labels in a folder or a zip: class folders, class folders by site, or a CSV. No image is opened."""
 
 from __future__ import annotations
 
+import abc
 import csv
 import io
+import os
 import re
+import stat
+import struct
 import unicodedata
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from flcore.core.errors import DataError, listed
 from flcore.core.text import is_control, shorten, unknown_key
-from flcore.data.sources.base import MOST_LISTED, damaged, leads_out
-from flcore.data.sources.imagefiles import KINDS
-from flcore.data.sources.trees import A_FOLDER, Tree, found_name
+from flcore.data.sources.base import MOST_LISTED, BadFileError, damaged, leads_out
+from flcore.data.sources.imagefiles import ENDINGS, LARGEST_FILE, READABLE
 
 Layout = Literal["classes", "sites", "csv"]
 
-INDEX = "index.csv"
-"""Name of the file that lists images, labels, sites and splits."""
-
 SPLITS = ("train", "test")
+_INDEX = "index.csv"
 _COLUMNS = ("file", "label", "site", "split")
 _FOLDERS = {"classes": "<class>/*", "sites": "<site>/<class>/*"}
 
 EXPECTED = {
     **{
-        layout: f"a folder or a zip with train/{below} and test/{below} ({KINDS}), or these below one folder; with "
+        layout: f"a folder or a zip with train/{below} and test/{below} ({READABLE}), or these below one folder; with "
         f"data.test_fraction also {below} alone"
         for layout, below in _FOLDERS.items()
     },
-    "csv": f"a folder or a zip with {INDEX}, whose first line is file,label or file,label,site,split, and the images "
-    f"({KINDS})",
+    "csv": f"a folder or a zip with {_INDEX}, whose first line is file,label or file,label,site,split, and the images "
+    f"({READABLE})",
 }
-"""Layout → what a tree has to look like."""
+"""Description of each layout, for errors."""
+
+_CLUTTER = {"__MACOSX", "Thumbs.db", "desktop.ini"}
+_A_FOLDER, _MISSING, _NO_LINK = "a folder", "does not exist", "a link that leads nowhere"
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,148 @@ class Listing:
     samples: list[Sample] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
 
+    def add(self, tree: Tree, sample: Sample) -> None:
+        fault = tree.fault(sample.file)
+        if fault is None:
+            self.samples.append(sample)
+        else:
+            self.faults[sample.file] = fault
+
+
+class Tree(abc.ABC):
+    """Folders and files by their names below ``root``, such as ``a/b``, without hidden ones; the top is ``""``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @abc.abstractmethod
+    def inside(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder, or raise DataError."""
+
+    @abc.abstractmethod
+    def state(self, name: str) -> int | str:
+        """Return the bytes of a file, or the reason why a name is no file."""
+
+    @abc.abstractmethod
+    def read_bytes(self, name: str) -> bytes: ...
+
+    def is_folder(self, name: str) -> bool:
+        return self.state(name) == _A_FOLDER
+
+    def folders(self, folder: str) -> list[str]:
+        return [name for name in self.inside(folder) if self.is_folder(name)]
+
+    def read(self, name: str) -> bytes:
+        """Return the content of an image's file.
+
+        Raises:
+            BadFileError: it is too large.
+        """
+        size = self.state(name)
+        if isinstance(size, int) and size > LARGEST_FILE:
+            raise BadFileError(name, _too_large(size))
+        return self.read_bytes(name)
+
+    def fault(self, name: str) -> str | None:
+        """Return why a name cannot be an image, by its ending and size; None if it may be one."""
+        size = self.state(name)
+        if isinstance(size, str):
+            return size
+        if os.path.splitext(name)[1].lower() not in ENDINGS:  # noqa: PTH122 - names need not be of this system
+            return f"not an image: {READABLE}"
+        return "empty" if size == 0 else _too_large(size) if size > LARGEST_FILE else None
+
+
+def open_tree(root: Path, expected: str) -> Tree:
+    """Return the tree of a folder or of an intact zip without links, or raise DataError with the ``expected`` form."""
+    if root.is_dir():
+        return _Folder(root)
+    if not root.is_file():  # reading a pipe would wait
+        raise DataError(f"{root}: neither a folder of images nor a zip; expected {expected}")
+    return _Zip(root, expected)
+
+
+def _too_large(size: int) -> str:
+    return f"{size} bytes, {LARGEST_FILE} are the most"
+
+
+def _is_clutter(name: str) -> bool:
+    return name.startswith(".") or name in _CLUTTER
+
+
+class _Folder(Tree):
+    def inside(self, folder: str) -> list[str]:
+        try:
+            names = [path.name for path in (self.root / folder).iterdir() if not _is_clutter(path.name)]
+        except FileNotFoundError as error:
+            raise DataError(f"{self.root / folder}: {_NO_LINK}; mend it, or delete it") from error
+        except OSError as error:
+            raise DataError(f"{self.root / folder}: cannot be read as a folder ({error.strerror})") from error
+        return sorted(_join(folder, name) for name in names)
+
+    def state(self, name: str) -> int | str:
+        path = self.root / name
+        try:
+            status = path.stat()
+        except OSError:
+            return _NO_LINK if path.is_symlink() else _MISSING
+        except ValueError:  # a null character
+            return _MISSING
+        if stat.S_ISDIR(status.st_mode):
+            return _A_FOLDER
+        return status.st_size if stat.S_ISREG(status.st_mode) else "not a file"
+
+    def read_bytes(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+
+class _Zip(Tree):
+    def __init__(self, root: Path, expected: str) -> None:
+        super().__init__(root)
+        with root.open("rb") as file:
+            is_zip = file.read(2) == b"PK"
+        try:
+            self._archive = zipfile.ZipFile(root)  # closed with its last reader
+        # Errors of zipfile for a bad directory: names that are no text, sizes that are none, an unknown version.
+        except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError, OverflowError) as error:
+            if is_zip:
+                raise damaged(root, "not a readable zip") from error
+            raise DataError(
+                f"{root}: neither a folder nor a zip; expected {expected}\n"
+                "other archives and files of arrays (tar, h5, npz) have to be unpacked into folders first"
+            ) from error
+        self._sizes: dict[str, int] = {}
+        self._inside: dict[str, set[str]] = {"": set()}
+        for info in self._archive.infolist():
+            if not info.is_dir():
+                self._add(info)
+
+    def _add(self, info: zipfile.ZipInfo) -> None:
+        name = info.filename
+        if leads_out(name) or any(map(is_control, name)):
+            raise damaged(self.root, f"the name {shorten(name)} leads out of it, or is none")
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise DataError(f"{self.root}: {name} is a link; pack the files that links lead to")
+        if name in self._sizes:
+            raise damaged(self.root, f"it holds two files of one name, {shorten(name)}")
+        self._sizes[name] = info.file_size
+        parts = name.split("/")
+        if not any(map(_is_clutter, parts)):
+            for depth in range(len(parts)):
+                self._inside.setdefault("/".join(parts[:depth]), set()).add("/".join(parts[: depth + 1]))
+
+    def inside(self, folder: str) -> list[str]:
+        return sorted(self._inside[folder])
+
+    def state(self, name: str) -> int | str:
+        return _A_FOLDER if name in self._inside else self._sizes.get(name, _MISSING)
+
+    def read_bytes(self, name: str) -> bytes:
+        return self._archive.read(name)
+
 
 def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
-    """Return all images of a tree; none is opened.
+    """Return all images of a tree.
 
     Folders of classes and sites come in natural order, files in the order of their names, and rows in the CSV's order.
     ``undivided`` allows a tree without a split into training and test.
@@ -69,11 +214,9 @@ def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
     levels = ["site", "class"] if layout == "sites" else ["class"]
     top, splits = _top(tree, layout, undivided)
     listing = Listing()
-    if not splits:
-        _collect(tree, top, levels, None, [], listing)
-    for split in splits:
-        _collect(tree, _join(top, split), levels, split, [], listing)
-    if not listing.samples and any(fault in (A_FOLDER, _outside(levels)) for fault in listing.faults.values()):
+    for split in splits or [""]:
+        _collect(tree, _join(top, split), levels, split or None, [], listing)
+    if not listing.samples and any(fault in (_A_FOLDER, _outside(levels)) for fault in listing.faults.values()):
         other = "sites" if layout == "classes" else "classes"
         raise DataError(
             f"{tree.root}: no images in {_FOLDERS[layout]}; expected {EXPECTED[layout]}\n"
@@ -85,31 +228,6 @@ def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """Return names sorted with numbers by value, so that 2 comes before 10."""
     return tuple(sorted(names, key=_natural))
-
-
-def check_names(names: Iterable[str], kind: str, tree: Tree) -> None:
-    """Refuse class or site names (``kind``) that cannot be shown, or that differ in Unicode form only.
-
-    Raises:
-        DataError: always with the name.
-    """
-    known: dict[str, str] = {}
-    for name in sorted(names):
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(f"{tree.root}: the {kind} name {shorten(name)} is no text in UTF-8; rename it") from error
-        if any(map(is_control, name)):
-            raise DataError(f"{tree.root}: the {kind} name {name!a} contains control characters; rename it")
-        other = known.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise DataError(
-                f"{tree.root}: the {kind} names {other!a} and {name!a} are one name in two Unicode forms (NFC, NFD); "
-                "rename one of them"
-            )
-
-
-# ---- folders -----------------------------------------------------------------------------------------------------
 
 
 def _top(tree: Tree, layout: Layout, undivided: bool) -> tuple[str, list[str]]:
@@ -128,15 +246,13 @@ def _top(tree: Tree, layout: Layout, undivided: bool) -> tuple[str, list[str]]:
             f"{tree.root}: no single pair of folders train and test; expected {EXPECTED[layout]}\n"
             "without a test folder, set data.test_fraction=0.2 to draw a test set"
         )
-    if len(folders) == 1 and _depth(tree, folders[0]) >= levels:
-        return folders[0], []
-    return "", []
+    return folders[0] if len(folders) == 1 and _depth(tree, folders[0]) >= levels else "", []
 
 
 def _splits(tree: Tree, folder: str, least: int) -> list[str]:
     """Return the splits among a folder's children, if train has ``least`` levels of folders below it."""
-    here = [split for split in SPLITS if tree.exists(_join(folder, split))]
-    return here if least == 0 or ("train" in here and _depth(tree, _join(folder, "train")) >= least) else []
+    splits = [split for split in SPLITS if tree.state(_join(folder, split)) != _MISSING]
+    return splits if least == 0 or ("train" in splits and _depth(tree, _join(folder, "train")) >= least) else []
 
 
 def _depth(tree: Tree, folder: str) -> int:
@@ -151,17 +267,14 @@ def _collect(
     if not levels:
         site, label = above if len(above) > 1 else (None, above[0])
         for name in names:
-            if (fault := tree.fault(name)) is None:
-                listing.samples.append(Sample(name, label, site, split))
-            else:
-                listing.faults[name] = fault
+            listing.add(tree, Sample(name, label, site, split))
         return
     for name in sorted(names, key=_natural):
-        if tree.is_folder(name):
+        state = tree.state(name)
+        if state == _A_FOLDER:
             _collect(tree, name, levels[1:], split, [*above, name.rpartition("/")[2]], listing)
         else:
-            size = tree.size(name)
-            listing.faults[name] = size if isinstance(size, str) else _outside(levels)
+            listing.faults[name] = state if isinstance(state, str) else _outside(levels)
 
 
 def _outside(levels: Sequence[str]) -> str:
@@ -169,24 +282,20 @@ def _outside(levels: Sequence[str]) -> str:
 
 
 def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+    return f"{folder}/{name}" if folder and name else folder or name
 
 
 def _natural(name: str) -> tuple[tuple[str | tuple[int, str], ...], str]:
-    parts = re.split("([0-9]+)", name)
-    digits = {place: parts[place].lstrip("0") for place in range(1, len(parts), 2)}  # int() refuses very long numbers
-    values = ((len(digits[place]), digits[place]) if place in digits else part for place, part in enumerate(parts))
-    return tuple(values), name
-
-
-# ---- CSV ---------------------------------------------------------------------------------------------------------
+    parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split("([0-9]+)", name))]
+    # Numbers by length, then digits: int() refuses very long ones.
+    return tuple((len(part), part) if n % 2 else part for n, part in enumerate(parts)), name
 
 
 def _from_csv(tree: Tree) -> Listing:
-    top = next((folder for folder in ("", *tree.folders("")) if tree.exists(_join(folder, INDEX))), None)
+    top = next((folder for folder in ("", *tree.folders("")) if tree.state(_join(folder, _INDEX)) != _MISSING), None)
     if top is None:
-        raise DataError(f"{tree.root}: no {INDEX}; expected {EXPECTED['csv']}")
-    index = _join(top, INDEX)
+        raise DataError(f"{tree.root}: no {_INDEX}; expected {EXPECTED['csv']}")
+    index = _join(top, _INDEX)
     place = f"{tree.root}: {index}"
     try:
         text = tree.read(index).decode("utf-8-sig")
@@ -206,19 +315,22 @@ def _from_csv(tree: Tree) -> Listing:
             fault = "has other columns than the first line" if len(row) != len(columns) else _row_fault(values, name)
             if fault is None and (first := seen.setdefault(unicodedata.normalize("NFC", name), number)) != number:
                 fault = f"repeats the file of line {first}"
-            if fault is not None:
-                wrong.append(f"line {number} {fault}")
-                continue
-            name = found_name(tree, _join(top, name))
-            if (reason := tree.fault(name)) is None:
-                listing.samples.append(Sample(name, values["label"], values.get("site"), values.get("split")))
+            if fault is None:
+                file = _existing_form(tree, _join(top, name))
+                listing.add(tree, Sample(file, values["label"], values.get("site"), values.get("split")))
             else:
-                listing.faults[name] = reason
+                wrong.append(f"line {number} {fault}")
     except csv.Error as error:
         raise damaged(place, f"line {lines.line_num}: {error}") from error
     if wrong:
         raise DataError(f"{place}: {listed(wrong, MOST_LISTED)}; correct them")
     return listing
+
+
+def _existing_form(tree: Tree, name: str) -> str:
+    """Return the name in the Unicode form of the tree, which may differ between systems; else unchanged."""
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    return next((form for form in forms if isinstance(tree.state(form), int)), name)
 
 
 def _check_columns(columns: Sequence[str], place: str) -> None:
@@ -240,7 +352,7 @@ def _row_fault(values: dict[str, str], name: str) -> str | None:
     if empty:
         return f"has no {empty[0]}"
     if leads_out(name) or re.match("[A-Za-z]:/", name):
-        return f"names {shorten(name)}, which is not below the folder of {INDEX}"
+        return f"names {shorten(name)}, which is not below the folder of {_INDEX}"
     if values.get("split", SPLITS[0]) not in SPLITS:
         return f"has split {shorten(values['split'])}, allowed are train and test"
     return None

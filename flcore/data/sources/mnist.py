@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 from urllib.error import URLError
 
 import numpy as np
@@ -16,16 +16,13 @@ from flcore.core.errors import DataError
 from flcore.core.params import param
 from flcore.data.sources.base import RawDataset, RawSplit, Source, damaged, missing, not_downloaded
 
-_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-# Letters with one class for both cases in the split `balanced`.
-_MERGED = "cijklmopsuvwxyz"
-_SIGNS: Mapping[str, str] = {
+_SIDE = 28
+_MERGED = "cijklmopsuvwxyz"  # letters with one class for both cases in the split `balanced`
+_SIGNS = {
     "letters": string.ascii_lowercase,
     "balanced": string.digits + string.ascii_uppercase + "".join(s for s in string.ascii_lowercase if s not in _MERGED),
     "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
 }
-
-_SIDE = 28
 PUBLISHED: dict[str, tuple[int, int]] = {
     "MNIST": (60_000, 10_000),
     "FashionMNIST": (60_000, 10_000),
@@ -33,127 +30,106 @@ PUBLISHED: dict[str, tuple[int, int]] = {
     "EMNIST balanced": (112_800, 18_800),
     "EMNIST byclass": (697_932, 116_323),
 }
-"""Training and test images of each data set, as published."""
+"""Training and test images of each data set."""
 
 
 @dataclass(frozen=True)
-class Mnist(Source):
+class _IdxSource(Source):
+    """Files ``<root>/<kind>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``; torchvision's class ``kind`` fetches them.
+
+    ``facts`` are class names, mean, standard deviation, licence and source.
+    """
+
+    channels: ClassVar[int | None] = 1
+    kind: ClassVar[str]
+    facts: ClassVar[tuple[Sequence[str], float, float, str, str]]
+
+    def places(self, root: Path) -> tuple[Path, ...]:
+        return (root / self.kind / "raw",)
+
+    def load(self, root: Path | None, download: bool = False) -> RawDataset:
+        names, mean, std, licence, source = self.facts
+        train, test = self._read(root, download, "train", "t10k")
+        return RawDataset(train, test, tuple(names), (mean,), (std,), licence, source)
+
+    def _read(self, root: Path | None, download: bool, *prefixes: str, split: str | None = None) -> list[RawSplit]:
+        """Return the split of each prefix; ``split`` names a part of the data set."""
+        names = [f"{prefix}-{part}-ubyte" for prefix in prefixes for part in ("images-idx3", "labels-idx1")]
+        layout = f"{self.kind}/raw/ with {', '.join(names)}"
+        if root is None:
+            raise missing(self.name, root, layout)
+        (raw,) = _IdxSource.places(self, root)
+        if not all((raw / file).is_file() for file in names):
+            if not download:
+                raise missing(self.name, root, layout)
+            _fetch(self.kind, root, [raw / file for file in names], {} if split is None else {"split": split})
+        published = self.kind if split is None else f"{self.kind} {split}"
+        splits = [_read_split(raw, prefix) for prefix in prefixes]
+        for prefix, read, count in zip(prefixes, splits, PUBLISHED[published], strict=True):
+            if read.images.shape != (count, _SIDE, _SIDE):
+                number, height, width = read.images.shape
+                raise DataError(
+                    f"{raw / prefix}-*: {number} images of {height} x {width}, but {published} has {count} of "
+                    f"{_SIDE} x {_SIDE}; for images of your own set data.name=imagefolder"
+                )
+        return splits
+
+
+@dataclass(frozen=True)
+class Mnist(_IdxSource):
     """60,000 / 10,000 digits; mean and standard deviation as in the FedCSPC and FedProto code."""
 
     name: ClassVar[str] = "mnist"
     summary: ClassVar[str] = "handwritten digits 28x28, 60,000 / 10,000 images, 10 classes; torchvision (LeCun et al.)"
     num_classes: ClassVar[int | None] = 10
-    channels: ClassVar[int | None] = 1
-
-    def places(self, root: Path) -> tuple[Path, ...]:
-        return (root / "MNIST" / "raw",)
-
-    def load(self, root: Path | None, download: bool = False) -> RawDataset:
-        """Read ``<root>/MNIST/raw``."""
-        train, test = _read_pair(self.name, root, download, "MNIST", ("train", "t10k"))
-        return RawDataset(
-            train,
-            test,
-            class_names=tuple(str(digit) for digit in range(10)),
-            mean=(0.1307,),
-            std=(0.3081,),
-            licence="CC BY-SA 3.0 as commonly stated",
-            source="MNIST (LeCun, Cortes, Burges), files as published",
-        )
+    kind = "MNIST"
+    facts = (
+        *(string.digits, 0.1307, 0.3081, "CC BY-SA 3.0 as commonly stated"),
+        "MNIST (LeCun, Cortes, Burges), files as published",
+    )
 
 
 @dataclass(frozen=True)
-class FashionMnist(Source):
+class FashionMnist(_IdxSource):
     """60,000 / 10,000 articles of clothing, 6,000 / 1,000 per class."""
 
     name: ClassVar[str] = "fashionmnist"
     summary: ClassVar[str] = "clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)"
-    num_classes: ClassVar[int | None] = len(_CLOTHES)
-    channels: ClassVar[int | None] = 1
-
-    def places(self, root: Path) -> tuple[Path, ...]:
-        return (root / "FashionMNIST" / "raw",)
-
-    def load(self, root: Path | None, download: bool = False) -> RawDataset:
-        """Read ``<root>/FashionMNIST/raw``."""
-        train, test = _read_pair(self.name, root, download, "FashionMNIST", ("train", "t10k"))
-        return RawDataset(
-            train,
-            test,
-            class_names=_CLOTHES,
-            mean=(0.2860,),
-            std=(0.3530,),
-            licence="MIT",
-            source="Fashion-MNIST (Zalando Research), files as published",
-        )
+    num_classes: ClassVar[int | None] = 10
+    kind = "FashionMNIST"
+    facts = (
+        ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        *(0.2860, 0.3530, "MIT", "Fashion-MNIST (Zalando Research), files as published"),
+    )
 
 
 @dataclass(frozen=True)
-class Emnist(Source):
+class Emnist(_IdxSource):
     """Handwritten letters and digits. Labels from 0 and images upright, unlike in the files (data.md, section 1.3)."""
 
     name: ClassVar[str] = "emnist"
     summary: ClassVar[str] = "handwritten letters and digits 28x28, 26 to 62 classes; torchvision (Cohen et al., NIST)"
     num_classes = property(lambda self: len(_SIGNS[self.split]))
-    channels: ClassVar[int | None] = 1
+    kind = "EMNIST"
 
     split: Literal["letters", "balanced", "byclass"] = param(
         "letters", "letters: 26 classes, both cases together; balanced: 47; byclass: digits, upper and lower case, 62"
     )
 
-    def places(self, root: Path) -> tuple[Path, ...]:
-        return (root / "EMNIST" / "raw",)
-
     def load(self, root: Path | None, download: bool = False) -> RawDataset:
-        """Read ``<root>/EMNIST/raw``."""
         prefixes = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        train, test = _read_pair(self.name, root, download, "EMNIST", prefixes, split=self.split)
         first = 1 if self.split == "letters" else 0  # letters count from 1, after a dummy class
-        return RawDataset(
-            _upright(train, first),
-            _upright(test, first),
-            class_names=tuple(_SIGNS[self.split]),
-            mean=(0.5,),
-            std=(0.5,),
-            licence="NIST-derived, public domain in the US",
-            source=f"EMNIST (Cohen et al., 2017), split {self.split}; images transposed to stand upright",
+        train, test = (
+            RawSplit(np.ascontiguousarray(split.decoded().transpose(0, 2, 1)), split.labels - first)
+            for split in self._read(root, download, *prefixes, split=self.split)
         )
+        source = f"EMNIST (Cohen et al., 2017), split {self.split}; images transposed to stand upright"
+        licence = "NIST-derived, public domain in the US"
+        return RawDataset(train, test, tuple(_SIGNS[self.split]), (0.5,), (0.5,), licence, source)
 
 
-def _upright(split: RawSplit, first: int) -> RawSplit:
-    return RawSplit(np.ascontiguousarray(split.decoded().transpose(0, 2, 1)), split.labels - first)
-
-
-def _read_pair(
-    name: str, root: Path | None, download: bool, kind: str, prefixes: tuple[str, str], **options: Any
-) -> tuple[RawSplit, RawSplit]:
-    """Return both splits from the IDX files ``<root>/<kind>/raw/<prefix>-{images-idx3,labels-idx1}-ubyte``.
-
-    ``kind`` is torchvision's class, which downloads them with ``options``.
-    """
-    names = [f"{prefix}-{part}-ubyte" for prefix in prefixes for part in ("images-idx3", "labels-idx1")]
-    layout = f"{kind}/raw/ with {', '.join(names)}"
-    if root is None:
-        raise missing(name, root, layout)
-    raw = root / kind / "raw"
-    if not all((raw / file).is_file() for file in names):
-        if not download:
-            raise missing(name, root, layout)
-        _fetch(kind, root, [raw / file for file in names], options)
-    published = " ".join((kind, *options.values()))
-    train, test = (_read_split(raw, prefix) for prefix in prefixes)
-    for prefix, split, count in zip(prefixes, (train, test), PUBLISHED[published], strict=True):
-        if split.images.shape != (count, _SIDE, _SIDE):
-            found, height, width = split.images.shape
-            raise DataError(
-                f"{raw / prefix}-*: {found} images of {height} x {width}, but {published} has {count} of "
-                f"{_SIDE} x {_SIDE}; for images of your own set data.name=imagefolder"
-            )
-    return train, test
-
-
-def _fetch(kind: str, root: Path, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-    from torchvision import datasets  # here, because it takes seconds, and files that are there do without
+def _fetch(kind: str, root: Path, files: Sequence[Path], options: dict[str, str]) -> None:
+    from torchvision import datasets  # here, because it takes seconds
 
     raw = files[0].parent
     try:
@@ -168,8 +144,8 @@ def _fetch(kind: str, root: Path, files: Sequence[Path], options: Mapping[str, A
 
 def _read_split(raw: Path, prefix: str) -> RawSplit:
     try:
-        images = read_idx(raw / f"{prefix}-images-idx3-ubyte", 3)
-        labels = read_idx(raw / f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64)
+        images = _read_idx(raw / f"{prefix}-images-idx3-ubyte", 3)
+        labels = _read_idx(raw / f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64)
     except (ValueError, OSError) as error:
         raise damaged(raw / f"{prefix}-*", error) from error
     if len(images) != len(labels):
@@ -177,10 +153,10 @@ def _read_split(raw: Path, prefix: str) -> RawSplit:
     return RawSplit(images, labels)
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an IDX file of unsigned bytes: 0, 0, 8, the number of dimensions, a size each, values.
+def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the values of an IDX file of bytes: 0, 0, 8, the number of dimensions, 32-bit big-endian sizes, values.
 
-    Sizes are 32 bit, big-endian. torchvision, which also reads them, takes seconds to import.
+    torchvision reads them too, but takes seconds to import.
 
     Raises:
         ValueError: the header has other ``dimensions`` or another type, or its sizes do not fit the file.

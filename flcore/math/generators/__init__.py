@@ -1,1 +1,1 @@
-"""Networks that make features or images, what they are asked with, and what they are trained by."""
+"""Networks that make features or images, and their losses."""

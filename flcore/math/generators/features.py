@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.math.losses.basic import weighted_mean
-from flcore.math.losses.vectors import safe_root
+from flcore.math.losses.basic import safe_root, weighted_mean
 
 DivMask = Literal["intra", "inter", "all"]
 DivMetric = Literal["code", "norms"]
@@ -22,15 +21,15 @@ FidelityForm = Literal["element_wise", "authors_broadcast"]
 
 
 def qualified_labels(counts: Tensor) -> Tensor:
-    """Return the classes that some client saw: counts ``[S, K]`` without smoothing to bool ``[K]``."""
+    """Return the classes, bool ``[K]``, that some client saw, from counts ``[S, K]`` without smoothing."""
     return (counts > 0).any(dim=0)
 
 
 def label_weights(counts: Tensor, smoothing: float = 1.0) -> Tensor:
     """Return the weight of each client's head for each class: w_kc = (n_kc + s)/Σ_j(n_jc + s), float32 ``[S, K]``.
 
-    ``counts`` [S, K] are without pseudo-counts; the public codes of FedGen and FedPA start their counters at 1. Columns
-    sum to 1, or to 0 for a class without samples and s = 0.
+    ``counts`` [S, K] are without pseudo-counts; the codes of FedGen and FedPA start their counters at 1. Columns sum to
+    1, or to 0 for a class without samples and s = 0.
     """
     smoothed = counts.to(torch.float32) + smoothing
     total = smoothed.sum(dim=0)
@@ -42,13 +41,12 @@ def diversity_loss(
 ) -> Tensor:
     """Return L_div = exp(-(1/B²)·Σ_pq mask_pq·δ_h(p, q)·δ_ε(p, q)): small if different noise gives different outputs.
 
-    Masked pairs stay in the B² (fedpa.md section 7f). Gradients flow to ``outputs`` [B, d] only; ``noise`` is [B, z].
+    Masked pairs count in B² (fedpa.md section 7f). Gradients flow to ``outputs`` [B, d], not to ``noise`` [B, z].
 
     Args:
-        mask: pairs that count: ``intra``, equal labels (FedPA's paper); ``inter``, different labels (FedPA's code);
-            ``all`` (FedGen).
-        metric: ``code``: δ_h the mean absolute difference, δ_ε the mean squared difference (both public codes);
-            ``norms``: Euclidean norms (the papers).
+        mask: ``intra``: pairs of equal labels (FedPA's paper); ``inter``: different labels (FedPA's code); ``all``
+            (FedGen).
+        metric: ``code``: δ_h mean absolute and δ_ε mean squared difference (public codes); ``norms`` (the papers).
     """
     apart = outputs.unsqueeze(0) - outputs.unsqueeze(1)
     noise_apart = noise.detach().unsqueeze(0) - noise.detach().unsqueeze(1)
@@ -78,10 +76,8 @@ def frozen_head_logits(features: Tensor, heads: Mapping[str, Tensor]) -> Tensor:
 def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
     """Return L_fid: cross-entropy of the clients' heads on generated features, weighted by client and class.
 
-    Args:
-        logits: ``[S, B, K]`` (:func:`frozen_head_logits`). labels: int64 ``[B]``, the generator's input.
-        weights: ``[S, K]`` (:func:`label_weights`).
-        form: see :func:`weighted_client_mean`.
+    ``logits`` [S, B, K] are from :func:`frozen_head_logits`, ``labels`` int64 [B] the generator's input, ``weights``
+    [S, K] from :func:`label_weights`; for ``form`` see :func:`weighted_client_mean`.
     """
     clients, batch, classes = logits.shape
     losses = F.cross_entropy(
@@ -93,8 +89,8 @@ def fidelity_loss(logits: Tensor, labels: Tensor, weights: Tensor, form: Fidelit
 def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "element_wise") -> Tensor:
     """Return (1/B)·Σ_j Σ_k w_kj·l_kj; the weights sum to 1 over k, hence no 1/S (fedpa.md section 5.2).
 
-    ``losses`` and ``weights`` are [S, B]. ``authors_broadcast`` is the public codes' mistake, which multiplies [B] by
-    [B, 1]: Σ_k mean(w_k)·mean(l_k), so that weights no longer belong to the samples (fedpa.md section 7b).
+    ``losses`` and ``weights`` are [S, B]. ``authors_broadcast`` multiplies [B] by [B, 1] as the public codes do: Σ_k
+    mean(w_k)·mean(l_k), whose weights do not belong to the samples (fedpa.md section 7b).
     """
     if form == "authors_broadcast":
         return (weights.mean(dim=1) * losses.mean(dim=1)).sum()
@@ -102,12 +98,10 @@ def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "
 
 
 def teacher_divergence(logits: Tensor, teacher: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return FedGen's client term KL(softmax(teacher) ‖ softmax(logits)), batch mean; the teacher has no gradient.
+    """Return FedGen's client term KL(softmax(teacher) ‖ softmax(logits)), batch mean.
 
-    Args:
-        logits: ``[B, K]`` of the model on real images.
-        teacher: ``[B, K]`` of the client's own head on generated features of the same labels.
-        weight: ``[B]``, 0 for padding; None for all.
+    ``logits`` [B, K] are the model's on real images; ``teacher`` [B, K] the client's head on generated features of the
+    same labels, constant; ``weight`` [B] is 0 for padding.
     """
     # Written out: vmap has no rule for F.kl_div and would go through clients one by one.
     target, answer = F.log_softmax(teacher.detach(), dim=1), F.log_softmax(logits, dim=1)

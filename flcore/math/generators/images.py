@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flcore.io.messages import Weights
 from flcore.math.generators.networks import ImageGenerator, constant_output
-from flcore.math.losses.vectors import safe_root
+from flcore.math.losses.basic import safe_root
 from flcore.math.prototypes.distances import class_distances
 
 GeneratorDistance = Literal["squared", "l2"]
@@ -26,9 +26,9 @@ def as_pixels(made: Tensor) -> Tensor:
 
 
 def generated_pixels(architecture: ImageGenerator, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
-    """Return images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode.
+    """Return images ``[n, C, H, W]`` on 0 to 1, constants, of a generator in evaluation mode with ``weights``.
 
-    ``weights`` replace the architecture's own and are on the device of ``noise`` [n, z]; ``labels`` int64 [n].
+    ``weights`` and ``noise`` [n, z] are on one device; ``labels`` int64 [n].
     """
     blocks = zip(torch.split(noise, _BLOCK), torch.split(labels, _BLOCK), strict=True)
     return as_pixels(torch.cat([constant_output(architecture, weights.params, weights.buffers, *b) for b in blocks]))
@@ -37,7 +37,7 @@ def generated_pixels(architecture: ImageGenerator, weights: Weights, noise: Tens
 def squared_distances(features: Tensor, targets: Tensor) -> Tensor:
     """Return ‖z_i − P_c‖², ``[B, K]``, of features ``[B, d]`` and targets ``[K, d]``.
 
-    Computed from differences (B·K·d values): expanding the square would cancel where features and targets are close.
+    From differences (B·K·d values): expanding the square would cancel where features and targets are close.
     """
     return (features.unsqueeze(1) - targets.unsqueeze(0)).square().sum(dim=2)
 
@@ -56,9 +56,9 @@ def dce_loss(
     Args:
         features: of generated images, not normalised, ``[B, d]``. labels: int64 ``[B]``. targets: P', ``[K, d]``.
         scale: s; the paper's temperature τ is 1/s (fedpg.md section 7b).
-        distance: ``squared`` (the code) or ``l2``, un-squared.
-        denominator: ``all`` classes, the ordinary softmax of the code; ``negatives``: without the label's own class, as
-            Eq. 8 is printed: no lower bound (fedpg.md section 7a), for comparison only, K ≥ 2.
+        distance: ``squared`` (the code) or ``l2``.
+        denominator: ``all`` classes (the code); ``negatives``: without the label's class, as Eq. 8 is printed: no lower
+            bound (fedpg.md section 7a), for comparison only, K ≥ 2.
     """
     logits = squared_distances(features, targets)
     logits = -scale * (logits if distance == "squared" else safe_root(logits))
@@ -70,7 +70,7 @@ def dce_loss(
 
 
 def prototype_loss(features: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    """ℓ_p = (1/B)·Σ_i ‖z_i − P'_{y_i}‖², a sum over d; features ``[B, d]``, labels ``[B]``, targets ``[K, d]``."""
+    """Return ℓ_p = (1/B)·Σ_i ‖z_i − P'_{y_i}‖²; features ``[B, d]``, labels ``[B]``, targets ``[K, d]``."""
     return (features - targets[labels]).square().sum(dim=1).mean()
 
 
@@ -86,13 +86,12 @@ def prototype_match(
     """Return d(P', P): the distance of trainable targets to the global prototypes, over the classes that have one.
 
     Args:
-        targets: P', ``[K, d]``. prototypes: P, ``[K, d]``, constant; rows of missing classes are ignored.
-        present: bool ``[K]``; with none present the value is 0.
+        targets: P', ``[K, d]``. prototypes: P, ``[K, d]``, constant. present: bool ``[K]``; 0 with none present.
         scale: s of the softmax over −s·‖P'_c − P_i‖².
         reduction: ``mean`` over the present classes (the code) or their ``sum`` (the paper).
-        form: ``softmax`` over the present classes; ``zero_rows``: the code's, with a zero vector for a missing class in
-            the denominator (fedpg.md section 7e); ``l2``: ‖P'_c − P_c‖², which does not saturate at large distances
-            (7c).
+        form: ``softmax`` over the present classes; ``zero_rows``, the code's, with a zero vector for a missing class in
+            the
+            denominator (fedpg.md section 7e); ``l2``: ‖P'_c − P_c‖², which does not saturate at large distances (7c).
     """
     rows = torch.where(present.unsqueeze(1), prototypes.detach(), 0.0)
     if form == "l2":
@@ -110,13 +109,9 @@ def prototype_match(
 def guided_targets(prototypes: Tensor, present: Tensor, previous: Tensor | None, generator: torch.Generator) -> Tensor:
     """Return FedPG's P' with ``proto_init = global``, the targets of a round (fedpg.md section 7c).
 
-    P_c if the class has a prototype, bit for bit; else last round's target; else, in the first training, a draw from
-    N(0, I) rescaled to the mean norm of the present prototypes (not rescaled without any). ``generator`` always makes
-    the same draws.
-
-    Args:
-        prototypes: P, ``[K, d]``. present: bool ``[K]``.
-        previous: last round's targets ``[K, d]``; None before the first training.
+    P_c if the class has a prototype, bit for bit; else the ``previous`` round's target [K, d]; else, in the first
+    training (None), a draw from N(0, I) rescaled to the mean norm of the present prototypes, if any. ``generator``
+    always makes the same draws. ``prototypes`` P are [K, d], ``present`` bool [K].
     """
     num_classes, feature_dim = prototypes.shape
     fallback = random_targets(num_classes, feature_dim, generator).to(prototypes.device)
@@ -128,15 +123,15 @@ def guided_targets(prototypes: Tensor, present: Tensor, previous: Tensor | None,
 
 
 def random_targets(num_classes: int, feature_dim: int, generator: torch.Generator) -> Tensor:
-    """Return FedPG's P' with ``proto_init = random`` (the code): N(0, 1), float32 ``[K, d]``, drawn in every round."""
+    """Return FedPG's P' with ``proto_init = random`` (the code): N(0, 1), float32 ``[K, d]``."""
     return torch.randn(num_classes, feature_dim, generator=generator)
 
 
 def nearest_prototype_accuracy(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
     """Return the share of features of present classes with their label's as the nearest present prototype; 0 with none.
 
-    Low values cost accuracy (fedpg.md sections 5.3 and 11). ``features`` [B, d] of virtual images, ``prototypes`` the
-    global P [K, d], not the targets P'.
+    Low values cost accuracy (fedpg.md sections 5.3 and 11). ``features`` [B, d] of virtual images, the global
+    ``prototypes`` P [K, d], not the targets P'.
     """
     rows = torch.where(present.unsqueeze(1), prototypes, 0.0)
     # In blocks: differences of 6,400 images to 100 prototypes of 2,048 values would be 5 GiB at once.
@@ -172,8 +167,8 @@ def image_facts(
         most: images per class for the distances between images: pairs grow with the square.
 
     Returns:
-        ``nearest_prototype_accuracy``, ``head_accuracy``, ``prototype_distance`` (squared, mean; only with a class
-        present) and ``virtual_intra``, ``virtual_inter``, ``virtual_centroid_inter``.
+        ``nearest_prototype_accuracy``, ``head_accuracy``, ``prototype_distance`` (squared, mean; with a class present),
+        ``virtual_intra``, ``virtual_inter``, ``virtual_centroid_inter``.
     """
     facts = {
         "nearest_prototype_accuracy": nearest_prototype_accuracy(features, labels, prototypes, present).item(),
@@ -185,3 +180,32 @@ def image_facts(
     some = torch.arange(len(labels), device=labels.device) % (len(labels) // len(present)) < most
     distances = class_distances(features[some], labels[some])
     return facts | {f"virtual_{name}": value for name, value in distances.items()}
+
+
+def gaussian_virtual_images(
+    num_classes: int,
+    per_class: int,
+    shape: tuple[int, int, int],
+    generator: torch.Generator,
+    *,
+    map_size: int = 8,
+    std: float = 0.5,
+) -> Tensor:
+    """Return VHL's virtual set (Tang et al., ICML 2022), uint8 ``[K·n, C, H, W]``, class-major: noise with a class.
+
+    A mean map ``[C, map_size, map_size]`` per class from N(0, 1), n samples each from N(mean, std²), enlarged
+    bilinearly to ``shape`` (C, H, W), scaled with the minimum and maximum of the *whole set* to 0..255 and rounded
+    (baselines.md section 8). Everything is on the CPU.
+    """
+    channels, height, width = shape
+    means = torch.randn(num_classes, 1, channels, map_size, map_size, generator=generator)
+    maps = means + std * torch.randn(num_classes, per_class, channels, map_size, map_size, generator=generator)
+
+    def enlarge(block: Tensor) -> Tensor:
+        return F.interpolate(block, size=(height, width), mode="bilinear", align_corners=False)
+
+    # Two passes class by class: the whole set as float32 would need four times the memory of the result.
+    low = min(float(enlarge(block).min()) for block in maps)
+    high = max(float(enlarge(block).max()) for block in maps)
+    scale = 255 / max(high - low, 1e-12)
+    return torch.cat([((enlarge(block) - low) * scale).round().clamp(0, 255).to(torch.uint8) for block in maps])

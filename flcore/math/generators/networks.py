@@ -1,8 +1,8 @@
 """Label-conditioned generators: of features (FedGen, FedPA) and of images (FedPG).
 
 All read noise ``[B, z]`` and a one-hot label ``[B, K]`` and draw nothing. They contain BatchNorm: servers train in
-train mode, on batches of at least two; clients use eval mode, in which one set of weights can serve many clients under
-``torch.func.functional_call`` and ``torch.vmap``.
+train mode, on two samples or more; clients use eval mode, in which ``torch.vmap`` runs one set of weights for many
+clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConditionalGenerator(nn.Module):
         self.noise_dim, self.num_classes, self.network = noise_dim, num_classes, network
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Noise float ``[B, z]`` and labels int64 ``[B]`` to outputs ``[B, ...]``."""
+        """Map noise float ``[B, z]`` and labels int64 ``[B]`` to outputs ``[B, ...]``."""
         # A comparison instead of F.one_hot, which looks at the values of the labels and so cannot run under vmap.
         one_hot = labels.unsqueeze(1) == torch.arange(self.num_classes, device=labels.device)
         return self.network(torch.cat([noise, one_hot.to(noise.dtype)], dim=1))
@@ -57,11 +57,11 @@ class ImageGenerator(ConditionalGenerator):
     ``fc``: Linear, BatchNorm, LeakyReLU(0.2) of widths 128, 256, 512, 1024, then Linear to all pixels. 3,909,504
     parameters for z = 512, K = 10 and 3×32×32 (fedpg.md section 2).
 
-    ``cnn``: named by the paper without an architecture; this one follows DCGAN (Radford et al. 2016). A linear layer
-    makes 256 maps of 4×4 (or less: H and W halved, rounded up, until neither exceeds 4). Each stage enlarges to the
-    next size by nearest neighbour, convolves 3×3 and halves the maps, not below 32. DCGAN's transposed convolution
-    cannot reach sizes such as 28 and 7, and makes chequerboards. BatchNorm and LeakyReLU(0.2) follow all but the last.
-    For 8 to 64 pixels.
+    ``cnn``, whose architecture the paper does not state, follows DCGAN (Radford et al. 2016), for 8 to 64 pixels. A
+    linear layer makes 256 maps of 4×4 (or less: H and W halved, rounded up, until neither exceeds 4). Each stage
+    enlarges to the next size by nearest neighbour, convolves 3×3 and halves the maps, not below 32: DCGAN's transposed
+    convolution cannot reach sizes such as 28 and 7, and makes chequerboards. BatchNorm and LeakyReLU(0.2) follow all
+    but the last.
     """
 
     def __init__(
@@ -124,11 +124,7 @@ def _cnn_layers(inputs: int, shape: tuple[int, int, int]) -> list[nn.Module]:
     ]
     for stage, size in enumerate(reversed(stages), start=1):
         fewer = CNN_WIDTHS[min(stage, len(CNN_WIDTHS) - 1)]
-        layers += [
-            EnlargingConvolution(maps, fewer, size),
-            nn.BatchNorm2d(fewer),
-            nn.LeakyReLU(0.2),
-        ]
+        layers += [EnlargingConvolution(maps, fewer, size), nn.BatchNorm2d(fewer), nn.LeakyReLU(0.2)]
         maps = fewer
     return [*layers, nn.Conv2d(maps, shape[0], 3, padding=1)]
 
@@ -136,23 +132,15 @@ def _cnn_layers(inputs: int, shape: tuple[int, int, int]) -> list[nn.Module]:
 def build_feature_generator(
     num_classes: int, feature_dim: int, *, noise_dim: int = 32, hidden: int = 256, seed: int = 0
 ) -> FeatureGenerator:
-    """Build a feature generator with PyTorch's default initialisation, a function of ``seed`` alone.
-
-    K classes, feature length d, noise length z; ``hidden`` is 256, for CelebA 128.
-    """
+    """Build a feature generator as a function of ``seed``; CelebA has 128 hidden units."""
     with seeded_globally(seed):
         return FeatureGenerator(noise_dim, num_classes, hidden, feature_dim)
 
 
 def build_image_generator(
-    kind: Literal["fc", "cnn"],
-    num_classes: int,
-    shape: tuple[int, int, int],
-    *,
-    noise_dim: int = 512,
-    seed: int = 0,
+    kind: Literal["fc", "cnn"], num_classes: int, shape: tuple[int, int, int], *, noise_dim: int = 512, seed: int = 0
 ) -> ImageGenerator:
-    """Build an image generator (``fc``, the paper's, or ``cnn``) for ``shape`` (C, H, W), a function of ``seed``."""
+    """Build an image generator (``fc`` is the paper's) for ``shape`` (C, H, W), as a function of ``seed``."""
     with seeded_globally(seed):
         return ImageGenerator(kind, noise_dim, num_classes, shape)
 
@@ -162,7 +150,7 @@ def constant_output(
 ) -> Tensor:
     """Return the outputs of a generator in eval mode, detached (fedpa.md section 4).
 
-    Runs under ``torch.vmap`` with shared ``params`` and ``buffers`` and each client's own noise [B, z] and labels [B].
+    Runs under ``torch.vmap`` with shared ``params`` and ``buffers`` and each client's noise [B, z] and labels [B].
 
     Raises:
         ValueError: the generator is in train mode, in which a pass would change its statistics.
@@ -170,3 +158,27 @@ def constant_output(
     if generator.training:
         raise ValueError("a generator in train mode changes its BatchNorm statistics; call eval() on it first")
     return functional_call(generator, (dict(params), dict(buffers)), (noise, labels)).detach()
+
+
+NoiseForm = Literal["uniform", "normal"]
+
+
+def draw_noise(count: int, noise_dim: int, generator: torch.Generator, form: NoiseForm = "uniform") -> Tensor:
+    """Return noise float32 ``[count, noise_dim]``: uniform on [0, 1) or standard normal."""
+    if form == "uniform":
+        return torch.rand(count, noise_dim, generator=generator)
+    return torch.randn(count, noise_dim, generator=generator)
+
+
+def draw_labels(count: int, weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Return labels int64 ``[count]``, drawn with replacement in proportion to ``weights`` [K] >= 0.
+
+    Raises:
+        ValueError: no class has a positive weight.
+    """
+    classes = (weights.cpu() > 0).nonzero().flatten()
+    if not len(classes):
+        raise ValueError("no label can be drawn: no class has a positive weight")
+    if not count:
+        return classes[:0]  # PyTorch's sampler refuses to draw nothing
+    return classes[torch.multinomial(weights.cpu()[classes].double(), count, replacement=True, generator=generator)]

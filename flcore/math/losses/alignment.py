@@ -1,11 +1,9 @@
 """Loss terms that pull features or predictions towards constant targets: prototypes, geometry, another model's output.
 
-Used by FedCSPC (angles, edges, hinge), FedProto and FedPA (distances), FedMLP (smooth L1, KL), FedHKD (distances),
-FedNTD (not-true distillation) and GFPL (dot regression). No gradient reaches targets. Shapes are fixed: masks replace
-branches on a tensor's value, and an empty mask gives 0 with gradient 0.
-
-Arguments that all terms share: ``features`` [B, d]; ``labels`` int64 [B]; ``means`` [K, d], with any finite values in
-rows of missing classes; ``present`` bool [K]; ``weight`` [B], 1 for samples and 0 for padding, None for all samples.
+Used by FedCSPC, FedProto, FedPA, FedMLP, FedHKD, FedNTD and GFPL. No gradient reaches targets. Masks replace branches
+on a tensor's value; an empty mask gives 0 with gradient 0. Arguments that all terms share: ``features`` [B, d];
+``labels`` int64 [B]; ``means`` [K, d], with any finite values in rows of missing classes; ``present`` bool [K];
+``weight`` [B], 1 for samples and 0 for padding, None for all samples.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcore.math.losses.basic import weighted_mean
-from flcore.math.losses.vectors import distances, euclidean_norm, unit_vectors
+from flcore.math.losses.basic import distances, euclidean_norm, unit_vectors, weighted_mean
 
 AngleMode = Literal["distinct", "all"]
 Reduction = Literal["mean", "sum"]
@@ -26,7 +23,7 @@ DistanceForm = Literal["mse", "l2"]
 
 
 def vertex_cosines(points: Tensor) -> Tensor:
-    """Cosine of the angle at b between a and c, ``[B, B, B]`` indexed [b, a, c]; 0 where a or c coincides with b."""
+    """Return the cosine of the angle at b between a and c, ``[B, B, B]`` as [b, a, c]; 0 where a or c is b."""
     directions = unit_vectors(points.unsqueeze(0) - points.unsqueeze(1))
     return directions @ directions.mT
 
@@ -42,12 +39,9 @@ def angle_loss(
 ) -> Tensor:
     """Return FedCSPC's L_A: smooth-L1 (beta 1) between the angles of features and of their prototypes.
 
-    Time and memory are B² d + B³: for large batches pass a part of the shuffled batch, such as its first 32 rows.
-    Samples of missing classes are left out. Without a triple the loss is 0.
-
-    Args:
-        mode: mean over the ordered triples with three ``distinct`` labels, or over ``all`` ordered triples, equal
-            labels and equal indices included (the authors' code).
+    Mean over the ordered triples with three ``distinct`` labels, or over ``all`` ordered triples, equal labels and
+    indices included (the authors' code); 0 without a triple. Samples of missing classes are left out. Time and memory
+    are B² d + B³: for large batches pass a part of the shuffled batch, such as its first 32 rows.
     """
     difference = _zero_to(vertex_cosines(features), vertex_cosines(means.detach()[labels]))
     real = _usable(labels, present, weight)
@@ -70,14 +64,13 @@ def edge_loss(
 ) -> Tensor:
     """Return FedCSPC's L_E: smooth-L1 (beta 1) between the distances of features and of their prototypes.
 
-    Samples of missing classes are left out. The loss is 0 if all prototypes involved coincide, as in a batch of one
-    class.
+    Samples of missing classes are left out. The loss is 0 if all prototypes coincide, as in a batch of one class.
 
     Args:
-        same_label: mean over all ordered pairs (target 0 for equal labels, the diagonal included), or only over pairs
-            with different labels.
-        relative: divide each distance matrix by the mean of its positive entries (the authors' code, scale-free);
-            otherwise Eq. 5 as printed.
+        same_label: mean over all ordered pairs (target 0 for equal labels, the diagonal included), else over pairs with
+            different labels.
+        relative: divide each distance matrix by the mean of its positive entries (the authors' code, scale-free); else
+            Eq. 5 as printed.
     """
     real = _usable(labels, present, weight)
     pairs = real.unsqueeze(0) & real.unsqueeze(1)
@@ -124,12 +117,9 @@ def triplet_hinge(
 ) -> Tensor:
     """Return FedCSPC's L_ACL: max(0, |z - z+| - |z - z-| + margin), plain norms, mean over all leading dimensions.
 
-    Eq. 9 has squares, no hinge and no lower bound; this is the authors' code (fedcspc.md, 7a).
-
-    Args:
-        anchor: H(u_i) ``[..., p]``, not normalised. positive: H(u+). negative: H(u-). Leading dimensions broadcast.
-        margin: alpha.
-        weight: shape of the leading dimensions, 0 for rows that do not count; None for all.
+    This is the authors' code; Eq. 9 has squares, no hinge and no lower bound (fedcspc.md, 7a). ``anchor`` H(u_i),
+    ``positive`` H(u+) and ``negative`` H(u-) are [..., p], not normalised, and broadcast; ``margin`` is alpha;
+    ``weight`` has the leading dimensions, 0 for rows that do not count.
     """
     gap = euclidean_norm(anchor - positive) - euclidean_norm(anchor - negative) + margin
     return weighted_mean(gap.relu(), weight)
@@ -151,7 +141,7 @@ def prototype_pull(
 
     Args:
         form: ``mse``: mean of squares over d (the public codes); ``l2``: the norm (FedPA's paper).
-        cap: upper limit of a sample's distance, in the unit of ``form``; no gradient beyond it. Bounds FedPA's
+        cap: upper limit of a sample's distance, in the unit of ``form``, without gradient beyond it. Bounds FedPA's
             generator, which *maximises* this term (``ad_cap``, fedpa.md section 5.2).
     """
     known = present[labels]
@@ -171,8 +161,8 @@ def smooth_l1_to_prototypes(
 ) -> Tensor:
     """Return FedMLP's L_P: smooth-L1 (beta 1) of features to the prototype of their class, mean over samples with one.
 
-    L_S (Eq. 6) is the same with ``means = centres[cluster_of_class]`` and ``present`` reduced to the minority classes
-    in a cluster. ``reduction`` is over the d dimensions.
+    L_S (Eq. 6) is the same with ``means = centres[cluster_of_class]`` and ``present`` for minority classes in a
+    cluster. ``reduction`` is over the d dimensions.
     """
     elements = _zero_to(features, means.detach()[labels])
     losses = elements.mean(1) if reduction == "mean" else elements.sum(1)
@@ -184,11 +174,8 @@ def row_distance(rows: Tensor, targets: Tensor, weight: Tensor | None = None, *,
     """Return the mean distance of ``rows`` [n, d] to constant ``targets`` [n, d] (FedHKD, Chen et al., ICLR 2023).
 
     The body's term takes features, ``means[labels]`` and weight ``present[labels]``; the head's takes the predictions
-    on the K mean features, the mean soft predictions and weight ``present``.
-
-    Args:
-        weight: ``[n]``, bool or float, 0 for rows that do not count; None for all.
-        form: ``mse``, the squared distance divided by d, or ``l2``, the norm (gradient 0 at distance 0).
+    on the K mean features, the mean soft predictions and weight ``present``. ``weight`` [n] is bool or float; ``form``
+    is ``mse``, the squared distance divided by d, or ``l2``, the norm (gradient 0 at distance 0).
     """
     difference = rows - targets.detach()
     apart = difference.square().mean(1) if form == "mse" else euclidean_norm(difference)
@@ -200,11 +187,8 @@ def softmax_divergence(
 ) -> Tensor:
     """Return the KL divergence between softmax(z/T) and softmax(c/T) over d, ``[B]`` (FedMLP), without a factor T².
 
-    Both sides use log-softmax: ``F.kl_div`` has NaN gradients as soon as an entry of softmax(z) underflows.
-
-    Args:
-        features: z ``[B, d]``. targets: c ``[B, d]``, constant.
-        direction: ``zc`` for KL(z || c), ``cz`` for KL(c || z).
+    z are ``features`` and c constant ``targets``, both [B, d]; ``zc`` is KL(z || c), ``cz`` KL(c || z). Both sides use
+    log-softmax: ``F.kl_div`` has NaN gradients as soon as an entry of softmax(z) underflows.
     """
     ours = (features / temperature).log_softmax(-1)
     theirs = (targets.detach() / temperature).log_softmax(-1)
@@ -237,12 +221,8 @@ def memory_divergence(
     """Return FedMLP's L_I: divergence from the client's remembered prototype of the sample's class.
 
     A class without memory takes, per sample, the nearest semantic prototype (Eq. 7). Samples without either are
-    skipped.
-
-    Args:
-        means: the remembered class prototypes.
-        centres: ``[U, d]``, padded centres of the clusters of ``means``; ``centres_present`` bool ``[U]``.
-        temperature: see :func:`softmax_divergence`, also for ``direction``.
+    skipped. ``means`` are remembered, ``centres`` [U, d] the padded centres of their clusters, ``centres_present`` bool
+    [U]; for the other arguments see :func:`softmax_divergence`.
     """
     known = present[labels]
     nearest = centres[nearest_centres(features, centres, centres_present)]
@@ -263,11 +243,9 @@ def not_true_distillation(
 ) -> Tensor:
     """Return FedNTD's distillation of the classes that are not true (Lee et al., NeurIPS 2022), batch mean.
 
-    KL(softmax(teacher/T) || softmax(student/T)) without the entry of the true class; 0 everywhere for K = 2.
-
-    Args:
-        logits: ``[B, K]`` of the model in training. teacher: ``[B, K]`` of the received model, constant.
-        tau_squared: multiply by T² (not in the official code).
+    KL(softmax(teacher/T) || softmax(student/T)) without the entry of the true class; 0 everywhere for K = 2. ``logits``
+    [B, K] of the model in training, ``teacher`` [B, K] of the received model, constant; ``tau_squared`` multiplies by
+    T² (not in the official code).
     """
     position = torch.arange(logits.shape[1] - 1, device=logits.device)
     others = position + (position >= labels.unsqueeze(1)).long()  # 0..K-1 without the label, [B, K - 1]
@@ -281,7 +259,7 @@ def dot_regression(projections: Tensor, labels: Tensor, frame: Tensor, weight: T
     """Return GFPL's dot regression: mean of ½ (h·z_y - 1)², h = projection/norm (Yang et al., NeurIPS 2022).
 
     ``projections`` [B, d_p] are normalised here; ``frame`` [d_p, K] has unit columns and is constant
-    (:func:`flcore.math.prototypes.etf.simplex_etf`).
+    (:func:`flcore.math.prototypes.class_means.simplex_etf`).
     """
     dots = (unit_vectors(projections) * frame.detach().mT[labels]).sum(1)
     return weighted_mean(0.5 * (dots - 1).square(), weight)

@@ -1,7 +1,6 @@
 """Contrastive loss terms: against samples, another model's features, or class prototypes.
 
-Used by FedPG and VHL (supervised contrast), FedCSPC (source-aware contrast, node loss), FedProc (prototype contrast)
-and MOON (model contrast). Shapes are fixed: masks replace branches on a tensor's value, and an empty mask gives 0 with
+Used by FedPG, VHL, FedCSPC, FedProc and MOON. Masks replace branches on a tensor's value; an empty mask gives 0 with
 gradient 0. Arguments that all share: ``features`` [B, d], normalised here; ``labels`` int64 [B]; ``temperature`` T > 0;
 ``weight`` [B], 1 for samples and 0 for padding, None for all samples.
 """
@@ -13,20 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flcore.math.losses.basic import weighted_mean
-from flcore.math.losses.vectors import unit_vectors
+from flcore.math.losses.basic import unit_vectors, weighted_mean
 
 Similarity = Literal["cosine", "inner"]
 
 
 def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5, *, anchors: Tensor | None = None) -> Tensor:
-    """Return FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` of some ``anchors`` with all.
+    """Return FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` for rows ``anchors`` int64 [A].
 
     1 for pairs of the same class from different clients and of different classes from the same client, ``other`` for
-    the rest, a sample with itself included.
-
-    Args:
-        labels: int64 ``[B]``. sources: int64 ``[B]``, each row's client. anchors: int64 ``[A]``, rows; None for all.
+    the rest, a sample with itself included. ``labels`` and ``sources``, each row's client, are int64 [B].
     """
     rows = slice(None) if anchors is None else anchors
     same_class = labels[rows].unsqueeze(1) == labels.unsqueeze(0)
@@ -47,13 +42,13 @@ def contrastive_terms(
     """Return the supervised contrastive loss of every anchor (Khosla et al., NeurIPS 2020, Eq. 2, sum outside).
 
     With z = features/norm, P(i) = the other samples with the label of i, and sigma = ``pair_weights`` (default 1):
-    ``-(T/T0) mean_{j in P(i)} log( sigma_ij exp(z_i·z_j/T) / sum_{k != i} sigma_ik exp(z_i·z_k/T) )``.
-    The sigma of the numerator changes the value, not the gradient (FedCSPC, Eq. 10, literal).
+    ``-(T/T0) mean_{j in P(i)} log( sigma_ij exp(z_i·z_j/T) / sum_{k != i} sigma_ik exp(z_i·z_k/T) )``. The sigma of the
+    numerator changes the value, not the gradient (FedCSPC, Eq. 10, literal).
 
     Args:
         base_temperature: T0 > 0; None for T0 = T (factor 1).
         pair_weights: ``[B, B]`` (``[A, B]``), positive.
-        anchors: int64 ``[A]``, rows to return the loss of; all rows are still positives and negatives. None for all.
+        anchors: int64 ``[A]``, rows to return the loss of; all rows are positives and negatives. None for all.
 
     Returns:
         The losses ``[B]`` (``[A]``), 0 for anchors without positives, and bool likewise: the anchors that have one.
@@ -88,16 +83,11 @@ def supervised_contrastive(
 ) -> Tensor:
     """Return the mean of :func:`contrastive_terms` over the anchors.
 
-    ``count_lonely``: an anchor without positives counts as 0 in the mean (SupCon, VHL, FedPG), else not (FedCSPC's
+    An anchor without positives counts as 0 with ``count_lonely`` (SupCon, VHL, FedPG), else not at all (FedCSPC's
     L_WCL).
     """
     losses, has_positive = contrastive_terms(
-        features,
-        labels,
-        temperature,
-        base_temperature=base_temperature,
-        weight=weight,
-        pair_weights=pair_weights,
+        features, labels, temperature, base_temperature=base_temperature, weight=weight, pair_weights=pair_weights
     )
     counted = losses.new_ones(len(labels)) if weight is None else weight
     return weighted_mean(losses, counted if count_lonely else counted * has_positive)
@@ -114,11 +104,11 @@ def model_contrast(
     """Return MOON's contrast of models (Li et al., CVPR 2021, Eq. 3).
 
     ``-log( exp(cos(z, z_g)/T) / (exp(cos(z, z_g)/T) + sum_m exp(cos(z, z_m)/T)) )``, batch mean. Without a previous
-    model the loss and its gradient are exactly 0. No gradient goes to the other models' features.
+    model the loss and its gradient are exactly 0.
 
     Args:
-        features: z of the model in training. positive: ``[B, d]``, z_g of the received model.
-        negatives: ``[M, B, d]``, z_m of the client's previous models; any finite values where absent.
+        features: z of the model in training. positive: ``[B, d]``, z_g of the received model, constant.
+        negatives: ``[M, B, d]``, z_m of the client's previous models, constant; any finite values where absent.
         present: bool ``[M]``, the previous models that exist.
     """
     unit = unit_vectors(features)
@@ -146,7 +136,7 @@ def prototype_contrast(
 
     Args:
         means: ``[K, d]``, constant, any finite values in rows of missing classes. present: bool ``[K]``.
-        similarity: ``cosine``, or ``inner`` for the plain inner product.
+        similarity: ``cosine``, or the ``inner`` product.
         count_missing: a sample without a prototype counts as 0 in the mean; else it is left out.
     """
     means = means.detach()

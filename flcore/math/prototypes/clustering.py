@@ -1,7 +1,7 @@
 """Clustering of features and prototypes: k-means (FedCSPC, FedMLP), average linkage, FINCH's first partition (FedMLP).
 
-Runs on the CPU, outside of losses. Sums are float64, scikit-learn runs in one thread, and clusters are numbered by
-their first member: a result depends on points, their order and the generator alone. Points are ``[n, d]``, n >= 1.
+Runs on the CPU. Sums are float64, scikit-learn runs in one thread, and clusters are numbered by their first member: a
+result depends on points, their order and the generator alone. Points are ``[n, d]``, n >= 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Clusters:
 
     @property
     def sizes(self) -> Tensor:
-        """Number of members, int64 ``[k]``."""
         return torch.bincount(self.labels, minlength=len(self.centres))
 
 
@@ -73,15 +72,11 @@ def kmeans(
 ) -> Clusters:
     """Run k-means with k-means++ starts, for at most as many clusters as there are distinct points.
 
-    Args:
-        num_clusters: k >= 1.
-        generator: seeds the starts.
-        restarts: independent starts; the smallest inertia wins.
-        max_iterations: of Lloyd's algorithm.
-        min_size: clusters with fewer members are merged, see :func:`merge_small`.
+    The best of ``restarts`` independent starts, which ``generator`` seeds, has the smallest inertia; ``max_iterations``
+    are of Lloyd's algorithm; clusters with fewer than ``min_size`` members are merged, see :func:`merge_small`.
 
     Raises:
-        ValueError: no point, or no cluster asked for.
+        ValueError: no point, or no cluster.
     """
     from sklearn.cluster import KMeans  # here, because it takes seconds
 
@@ -150,15 +145,8 @@ def cluster_prototypes(
 
     Per class: k-means, then :func:`subsampled_means` of each cluster; without merging, sum over classes of
     min(num_clusters, distinct features) · repeats prototypes. One cluster, ratio 1 and one repetition give the class
-    means (TPG).
-
-    Args:
-        features: ``[n, d]`` of all local samples, n >= 1, on the CPU. labels: int64 ``[n]``.
-        stream: class to numpy generator, so that the draws of a class do not depend on the client's other classes.
-        num_clusters: K_c. ratio: r. repeats: n_repeat. min_size: smaller clusters are merged.
-
-    Returns:
-        Prototypes ``[q, d]`` and their classes int64 ``[q]``, ascending.
+    means (TPG). ``stream`` maps a class to its generator: its draws do not depend on the client's other classes.
+    Returns prototypes ``[q, d]`` and their classes int64 ``[q]``, ascending.
     """
     found, classes = [], []
     for label in torch.bincount(labels).nonzero().flatten().tolist():
@@ -188,9 +176,8 @@ def first_neighbours(points: Tensor, *, centred: bool = False) -> Tensor:
 def finch(points: Tensor, *, centred: bool = False) -> Clusters:
     """Return the first partition of FINCH (Sarfraz et al., CVPR 2019): points join their nearest neighbour by cosine.
 
-    Clusters are the connected components; a single point is its own cluster. ``centred`` subtracts the mean of the
-    points for the cosines (FedMLP's variant), not for the centres. Without ties a permutation of the points permutes
-    the labels.
+    Clusters are the connected components. ``centred`` subtracts the mean of the points for the cosines (FedMLP's
+    variant), not for the centres. Without ties a permutation of the points permutes the labels.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -240,7 +227,7 @@ class ClassClusters:
     """Clusters of class prototypes over fixed shapes, for a loss.
 
     ``centres`` [K, d], zero rows where absent; ``present`` bool [K], the rows that are centres; ``assignment`` int64
-    [K], the row of each class's centre, 0 for classes without prototype; ``count``, the number of clusters.
+    [K], the row of each class's centre, 0 for classes without prototype; ``count`` of clusters.
     """
 
     centres: Tensor

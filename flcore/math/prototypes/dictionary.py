@@ -114,14 +114,9 @@ def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) ->
 def moved_atoms(atoms: Tensor, sums: Tensor, signs: Tensor, mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Take a step of spherical k-means: whitened sums, normalised; an atom without patches stays.
 
-    W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1), so that sums of raw patches suffice.
-
-    Args:
-        atoms: float64 [K, d]. sums: [K, d], signs: [K], of :func:`assigned_patches` over all clients.
-        mean: [d]. matrix: [d, d], symmetric.
-
-    Returns:
-        The atoms, and a bool [K] of those that stayed.
+    W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1), so that ``sums`` [K, d] and ``signs`` [K] of raw patches over all clients
+    suffice. ``atoms`` are float64 [K, d], ``mean`` [d], ``matrix`` [d, d] symmetric. Returns the atoms, and a bool [K]
+    of those that stayed.
     """
     whitened = (sums - signs.unsqueeze(1) * mean) @ matrix
     norms = whitened.norm(dim=1, keepdim=True)

@@ -3,6 +3,11 @@
 The head does not depend on how samples are divided among clients (AFL, He et al., CVPR 2025; Fed3R, Fani et al., ICML
 2024; FedCGS, 2025). Everything is float64. Features are standardised by their own summed moments, and the head includes
 the standardisation: it reads raw features.
+
+Where a second moment is too large to send (protolda.md section 3), X of (S_w + λI) X = μᵀ is approximated in the span
+of blocks of directions; each costs every client one product of its second moment with C vectors, 2·D·C numbers. After
+each block the minimum over *all* directions is taken, and its residual gives the next block (a block Krylov space): far
+fewer blocks than conjugate gradients.
 """
 
 from __future__ import annotations
@@ -45,17 +50,14 @@ class Margins:
 
     @property
     def shares(self) -> Tensor:
-        """Share of each class among all samples, [C]."""
         return self.counts / self.counts.sum()
 
     @property
     def held(self) -> Tensor:
-        """Bool [C], classes that have samples."""
         return self.counts > 0
 
     @property
     def mean(self) -> Tensor:
-        """Mean of all features, [D]."""
         return self.sums.sum(0) / self.counts.sum()
 
     @property
@@ -86,7 +88,6 @@ class ClassSums:
     second: Tensor
 
     def __add__(self, other: ClassSums) -> ClassSums:
-        """The sums of both sets of samples."""
         return ClassSums(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
 
     def __sub__(self, other: ClassSums) -> ClassSums:
@@ -95,7 +96,6 @@ class ClassSums:
 
     @property
     def margins(self) -> Margins:
-        """All but the off-diagonal second moments."""
         return Margins(self.counts, self.sums, self.second.diagonal())
 
     @property
@@ -123,16 +123,9 @@ def discriminant_sums(features: Tensor, labels: Tensor, num_classes: int, weight
 def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
     """Return Fisher's linear discriminant with one covariance for all classes (protolda.md section 3).
 
-    With standardised features, class means μ_c, shares π_c and the covariance S_w within classes:
-    w_c = (S_w + λI)⁻¹ μ_c and b_c = −μ_c·w_c/2 + log π_c.
-
-    Args:
-        totals: of at least one sample.
-        shrinkage: λ > 0.
-        noisy: totals have noise: negative eigenvalues of S_w count as 0.
-
-    Returns:
-        The head for raw features; classes without samples have zero weights and the bias :data:`NEVER`.
+    With standardised features, class means μ_c, shares π_c and the covariance S_w within classes: w_c = (S_w + λI)⁻¹
+    μ_c and b_c = −μ_c·w_c/2 + log π_c. ``totals`` are of one sample or more; ``shrinkage`` is λ > 0; with ``noisy``
+    totals negative eigenvalues of S_w count as 0. Classes without samples have zero weights and the bias :data:`NEVER`.
     """
     margins = totals.margins
     means = margins.class_means
@@ -148,10 +141,7 @@ def head(solution: Tensor, margins: Margins) -> LinearMap:
 
 
 def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
-    """Regress on the classes' indicators: (T + λI)⁻¹ cov(z, y) for standardised features z, and the shares.
-
-    Arguments and result as :func:`discriminant`, with T in place of S_w.
-    """
+    """Regress on the classes' indicators as :func:`discriminant`: (T + λI)⁻¹ cov(z, y) for standardised features z."""
     margins = totals.margins
     joint = (margins.shares.unsqueeze(1) * margins.class_means).mT
     directions = _solved(totals.covariance, shrinkage, joint, noisy=noisy).mT
@@ -212,9 +202,6 @@ def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
     return unscaled, bias - unscaled @ margins.mean
 
 
-# ---- the wire ----------------------------------------------------------------------------------------------------
-
-
 def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:
     """Return sums as a message: the k classes that have samples (or ``every`` class), and the second moment.
 
@@ -223,13 +210,10 @@ def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, 
     scaled by its largest entry. Correlations rounded to 8 bits may not be positive definite; a factor's product always
     is.
 
-    Args:
-        sums: of at least one sample.
-        wire: precision of the second moment; class sums are float64 with float64, else float32.
-
     Returns:
-        ``classes`` int64 [k], ``counts`` float64 [k], ``sums`` [k, D], and ``second``, or ``variances`` with
-        ``correlations`` or ``factor`` int8 [D(D + 1)/2] and ``scales`` float32 [D].
+        ``classes`` int64 [k], ``counts`` float64 [k], ``sums`` [k, D] (float32 unless ``wire`` is float64), and
+            ``second``,
+        or ``variances`` with ``correlations`` or ``factor`` int8 [D(D + 1)/2] and ``scales`` float32 [D].
     """
     classes = torch.arange(len(sums.counts)) if every else sums.counts.nonzero().flatten()
     common = {"classes": classes, "counts": sums.counts[classes]}
@@ -247,9 +231,9 @@ def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, 
         rows = _factor(correlations, variances > 0)
         largest = rows.abs().amax(1).clamp_min(1e-30)
         steps = (rows / largest.unsqueeze(1) * 127).round().to(torch.int8)
-        return {**common, "factor": _lower(steps), "scales": (largest / 127).float()}
+        return {**common, "factor": steps[*_lower(len(steps))], "scales": (largest / 127).float()}
     own = torch.float16 if wire == "float16" else torch.float32
-    return {**common, "correlations": _strict_upper(correlations).to(own)}
+    return {**common, "correlations": upper_triangles(correlations, 1).to(own)}
 
 
 def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
@@ -263,10 +247,12 @@ def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
     mean = rows.sum(0) / counts.sum()
     variances = arrays["variances"].double()
     if "factor" in arrays:
-        factor = _from_lower(arrays["factor"].double(), len(variances)) * arrays["scales"].double().unsqueeze(1)
+        factor = rows.new_zeros(len(variances), len(variances))
+        factor[*_lower(len(variances))] = arrays["factor"].double()
+        factor *= arrays["scales"].double().unsqueeze(1)
         about = factor @ factor.mT
     else:
-        about = _from_strict_upper(arrays["correlations"].double(), len(variances))
+        about = from_upper_triangles(arrays["correlations"].double(), 1)
     about.diagonal().copy_((variances > 0).double())
     scale = variances.sqrt()
     return ClassSums(held, sums, about * torch.outer(scale, scale) + torch.outer(mean, mean) * counts.sum())
@@ -280,6 +266,11 @@ def add_sums(parts: Iterable[ClassSums], start: ClassSums) -> ClassSums:
         sums += part.sums
         second += part.second
     return ClassSums(counts, sums, second)
+
+
+def _lower(dim: int) -> tuple[Tensor, Tensor]:
+    first, second = torch.tril_indices(dim, dim)
+    return first, second
 
 
 def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
@@ -299,26 +290,56 @@ def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
     return lower / lower.norm(dim=1, keepdim=True).clamp_min(1e-30)
 
 
-def _strict_upper(matrix: Tensor) -> Tensor:
-    first, second = torch.triu_indices(len(matrix), len(matrix), 1)
-    return matrix[first, second]
+_NOTHING_LEFT = 1e-9  # of the first residual: directions of that size are rounding
 
 
-def _from_strict_upper(values: Tensor, dim: int) -> Tensor:
-    first, second = torch.triu_indices(dim, dim, 1)
-    matrix = values.new_zeros(dim, dim)
-    matrix[first, second] = values
-    matrix[second, first] = values
-    return matrix
+def directions(block: Tensor, margins: Margins) -> Tensor:
+    """Turn standardised directions [D, m] into vectors of raw features."""
+    return block / margins.scale.unsqueeze(1)
 
 
-def _lower(matrix: Tensor) -> Tensor:
-    first, second = torch.tril_indices(len(matrix), len(matrix))
-    return matrix[first, second]
+def standardised_products(vectors: Tensor, products: Tensor, margins: Margins) -> Tensor:
+    """Return T V, the covariance of standardised features times V, from products Σ f (fᵀu) with ``vectors`` u.
+
+    ``vectors`` [D, m] are from :func:`directions`; ``products`` [D, m] are summed over all clients.
+    """
+    mean = margins.mean
+    centred = products / margins.counts.sum() - torch.outer(mean, mean @ vectors)
+    return centred / margins.scale.unsqueeze(1)
 
 
-def _from_lower(values: Tensor, dim: int) -> Tensor:
-    first, second = torch.tril_indices(dim, dim)
-    matrix = values.new_zeros(dim, dim)
-    matrix[first, second] = values
-    return matrix
+def solved(
+    basis: Tensor, products: Tensor, margins: Margins, shrinkage: float, *, noisy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the best X in the span of the basis, and the residual μᵀ − (S_w + λI) X, both [D, C].
+
+    ``basis`` V, standardised, and ``products`` T V are [D, m]; ``margins`` are of all clients; ``shrinkage`` is λ > 0.
+    With ``noisy`` products negative eigenvalues of S_w in that span count as 0; the basis must then be of independent
+    directions, as :func:`next_block` returns them.
+    """
+    means, shares = margins.class_means, margins.shares
+    applied = products - means.mT @ (shares.unsqueeze(1) * (means @ basis)) + shrinkage * basis
+    gram = basis.mT @ applied
+    gram, joint = (gram + gram.mT) / 2, basis.mT @ means.mT
+    if noisy:
+        orthonormal = torch.linalg.inv(torch.linalg.qr(basis).R)  # the basis times this is
+        values, vectors = torch.linalg.eigh(orthonormal.mT @ gram @ orthonormal)
+        axes = orthonormal @ vectors
+        coefficients = axes @ ((axes.mT @ joint) / values.clamp_min(shrinkage).unsqueeze(1))
+    else:
+        coefficients = torch.linalg.lstsq(gram, joint, driver="gelsd").solution
+    return basis @ coefficients, means.mT - applied @ coefficients
+
+
+def next_block(basis: Tensor, residual: Tensor, first: float) -> Tensor:
+    """Return orthonormal directions of a residual outside the basis, [D, k], k ≤ C; k = 0 if nothing is left.
+
+    ``basis`` [D, m], m may be 0; ``residual`` [D, C]; ``first`` is the largest singular value of the first residual.
+    """
+    rest = residual
+    if basis.shape[1]:
+        orthonormal = torch.linalg.qr(basis).Q
+        for _ in range(2):  # once is not enough in floating point
+            rest = rest - orthonormal @ (orthonormal.mT @ rest)
+    vectors, sizes, _ = torch.linalg.svd(rest, full_matrices=False)
+    return vectors[:, sizes > _NOTHING_LEFT * first]

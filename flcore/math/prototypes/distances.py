@@ -8,17 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flcore.math.losses.vectors import distances
+from flcore.math.losses.basic import distances
 
 
 def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the Euclidean spread within classes and distance between them; ``features`` [n, d], ``labels`` int64 [n].
 
     Returns:
-        ``intra``: mean over classes of the mean distance of two samples of the class. ``inter``: mean over pairs of
-        classes of the mean distance between a sample of one and a sample of the other. ``centroid_inter``: mean
-            distance
-        of two class means. Undefined values are left out.
+        ``intra``: mean over classes of the mean distance of two samples of the class; ``inter``: mean over pairs of
+            classes
+        of the mean distance of two samples, one of each; ``centroid_inter``: mean distance of two class means.
+            Undefined
+        values are left out.
     """
     points = features.detach().to("cpu", torch.float64)
     classes, position = torch.unique(labels.cpu(), return_inverse=True)
@@ -44,8 +45,7 @@ def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
 def nearest_real(generated: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor) -> dict[str, float]:
     """Return the distance of generated features to real ones of their class (evaluation.md section 5.3, GFPL's check).
 
-    Args:
-        generated: ``[n, d]`` with ``labels`` int64 ``[n]``. real: ``[m, d]`` with ``real_labels`` int64 ``[m]``.
+    ``generated`` [n, d] and ``real`` [m, d] have ``labels`` [n] and ``real_labels`` [m].
 
     Returns:
         ``nearest_distance``: mean Euclidean distance to the nearest real feature of the class; ``nearest_cosine``: mean
@@ -62,7 +62,4 @@ def nearest_real(generated: Tensor, labels: Tensor, real: Tensor, real_labels: T
         cosines.append(torch.cosine_similarity(own, others[nearest.indices]))
     if not lengths:
         return {}
-    return {
-        "nearest_distance": float(torch.cat(lengths).mean()),
-        "nearest_cosine": float(torch.cat(cosines).mean()),
-    }
+    return {"nearest_distance": float(torch.cat(lengths).mean()), "nearest_cosine": float(torch.cat(cosines).mean())}

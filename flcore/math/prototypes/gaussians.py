@@ -23,10 +23,7 @@ class ClassGaussians:
 
 
 def class_gaussians(features: Tensor, labels: Tensor, num_classes: int) -> ClassGaussians:
-    """Return count, mean and unbiased covariance of every class, a CCVR client's upload (Luo et al., NeurIPS 2021).
-
-    ``features`` [n, d], ``labels`` int64 [n] in 0..K-1.
-    """
+    """Return count, mean and unbiased covariance of every class: ``features`` [n, d], ``labels`` int64 [n]."""
     dim = features.shape[1]
     means = features.new_zeros(num_classes, dim, dtype=torch.float64)
     covariances = features.new_zeros(num_classes, dim, dim, dtype=torch.float64)
@@ -44,16 +41,17 @@ def class_gaussian(features: Tensor) -> ClassGaussians:
     return class_gaussians(features, torch.zeros(len(features), dtype=torch.int64, device=features.device), 1)
 
 
-def upper_triangles(covariances: Tensor) -> Tensor:
-    """Return symmetric matrices ``[..., d, d]`` as ``[..., d·(d + 1)/2]``, row by row from the diagonal on."""
-    first, second = torch.triu_indices(covariances.shape[-1], covariances.shape[-1], device=covariances.device)
+def upper_triangles(covariances: Tensor, offset: int = 0) -> Tensor:
+    """Return symmetric matrices ``[..., d, d]`` row by row from the diagonal (``offset`` 0, or 1: after it) on."""
+    dim = covariances.shape[-1]
+    first, second = torch.triu_indices(dim, dim, offset, device=covariances.device)
     return covariances[..., first, second]
 
 
-def from_upper_triangles(triangles: Tensor) -> Tensor:
-    """Return the inverse of :func:`upper_triangles`."""
-    dim = (math.isqrt(8 * triangles.shape[-1] + 1) - 1) // 2
-    first, second = torch.triu_indices(dim, dim, device=triangles.device)
+def from_upper_triangles(triangles: Tensor, offset: int = 0) -> Tensor:
+    """Return the inverse of :func:`upper_triangles`, ``[..., d, d]``; the diagonal is 0 with ``offset`` 1."""
+    dim = (math.isqrt(8 * triangles.shape[-1] + 1) - 1) // 2 + offset
+    first, second = torch.triu_indices(dim, dim, offset, device=triangles.device)
     covariances = triangles.new_zeros(*triangles.shape[:-1], dim, dim)
     covariances[..., first, second] = triangles
     covariances[..., second, first] = triangles
@@ -64,7 +62,7 @@ def merge_gaussians(uploads: Mapping[int, ClassGaussians]) -> ClassGaussians:
     """Return the exact statistics of the pooled samples from those per client (CCVR), summed in order of client id.
 
     The scatter is summed as within plus between clients, ``sum (n_k - 1) S_k + n_k (m_k - m)(m_k - m)'``: equal to the
-    paper's difference of raw moments, without cancellation. ``uploads`` have the same K and d, any float type.
+    paper's difference of raw moments, without cancellation.
     """
     clients = sorted(uploads)
     counts = torch.stack([uploads[client].counts for client in clients])
@@ -98,11 +96,9 @@ def sample_gaussians(
 ) -> tuple[Tensor, Tensor]:
     """Draw CCVR's virtual features: ``per_class`` of N(mean, covariance) for every class with ``min_count`` samples.
 
-    Rank-deficient covariances are allowed: the root is the symmetric one through ``eigh``, eigenvalues clamped at 0,
-    which does not depend on the signs or the basis that LAPACK picks.
-
-    Returns:
-        Features float32 ``[classes · per_class, d]`` and labels int64, in ascending order of the class.
+    Rank-deficient covariances are allowed: the symmetric root through ``eigh``, eigenvalues clamped at 0, does not
+    depend on the signs or the basis that LAPACK picks. Returns features float32 ``[classes · per_class, d]`` and labels
+    int64, in ascending order of the class.
     """
     dim = statistics.means.shape[1]
     features = [torch.zeros(0, dim)]

@@ -20,10 +20,7 @@ from flcore.math.prototypes.clustering import num_distinct, one_thread
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of n diagonal Gaussians: ``weights`` [n] >= 0, ``means`` [n, d], ``variances`` [n, d] (not deviations).
-
-    The weights of a fitted or fused mixture sum to 1.
-    """
+    """A mixture of n diagonal Gaussians: ``weights`` [n] >= 0 with sum 1, ``means`` [n, d], ``variances`` [n, d]."""
 
     weights: Tensor
     means: Tensor
@@ -39,12 +36,11 @@ def fit_mixture(
     max_iterations: int = 100,
     tolerance: float = 1e-3,
 ) -> Mixture:
-    """Fit a diagonal mixture by EM from a k-means start (GFPL, section 4).
+    """Fit a diagonal mixture to ``features`` [N, d] of one class by EM from a k-means start (GFPL, section 4).
 
     The number of components is min(num_components, N // 2), at least 1 and at most the number of distinct features.
 
     Args:
-        features: ``[N, d]`` of one class, N >= 1, on the CPU.
         generator: seeds the start.
         variance_floor: added to every variance in every M-step (scikit-learn's ``reg_covar``), so also a lower bound.
         max_iterations: of EM; reaching it is not an error.
@@ -90,10 +86,9 @@ def fit_class_mixtures(
     *,
     variance_floor: float = 1e-4,
 ) -> dict[int, Mixture]:
-    """Return the mixture of every class present, by ascending class.
+    """Return the mixture of every class present, by ascending class; ``features`` [N, d] are on the CPU.
 
-    ``stream`` maps a class to its generator, so that the fit of a class does not depend on the client's other classes.
-    ``features`` [N, d] are on the CPU, ``labels`` int64 [N].
+    ``stream`` maps a class to its generator: the fit of a class does not depend on the client's other classes.
     """
     return {
         label: fit_mixture(features[labels == label], num_components, stream(label), variance_floor=variance_floor)
@@ -104,7 +99,7 @@ def fit_class_mixtures(
 def bhattacharyya(
     means_a: Tensor, variances_a: Tensor, means_b: Tensor, variances_b: Tensor, *, per_dimension: bool = False
 ) -> Tensor:
-    """Return the Bhattacharyya distance of diagonal Gaussians ``[..., d]``, which broadcast; divided by d if asked for.
+    """Return the Bhattacharyya distance of diagonal Gaussians ``[..., d]``, which broadcast, or a d-th of it.
 
     ``1/8 sum (m1 - m2)²/v + 1/2 sum ln(v/sqrt(v1 v2))`` with v = (v1 + v2)/2; symmetric, exactly 0 for equal arguments
     and never negative. No determinants.
@@ -121,14 +116,10 @@ def group_components(
 ) -> list[list[int]]:
     """Return the groups of n Gaussians that GFPL's Algorithm 1 merges: disjoint, ascending, in order of their seeds.
 
-    The first remaining component is a seed; all remaining ones nearer to it than the threshold (strictly) join it. The
-    algorithm then adds those near *every* member; there are none, since they would be near the seed. Members need not
-    be near each other, so the result depends on the order of the components. Memory grows with n·d.
-
-    Args:
-        means: ``[n, d]``. variances: ``[n, d]``, positive.
-        threshold: of the Bhattacharyya distance; 0 merges nothing, infinity everything.
-        per_dimension: divide the distance by d.
+    The first remaining component is a seed; all remaining ones nearer to it than ``threshold`` (strictly; 0 merges
+    nothing) join it. The algorithm then adds those near *every* member; there are none, since they would be near the
+    seed. Members need not be near each other, so the result depends on the order of the components. ``means`` and
+    ``variances`` are [n, d].
     """
     left, groups = torch.arange(len(means)), []
     while len(left):
@@ -146,8 +137,7 @@ def group_components(
 def fuse_components(mixture: Mixture, groups: Sequence[Sequence[int]]) -> Mixture:
     """Merge each group into one Gaussian by moment matching (GFPL); weights are not normalised.
 
-    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``, for positive w_j and
-    disjoint groups of component indices.
+    ``w = sum w_j``, ``mu = sum w_j mu_j / w``, ``var = sum w_j (var_j + (mu_j - mu)²) / w``, for positive w_j.
     """
     weights, means, variances = (values.double() for values in (mixture.weights, mixture.means, mixture.variances))
     rows = []
@@ -164,21 +154,12 @@ def fuse_components(mixture: Mixture, groups: Sequence[Sequence[int]]) -> Mixtur
 
 
 def fuse_mixtures(
-    uploads: Mapping[int, Mixture],
-    counts: Mapping[int, float] | None,
-    threshold: float,
-    *,
-    per_dimension: bool = False,
+    uploads: Mapping[int, Mixture], counts: Mapping[int, float] | None, threshold: float, *, per_dimension: bool = False
 ) -> Mixture:
     """Return GFPL's fused mixture of one class: union, Algorithm 1, moment matching, weights that sum to 1.
 
-    Components enter Algorithm 1 by client id, then in the client's order, so that the order of arrival does not matter.
-
-    Args:
-        uploads: client id to its mixture of the class, at least one.
-        counts: client id to its number of samples of the class; None for equal weights of the clients.
-        threshold: S_C; 0 merges nothing, infinity everything.
-        per_dimension: divide the Bhattacharyya distance by d.
+    Components enter Algorithm 1 by client id, then in the client's order. ``uploads`` and ``counts``, samples of the
+    class, are by client id; None gives clients equal weights.
     """
     clients = sorted(uploads)
     weights = [uploads[client].weights.double() * (1.0 if counts is None else counts[client]) for client in clients]
@@ -195,10 +176,7 @@ def fuse_mixtures(
 def fuse_uploads(
     uploads: Mapping[int, Mixtures], threshold: float, *, per_dimension: bool = False
 ) -> dict[int, Mixture]:
-    """Apply :func:`fuse_mixtures` to every uploaded class, in ascending order.
-
-    Clients weigh by their counts of the class; alike if no upload has counts.
-    """
+    """Apply :func:`fuse_mixtures` to every uploaded class, in ascending order; without counts clients weigh alike."""
     opened = {client: unpack_mixtures(upload) for client, upload in uploads.items()}
     told = {
         client: dict(zip(upload.classes.tolist(), upload.counts.tolist(), strict=True))
@@ -226,8 +204,8 @@ def sample_classes(
 ) -> tuple[Tensor, Tensor]:
     """Draw GFPL's pseudo-features: ``per_class`` of every class, in ascending order of the class.
 
-    ``clip_nonnegative`` sets negative entries to 0, as after a ReLU. Returns features ``[classes · per_class, d]`` and
-    labels int64.
+    Returns features ``[classes · per_class, d]``, with ``clip_nonnegative`` at least 0 as after a ReLU, and labels
+    int64.
     """
     classes = sorted(mixtures)
     features = torch.cat([sample_mixture(mixtures[label], per_class, generator) for label in classes])
@@ -251,7 +229,7 @@ def pack_mixtures(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: i
 
 
 def unpack_mixtures(payload: Mixtures) -> dict[int, Mixture]:
-    """Return a message's mixtures by class, on the CPU: the inverse of :func:`pack_mixtures`, to float32."""
+    """Return a message's mixtures by class, on the CPU, float32: the inverse of :func:`pack_mixtures`."""
     parts = [
         torch.split(values.cpu(), payload.components.tolist())
         for values in (payload.weights, payload.means, payload.deviations.square())

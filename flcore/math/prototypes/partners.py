@@ -60,14 +60,14 @@ class _Layout:
         self.outside = (self._group[1] - self._group[0]) - (self._cell[1] - self._cell[0])
 
     def pick_inside(self, uniform: Tensor) -> Tensor:
-        """Per item, from uniform numbers [n, m], others of its group and label; the item itself where it is alone."""
+        """Return others of each item's group and label by uniform numbers [n, m]; the item itself where it is alone."""
         start, end = (bound.unsqueeze(1) for bound in self._cell)
         place = start + (uniform * (end - start - 1)).long()
         alone = end - start == 1
         return self._order[torch.where(alone, start, place + (place >= self._rank.unsqueeze(1)).long())]
 
     def pick_outside(self, uniform: Tensor) -> Tensor:
-        """Per item, from uniform numbers [n, m], items of its group with other labels; any where there is none."""
+        """Return items of each item's group with other labels by uniform numbers [n, m]; any where there is none."""
         start, end = (bound.unsqueeze(1) for bound in self._cell)
         place = self._group[0].unsqueeze(1) + (uniform * self.outside.unsqueeze(1)).long()
         place = torch.where(place >= start, place + (end - start), place)

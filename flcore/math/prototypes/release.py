@@ -3,13 +3,11 @@
 The guarantees cover *one message*: class means, or other vectors in feature space. Model weights, label counts, the
 list of a client's classes, second moments, losses and metrics are sent unprotected, and most depend on the same images:
 a run that also sends weights has **no** differential privacy, however strong the noise on its prototypes. See
-:func:`noisy_means` and :func:`noisy_vectors` for each guarantee and its assumptions.
-
-Three more limits:
+:func:`noisy_means` and :func:`noisy_vectors` for each guarantee and its assumptions. Three more limits:
 
 * Noise comes from a seeded generator, so that runs can be repeated; the seed allows to subtract it. This simulates a
   guarantee to measure its cost; a deployment must draw the noise from a secret source.
-* Noise is drawn and added in float32; attacks on floating-point noise (Mironov, CCS 2012) are not countered.
+* Noise is float32; attacks on floating-point noise (Mironov, CCS 2012) are not countered.
 * Suppression of rare classes without noise is no guarantee: a mean over two samples is nearly a single feature, and
   features of single images can be inverted (fedpg.md section 7l, fedpa.md section 7n).
 """
@@ -47,8 +45,7 @@ def clip_to_norm(vectors: Tensor, max_norm: float) -> Tensor:
 def frequent_classes(present: Tensor, counts: Tensor, min_count: int) -> Tensor:
     """Return the class means that may leave a client, bool ``[K]``: present, from at least ``min_count`` samples.
 
-    Avoids uploading means that are nearly single features. It has no (ε, δ): means still depend on each sample, and the
-    *set* of missing classes reveals something about the counts.
+    This has no (ε, δ): means still depend on each sample, and the *set* of missing classes reveals something.
     """
     return present & (counts >= min_count)
 
@@ -59,10 +56,8 @@ def mean_sensitivity(counts: Tensor, released: Tensor, max_norm: float, unit: Un
     ``sample``: replacing one sample by another *of the same class* moves that class's mean alone, by at most 2·C/n_c.
     ``client``: replacing all of a client's samples, and with them the model they trained, moves every one of the k
     released means from anywhere to anywhere in the ball of radius C: 2·C·√k for all rows together. Other rows have 0.
-
-    Args:
-        counts: n_c, samples of each mean, ``[K]``, at least 1 where released. released: bool ``[K]``.
-        max_norm: C, to which features (``sample``) or means (``client``) are clipped.
+    ``counts`` n_c are at least 1 where ``released`` (bool [K]); features (``sample``) or means (``client``) are clipped
+    to ``max_norm`` C.
     """
     if unit == "sample":
         bound = 2 * max_norm / counts.clamp_min(1).to(torch.float32)
@@ -86,26 +81,23 @@ def noisy_means(
     Every coordinate of row c gets noise N(0, (noise_multiplier·Δ_c)²) with Δ from :func:`mean_sensitivity`;
     :func:`privacy_spent` gives the cost of one or several uploads.
 
-    ``unit = "sample"``
-        Protects: one image of a client, given its class means.
-        Assumes: (1) ``means`` are averages of features that were *each* clipped to ``max_norm`` before averaging;
-        clipping the mean afterwards is not enough. (2) The feature extractor does not depend on the protected image. An
-        extractor that was trained on it moves all features at once, and then this guarantee does **not** hold; it holds
-        for an extractor that is fixed, public or differentially private. (3) The image's label, the client's label
-        counts and the list of its classes are public: neighbours differ in one image, not in its label.
-        The classes of a client share no image, so releasing many classes costs no more than releasing one.
-    ``unit = "client"``
-        Protects: all images of a client and any model trained on them, given its class means (local differential
-        privacy). Means are clipped here, however they were made.
-        Assumes: the list of released classes is public. Needs noise of the order of the means themselves.
+    ``unit = "sample"`` protects one image of a client, given its class means. Assumptions: (1) ``means`` are averages
+    of features that were *each* clipped to ``max_norm`` before averaging; clipping the mean afterwards is not enough.
+    (2) The feature extractor does not depend on the protected image: the guarantee does **not** hold for an extractor
+    that was trained on it, which moves all features at once, unless it is differentially private. (3) The image's
+    label, the client's label counts and the list of its classes are public: neighbours differ in one image, not in its
+    label. The classes of a client share no image, so releasing many classes costs no more than releasing one.
 
-    Neither protects: label counts, the list of classes, weights, or anything else a client sends.
+    ``unit = "client"`` protects all images of a client and any model trained on them, given its class means (local
+    differential privacy). Means are clipped here, however they were made. The list of released classes is public. Needs
+    noise of the order of the means themselves.
+
+    Neither protects label counts, the list of classes, weights, or anything else a client sends.
 
     Args:
         means: float32 ``[K, d]``. counts: samples of each mean, ``[K]``. released: bool ``[K]``
             (:func:`frequent_classes`).
         generator: a CPU generator; always draws K·d normal numbers.
-        max_norm: C > 0.
         noise_multiplier: z ≥ 0, the standard deviation in units of the sensitivity; 0 clips only.
 
     Raises:
@@ -124,9 +116,8 @@ def noisy_vectors(vectors: Tensor, generator: torch.Generator, *, max_norm: floa
 
     Protects all of a client's samples at once (``unit = "client"`` of :func:`noisy_means`): replacing them moves each
     vector from anywhere to anywhere in the ball of radius C, all together by at most Δ = 2·C·√q. Every coordinate gets
-    noise N(0, (noise_multiplier·Δ)²). A single sample has no smaller bound: clustering lets it move every centre.
-
-    Assumes: q, and the class, weight and count of each vector, are public. Arguments and errors as :func:`noisy_means`.
+    noise N(0, (noise_multiplier·Δ)²). A single sample has no smaller bound: clustering lets it move every centre. q,
+    and the class, weight and count of each vector, are public.
     """
     every = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
     return noisy_means(
@@ -135,21 +126,15 @@ def noisy_vectors(vectors: Tensor, generator: torch.Generator, *, max_norm: floa
 
 
 def privacy_spent(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the ε of (ε, δ)-differential privacy after ``releases`` uploads of :func:`noisy_means` by one client.
+    """Return the ε ≥ 0 of (ε, δ)-differential privacy after ``releases`` uploads of :func:`noisy_means` by one client.
 
-    Gaussian mechanisms composed by Rényi differential privacy (Mironov, CSF 2017), converted with the accountant of
-    Google's ``dp-accounting``. Neighbours differ by the replacement of one unit, see :func:`noisy_means`. This covers
-    the noisy class means alone: it is **not** the ε of a run that also sends weights or counts.
+    Gaussian mechanisms composed by Rényi differential privacy (Mironov, CSF 2017), converted with Google's
+    ``dp-accounting``. Neighbours differ by the replacement of one unit. This covers the noisy class means alone: it is
+    **not** the ε of a run that also sends weights or counts. No amplification by sampling is claimed: the server knows
+    the participants, and means are over a class's samples without secret subsampling.
 
-    Uploads count per client. No amplification by sampling is claimed: the server knows the participants, and means are
-    over a class's samples without secret subsampling.
-
-    Args:
-        noise_multiplier: z ≥ 0, the standard deviation of the noise in units of the sensitivity.
-        delta: δ, above 0 and below 1; customary is less than one over the number of protected units.
-
-    Returns:
-        ε ≥ 0; infinite without noise, 0 without uploads.
+    ``noise_multiplier`` z ≥ 0 is the standard deviation in units of the sensitivity: ε is infinite for 0. ``delta`` δ
+    in (0, 1) is customarily less than one over the number of protected units.
 
     Raises:
         ValueError: an argument is out of range. ConfigError: with noise, the package for it is not installed.

@@ -19,7 +19,7 @@ from flcore.aggregation.prototypes import fold_prototypes
 from flcore.core.params import param
 from flcore.io.messages import Prototypes, TensorDict
 from flcore.io.records import Key, Record
-from flcore.math.losses.vectors import distances
+from flcore.math.losses.basic import distances
 from flcore.math.prototypes.class_means import class_means
 from flcore.math.prototypes.release import (
     Unit,

@@ -22,9 +22,14 @@ from flcore.core.rng import numpy_stream, torch_stream
 from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record, on_device
-from flcore.math.generators.draws import draw_labels, draw_noise
 from flcore.math.generators.features import label_weights, qualified_labels
-from flcore.math.generators.networks import FeatureGenerator, build_feature_generator, constant_output
+from flcore.math.generators.networks import (
+    FeatureGenerator,
+    build_feature_generator,
+    constant_output,
+    draw_labels,
+    draw_noise,
+)
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.distances import class_distances
 from flcore.methods.fedavg import FedAvg

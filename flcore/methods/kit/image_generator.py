@@ -20,9 +20,8 @@ from flcore.core.rng import numpy_stream
 from flcore.core.schedules import exponential
 from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record, on_device
-from flcore.math.generators.draws import draw_noise
 from flcore.math.generators.images import as_pixels, generated_pixels
-from flcore.math.generators.networks import ImageGenerator, build_image_generator
+from flcore.math.generators.networks import ImageGenerator, build_image_generator, draw_noise
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.server_training import Fitted, Moving, Terms, fit
 from flcore.methods.kit.virtual_images import (

@@ -10,7 +10,7 @@ import torch
 from flcore.aggregation.prototypes import fold_prototypes
 from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Prototypes
-from flcore.math.prototypes.fusion import fuse_prototypes
+from flcore.math.prototypes.class_means import fuse_prototypes
 
 T = torch.tensor
 

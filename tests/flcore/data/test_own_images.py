@@ -18,9 +18,8 @@ from PIL import Image
 
 from flcore.core.errors import DataError
 from flcore.data.dataset import prepare_dataset
-from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.imagefolder import ImageFolder
-from flcore.data.sources.vireofood172 import VireoFood172
+from flcore.data.sources.on_request import CelebA, VireoFood172
 from tests.flcore.data.image_trees import Packed, as_folder, as_zip, both
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flcore.data.skew import skew
+from flcore.data.summary import skew
 
 
 def test_equal_and_disjoint_clients_are_the_two_ends() -> None:

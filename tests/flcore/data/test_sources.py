@@ -276,33 +276,34 @@ def test_cifar_with_other_check_sums_is_damage(tmp_path: Path) -> None:
         Cifar10().load(tmp_path, False)
 
 
-def write_cifar(root: Path, form: cifar._Form, classes: int, each: int, sides: tuple[int, ...]) -> None:
+def write_cifar(root: Path, form: type[cifar._Cifar], classes: int, each: int, sides: tuple[int, ...]) -> None:
     """Binary files of ``each`` images: number n of a file has the fine label n and red n, green 100, blue 200."""
     folder = root / form.binary_folder
     folder.mkdir(parents=True)
-    (folder / form.binary_names).write_text("".join(f"class {n}\n" for n in range(classes)) + "\n", encoding="utf-8")
-    for file in (*form.binary_train, form.binary_test):
+    *files, names = form.binary_files
+    (folder / names).write_text("".join(f"class {n}\n" for n in range(classes)) + "\n", encoding="utf-8")
+    for file in files:
         with (folder / file).open("wb") as opened:
             for n in range(each):
                 opened.write(bytes([*sides, n]) + bytes([n]) * 1024 + b"\x64" * 1024 + b"\xc8" * 1024)
 
 
-@pytest.mark.parametrize(("kind", "form", "sides"), [(Cifar10, cifar._CIFAR10, ()), (Cifar100, cifar._CIFAR100, (19,))])
+@pytest.mark.parametrize(("form", "sides"), [(Cifar10, ()), (Cifar100, (19,))])
 def test_binary_cifar_is_read(
-    kind: type[Source], form: cifar._Form, sides: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: type[cifar._Cifar], sides: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 images a file in place of 10,000 (CIFAR-100: 3 in place of 50,000); the coarse label 19 is not used."""
-    files, classes = len(form.binary_train), kind.num_classes
+    files, classes = len(form.binary_files) - 2, form.num_classes
     assert classes is not None and (cifar.TRAIN_SIZE, cifar.TEST_SIZE) == (50_000, 10_000)
     monkeypatch.setattr(cifar, "TRAIN_SIZE", 3 * files)
     monkeypatch.setattr(cifar, "TEST_SIZE", 3)
     write_cifar(tmp_path, form, classes, 3, sides)
-    assert kind().places(tmp_path) == (tmp_path / form.binary_folder,)
-    raw = kind().load(tmp_path, False)
+    assert form().places(tmp_path) == (tmp_path / form.binary_folder,)
+    raw = form().load(tmp_path, False)
     assert raw.train.labels.tolist() == [0, 1, 2] * files and raw.test.labels.tolist() == [0, 1, 2]
     assert raw.test.images.shape == (3, 32, 32, 3) and raw.train.decoded()[1, 5, 6].tolist() == [1, 100, 200]
     assert raw.class_names[:2] == ("class 0", "class 1") and len(raw.class_names) == classes
-    path = tmp_path / form.binary_folder / form.binary_test
+    path = tmp_path / form.binary_folder / form.binary_files[-2]
     whole = path.read_bytes()
     for content, words in (
         (whole[:-1], "expected 3 images of"),
@@ -311,13 +312,13 @@ def test_binary_cifar_is_read(
     ):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"{path.name}: damaged \(.*{words}"):
-            kind().load(tmp_path, False)
-    (tmp_path / form.binary_folder / form.binary_names).write_text("one\n", encoding="utf-8")
+            form().load(tmp_path, False)
+    (tmp_path / form.binary_folder / form.binary_files[-1]).write_text("one\n", encoding="utf-8")
     with pytest.raises(DataError, match="1 names of classes"):
-        kind().load(tmp_path, False)
+        form().load(tmp_path, False)
     path.unlink()
     with pytest.raises(DataError, match=f"expected {form.folder}/ with .*, or {form.binary_folder}/ with"):
-        kind().load(tmp_path, False)
+        form().load(tmp_path, False)
 
 
 # image folder

@@ -16,12 +16,10 @@ from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.sources.base import hold_out_of_groups
-from flcore.data.sources.celeba import CelebA
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefiles import ImageFiles
 from flcore.data.sources.mnist import PUBLISHED
-from flcore.data.sources.tinyimagenet import TinyImageNet
-from flcore.data.sources.vireofood172 import VireoFood172
+from flcore.data.sources.on_request import CelebA, TinyImageNet, VireoFood172
 
 
 def write_jpeg(path: Path, value: int, height: int = 64, width: int = 64, mode: str = "RGB") -> None:

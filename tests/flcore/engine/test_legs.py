@@ -20,8 +20,7 @@ from flcore.engine.turns import ExchangeId
 from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Key, Record, serialise
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.class_means import class_means
-from flcore.math.prototypes.fusion import average_prototypes
+from flcore.math.prototypes.class_means import average_prototypes, class_means
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import MODEL, ClientContext, Exchange, LossInputs, Phase, Replies, RoundContext
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import Count, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
-from flcore.math.losses.basic import cross_entropy
-from flcore.math.losses.gradient_matching import gradient_distance
+from flcore.math.losses.basic import cross_entropy, gradient_distance
 from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
 from flcore.methods.types import MODEL, NUM_SAMPLES, Exchange, Replies, RoundContext
 

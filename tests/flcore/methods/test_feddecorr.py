@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.math.losses.decorrelation import correlation_penalty
+from flcore.math.losses.basic import correlation_penalty
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 

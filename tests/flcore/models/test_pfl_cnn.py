@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flcore.models import build_model
-from flcore.models.pfl_cnn import PflCnn
+from flcore.models.cnn import PflCnn
 
 SHAPE = (3, 32, 32)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flcore.models.pooling import MaxPool, max_pool
+from flcore.models.base import MaxPool, max_pool
 
 
 @pytest.mark.parametrize("size", [(2, 2), (6, 4), (7, 5), (28, 29)])

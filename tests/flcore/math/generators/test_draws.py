@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flcore.math.generators.draws import draw_labels, draw_noise
+from flcore.math.generators.networks import draw_labels, draw_noise
 
 T = torch.tensor
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.math.generators.draws import draw_noise
 from flcore.math.generators.images import (
     dce_loss,
     generated_pixels,
@@ -21,7 +20,7 @@ from flcore.math.generators.images import (
     squared_distances,
     target_facts,
 )
-from flcore.math.generators.networks import build_image_generator
+from flcore.math.generators.networks import build_image_generator, draw_noise
 from flcore.models import extract_weights
 
 T = torch.tensor

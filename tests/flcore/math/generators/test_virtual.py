@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flcore.math.generators.virtual import gaussian_virtual_images
+from flcore.math.generators.images import gaussian_virtual_images
 
 
 def stream(seed: int = 0) -> torch.Generator:

@@ -27,11 +27,9 @@ from flcore.math.losses.alignment import (
     triplet_hinge,
     vertex_cosines,
 )
-from flcore.math.losses.basic import cross_entropy
+from flcore.math.losses.basic import cross_entropy, distances, gradient_distance, linear_gradient
 from flcore.math.losses.contrastive import prototype_contrast
-from flcore.math.losses.gradient_matching import gradient_distance, linear_gradient
-from flcore.math.losses.vectors import distances
-from flcore.math.prototypes.etf import frame_of_basis
+from flcore.math.prototypes.class_means import frame_of_basis
 
 
 def tensor(*rows: object) -> Tensor:

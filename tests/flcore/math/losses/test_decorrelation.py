@@ -7,7 +7,7 @@ from math import sqrt
 import pytest
 import torch
 
-from flcore.math.losses.decorrelation import correlation_penalty
+from flcore.math.losses.basic import correlation_penalty
 
 # Deviations from the means 4 and 5: (-3, -3), (-1, 0), (1, 0), (3, 3). Squares add up to 20 and 18, products to 18: the
 # correlation is 18/√360 = 0.948683, and (ZᵀZ)_12 is 3 times that, √8.1.

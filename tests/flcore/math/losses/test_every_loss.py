@@ -23,10 +23,14 @@ from flcore.math.losses.alignment import (
     smooth_l1_to_prototypes,
     triplet_hinge,
 )
-from flcore.math.losses.basic import anchor_distance, cross_entropy
+from flcore.math.losses.basic import (
+    anchor_distance,
+    correlation_penalty,
+    cross_entropy,
+    gradient_distance,
+    linear_gradient,
+)
 from flcore.math.losses.contrastive import model_contrast, prototype_contrast, source_weights, supervised_contrastive
-from flcore.math.losses.decorrelation import correlation_penalty
-from flcore.math.losses.gradient_matching import gradient_distance, linear_gradient
 
 Inputs = dict[str, Tensor]
 Loss = Callable[[Tensor, Inputs], Tensor]

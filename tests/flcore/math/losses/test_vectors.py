@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from flcore.math.losses.vectors import distances, euclidean_norm, safe_root, unit_vectors
+from flcore.math.losses.basic import distances, euclidean_norm, safe_root, unit_vectors
 
 
 def test_roots_and_norms_have_gradient_zero_at_zero() -> None:

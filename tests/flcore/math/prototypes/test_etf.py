@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flcore.core.rng import torch_stream
-from flcore.math.prototypes.etf import frame_of_basis, simplex_etf
+from flcore.math.prototypes.class_means import frame_of_basis, simplex_etf
 
 
 def test_three_classes_on_unit_vectors() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flcore.io.messages import Prototypes
-from flcore.math.prototypes.exemplars import best_means, fuse, similarities, to_unit_range
+from flcore.math.prototypes.class_means import best_means, fuse, similarities, to_unit_range
 
 
 def close(values: Tensor, *expected: float) -> bool:

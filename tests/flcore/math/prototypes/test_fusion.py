@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from flcore.io.messages import Prototypes
-from flcore.math.prototypes.fusion import average_prototypes, fuse_prototypes, weighted_class_means
+from flcore.math.prototypes.class_means import average_prototypes, fuse_prototypes, weighted_class_means
 
 T = torch.tensor
 

@@ -7,8 +7,17 @@ import math
 import pytest
 import torch
 
-from flcore.math.prototypes.discriminant import ClassSums, Margins, discriminant, discriminant_sums, head
-from flcore.math.prototypes.krylov import directions, next_block, solved, standardised_products
+from flcore.math.prototypes.discriminant import (
+    ClassSums,
+    Margins,
+    directions,
+    discriminant,
+    discriminant_sums,
+    head,
+    next_block,
+    solved,
+    standardised_products,
+)
 
 
 def data(dim: int = 12, classes: int = 3) -> tuple[ClassSums, Margins]:

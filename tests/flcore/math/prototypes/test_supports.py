@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flcore.math.prototypes.supports import support_means
+from flcore.math.prototypes.class_means import support_means
 
 
 def test_supports() -> None:
