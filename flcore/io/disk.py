@@ -12,26 +12,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLock
 
 
 class LockFile(FileIO):
     """File that processes lock; closing it releases the lock.
 
     Attributes:
-        stand_in: the file that names the holder, and its content, on a file system without locks.
+        soft_lock: replaces the lock on a file system without locks.
     """
 
-    stand_in: tuple[Path, bytes] | None = None
+    soft_lock: SoftFileLock | None = None
 
     def close(self) -> None:
         """Release the lock."""
-        held, self.stand_in = self.stand_in, None
-        if held is not None:
-            path, content = held
-            with suppress(OSError):  # its folder may be another one by now
-                if path.read_bytes() == content:
-                    path.unlink()
+        if self.soft_lock is not None:
+            with suppress(OSError):  # its folder may have been renamed
+                self.soft_lock.release()
         super().close()
 
 

@@ -33,17 +33,10 @@ if TYPE_CHECKING:
 
 # In the order in which safetensors lays types out, smallest first: https://huggingface.co/docs/safetensors (format).
 _TYPES = {
-    "torch.bool": "BOOL",
-    "torch.uint8": "U8",
-    "torch.int8": "I8",
-    "torch.int16": "I16",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.int32": "I32",
-    "torch.float32": "F32",
-    "torch.float64": "F64",
+    "torch.bool": "BOOL", "torch.uint8": "U8", "torch.int8": "I8", "torch.int16": "I16", "torch.float16": "F16",
+    "torch.bfloat16": "BF16", "torch.int32": "I32", "torch.float32": "F32", "torch.float64": "F64",
     "torch.int64": "I64",
-}
+}  # fmt: skip
 _RANKS = {dtype: rank for rank, dtype in enumerate(_TYPES)}
 _SECONDS_OF_A_DAY = 24 * 60 * 60
 _CHECK = "check"
@@ -55,12 +48,9 @@ _OURS = "protofl"
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
-    """Replace a file in one step, and make its folder; a reader sees the old content or the new.
+    """Replace a file in one step by what ``write`` writes, and make its folder; readers see the old content or the new.
 
-    Args:
-        path: the file.
-        write: writes the content to an open file.
-        durable: survive a power failure after this returns.
+    A ``durable`` file survives a power failure after this returns.
     """
     disk.make_folder(path.parent)
     # In the same folder, because a rename is atomic within one file system only.
@@ -83,16 +73,9 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], *, durable: bo
 
 
 def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int:
-    """Append to the first ``at`` bytes of a file, and discard the rest, which a failed write left.
+    """Append to the first ``at`` bytes of a file, which may be missing; return the new length.
 
-    Args:
-        path: the file; made if missing.
-        content: to be written.
-        at: bytes that stay.
-        durable: survive a power failure after this returns.
-
-    Returns:
-        The file's length.
+    The rest, which a failed write left, is discarded. A ``durable`` file survives a power failure after this returns.
     """
     if path.exists() and path.stat().st_size > at:
         disk.truncate(path, at)
@@ -105,13 +88,10 @@ def append(path: Path, content: bytes, *, at: int, durable: bool = False) -> int
 
 
 def remove_stale_temp(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files of killed processes from a folder, not from its subfolders.
+    """Remove temporary files of killed processes from a folder, which may be missing, not from its subfolders.
 
-    Files of another machine's processes are removed after a day without a write.
-
-    Args:
-        folder: may be missing.
-        name: of the file to be written; None: any.
+    Files of another machine's processes are removed after a day without a write. With ``name``, only the temporary
+    files of that file are removed.
     """
     target = "*" if name is None else glob.escape(name)
     for path in sorted(folder.glob(f".{target}.*.*.tmp")):
@@ -121,10 +101,9 @@ def remove_stale_temp(folder: Path, name: str | None = None) -> None:
 
 
 def _is_old(path: Path) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return time.time() - path.stat().st_mtime > _SECONDS_OF_A_DAY
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def make_durable(paths: Iterable[Path]) -> None:
@@ -138,11 +117,10 @@ def make_durable(paths: Iterable[Path]) -> None:
         disk.sync_folder(folder)
 
 
+# ---- JSON --------------------------------------------------------------------------------------------------------
+
 NOT_JSON = (ValueError, RecursionError)
 """Errors of reading invalid JSON, or JSON with thousands of levels or digits."""
-
-
-# ---- JSON --------------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -166,20 +144,20 @@ def finite(content: Any) -> Any:
     An object then gets the key ``not_finite``, which maps the dotted names of these numbers to ``inf``, ``-inf`` or
     ``nan``, so that an overflowed loss differs from a missing one.
     """
-    found: dict[str, str] = {}
+    replaced: dict[str, str] = {}
 
-    def cleaned(value: Any, name: str) -> Any:
+    def clean(value: Any, *keys: object) -> Any:
         if isinstance(value, Mapping):
-            return {key: cleaned(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+            return {key: clean(item, *keys, key) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [cleaned(item, f"{name}.{place}" if name else str(place)) for place, item in enumerate(value)]
+            return [clean(item, *keys, index) for index, item in enumerate(value)]
         if isinstance(value, float) and not math.isfinite(value):
-            found[name] = str(float(value))
+            replaced[".".join(map(str, keys))] = str(float(value))
             return None
         return value
 
-    result = cleaned(content, "")
-    return {**result, "not_finite": found} if found and isinstance(result, dict) else result
+    result = clean(content)
+    return {**result, "not_finite": replaced} if replaced and isinstance(result, dict) else result
 
 
 def read_json(path: Path, cure: str) -> dict[str, Any]:
@@ -188,15 +166,7 @@ def read_json(path: Path, cure: str) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, is not JSON or is not an object; the message ends with ``cure``.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: not found; {cure}") from error
-    except (*NOT_JSON, OSError) as error:
-        raise DataError(f"{path}: damaged, not readable as JSON; {cure}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: damaged, not a JSON object; {cure}")
-    return content
+    return _json_object(_content(path, cure), str(path), cure)
 
 
 def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str, Any]]:
@@ -205,24 +175,34 @@ def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str
     Raises:
         DataError: the file is missing, or a line is no JSON object; the message ends with ``cure``.
     """
+    lines = _content(path, cure).splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_json_object(line, f"{path}, line {number}", cure))
+        except DataError:
+            if not growing or number < len(lines):
+                raise
+    return records
+
+
+def _content(path: Path, cure: str) -> bytes:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path}: not found; {cure}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); {cure}") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except NOT_JSON as error:  # also an incomplete UTF-8 character
-            if growing and number == len(lines):
-                break
-            raise DataError(f"{path}, line {number}: damaged, not readable as JSON; {cure}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: damaged, not a JSON object; {cure}")
-        records.append(record)
-    return records
+
+
+def _json_object(text: bytes, place: str, cure: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except NOT_JSON as error:  # also an incomplete UTF-8 character
+        raise DataError(f"{place}: damaged, not readable as JSON; {cure}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{place}: damaged, not a JSON object; {cure}")
+    return content
 
 
 # ---- arrays ------------------------------------------------------------------------------------------------------
@@ -271,11 +251,8 @@ def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Map
     for name in order:
         array = arrays[name]
         ends.append(ends[-1] + math.prod(array.shape) * array.dtype.itemsize)
-        described[name] = {
-            "dtype": _TYPES[str(array.dtype)],
-            "shape": list(array.shape),
-            "data_offsets": ends[-2:],
-        }
+        dtype = _TYPES[str(array.dtype)]
+        described[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": ends[-2:]}
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
 
@@ -347,8 +324,8 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def check_sum(arrays: Mapping[str, Tensor], values: Any) -> int:
     """Return the CRC-32 of named arrays (names, types, shapes, values) and JSON values, against damage, not forgery."""
-    found = zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    check = zlib.crc32(json.dumps(values, sort_keys=True).encode())
     for name, tensor in sorted(arrays.items()):
         described = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
-        found = zlib.crc32(raw_values(tensor), zlib.crc32(described.encode(), found))
-    return found
+        check = zlib.crc32(raw_values(tensor), zlib.crc32(described.encode(), check))
+    return check

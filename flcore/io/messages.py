@@ -75,37 +75,32 @@ def rows_finite(stacks: Iterable[Tensor]) -> list[bool]:
 
 
 def _size(tensors: Iterable[Tensor]) -> Size:
-    scalars = nbytes = 0
-    for tensor in tensors:
-        values = tensor.numel()
-        scalars += values if tensor.is_floating_point() else 0
-        nbytes += values * tensor.element_size()
-    return Size(scalars, nbytes)
+    return sum((Size(t.numel() if t.is_floating_point() else 0, t.nbytes) for t in tensors), Size())
 
 
 @dataclass(frozen=True)
 class Weights(Payload):
-    """Parameters and buffers of a module by name; buffers (BatchNorm statistics) are counted separately."""
+    """Parameters and buffers of a module by name, in its order; buffers (BatchNorm statistics) are counted separately.
+
+    Arithmetic drops buffers, which are not trained.
+    """
 
     type_name: ClassVar[str] = "weights"
     params: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, Tensor]:
-        """``params/<name>`` and ``buffers/<name>``."""
         named = {f"params/{name}": tensor for name, tensor in self.params.items()}
         return named | {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Weights:
-        """Restore both groups in the module's order, which the header has."""
         return cls(
             {name: arrays[f"params/{name}"] for name in header["params"]},
             {name: arrays[f"buffers/{name}"] for name in header["buffers"]},
         )
 
     def header(self) -> dict[str, Any]:
-        """Names in the module's own order."""
         return {"params": list(self.params), "buffers": list(self.buffers)}
 
     def sizes(self) -> dict[str, Size]:
@@ -125,15 +120,12 @@ class Weights(Payload):
         return {**self.params, **self.buffers}
 
     def __add__(self, other: Weights) -> Weights:
-        """Add parameters; arithmetic drops buffers, which are not trained."""
         return Weights({name: value + other.params[name] for name, value in self.params.items()})
 
     def __sub__(self, other: Weights) -> Weights:
-        """Subtract parameters; drop buffers."""
         return Weights({name: value - other.params[name] for name, value in self.params.items()})
 
     def __mul__(self, factor: float) -> Weights:
-        """Multiply parameters by a number; drop buffers."""
         return Weights({name: factor * value for name, value in self.params.items()})
 
     __rmul__ = __mul__
@@ -147,7 +139,6 @@ class Weights(Payload):
 
     @property
     def num_parameters(self) -> int:
-        """Number of trainable scalars."""
         return sum(tensor.numel() for tensor in self.params.values())
 
 
@@ -164,13 +155,8 @@ class Prototypes(Payload):
     present: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse inconsistent shapes."""
-        if (
-            self.means.dtype != torch.float32
-            or self.means.ndim != 2
-            or self.present.shape != self.means.shape[:1]
-            or self.present.dtype != torch.bool
-        ):
+        types = (self.means.dtype, self.means.ndim, self.present.dtype)
+        if types != (torch.float32, 2, torch.bool) or self.present.shape != self.means.shape[:1]:
             shapes = f"means {tuple(self.means.shape)}, present {tuple(self.present.shape)} {self.present.dtype}"
             raise ValueError(f"prototypes need means float32 [K, d] and present bool [K], got {shapes}")
 
@@ -181,7 +167,6 @@ class Prototypes(Payload):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Prototypes:
-        """Put the rows back at their classes."""
         rows, classes = arrays["means"], arrays["classes"]
         means = rows.new_zeros(header["num_classes"], rows.shape[1])
         means[classes] = rows
@@ -190,12 +175,10 @@ class Prototypes(Payload):
         return cls(means, present)
 
     def header(self) -> dict[str, Any]:
-        """Return the number of classes K."""
         return {"num_classes": self.means.shape[0]}
 
     @classmethod
     def empty(cls, num_classes: int, feature_dim: int) -> Prototypes:
-        """Return prototypes of no class."""
         return cls(torch.zeros(num_classes, feature_dim), torch.zeros(num_classes, dtype=torch.bool))
 
 
@@ -207,12 +190,10 @@ class Count(Payload):
     value: int
 
     def __post_init__(self) -> None:
-        """Refuse negative values."""
         if self.value < 0:
             raise ValueError(f"a count cannot be negative, got {self.value}")
 
     def arrays(self) -> dict[str, Tensor]:
-        """Return the integer as int64 ``[1]``."""
         return {"value": torch.tensor([self.value], dtype=torch.int64)}
 
     @classmethod
@@ -262,10 +243,9 @@ class Mixtures(Payload):
     counts: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse inconsistent shapes and types."""
         integers = [value for value in (self.classes, self.components, self.counts) if value is not None]
         floats = (self.weights, self.means, self.deviations)
-        right = (
+        is_consistent = (
             all(value.dtype == torch.int64 and value.shape == self.classes.shape for value in integers)
             and all(value.dtype == torch.float32 and len(value) == len(self.weights) for value in floats)
             and (self.classes.ndim, self.weights.ndim, self.means.ndim) == (1, 1, 2)
@@ -274,7 +254,7 @@ class Mixtures(Payload):
             and int(self.components.sum()) == len(self.weights)
             and bool((self.classes.diff() > 0).all())
         )
-        if not right:
+        if not is_consistent:
             shapes = ", ".join(f"{value.dtype} {tuple(value.shape)}" for value in (*integers, *floats))
             raise ValueError(
                 "mixtures need ascending classes, components (and counts) int64 [k], and weights [n], means and "

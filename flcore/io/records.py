@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -37,7 +38,7 @@ class Key(str, Generic[P]):
     kind: type[P]
 
     def __new__(cls, name: str, kind: type[P]) -> Self:
-        """Make a key for payloads of type ``kind``; files and byte counts use ``name``."""
+        """Make a key for payloads of type ``kind``."""
         key = super().__new__(cls, name)
         key.kind = kind
         return key
@@ -54,11 +55,11 @@ class Record(Mapping[str, Payload]):
         Raises:
             TypeError: a payload has another type than its key.
         """
-        given = {} if payloads is None else payloads
-        for name, payload in given.items():
+        self._payloads: dict[str, Payload] = {}
+        for name, payload in (payloads or {}).items():
             if isinstance(name, Key) and not isinstance(payload, name.kind):
                 raise TypeError(f"{name!r} takes {name.kind.type_name}, got {type(payload).__name__}")
-        self._payloads = {str(name): payload for name, payload in given.items()}
+            self._payloads[str(name)] = payload
 
     @overload
     def __getitem__(self, key: Key[P]) -> P: ...
@@ -100,7 +101,6 @@ class Record(Mapping[str, Payload]):
         return f"Record({', '.join(f'{name}: {payload.type_name}' for name, payload in self.items())})"
 
     def __or__(self, more: Payloads) -> Record:
-        """Return this record with added or replaced payloads."""
         return Record({**self._payloads, **Record(more)._payloads})
 
     def only(self, *names: str) -> Record:
@@ -111,17 +111,18 @@ class Record(Mapping[str, Payload]):
         return Record({name: payload for name, payload in self._payloads.items() if name not in names})
 
 
+def _map(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
+    """Return a payload with every tensor changed; itself if no tensor changes."""
+    arrays = payload.arrays()
+    changed = {name: change(tensor) for name, tensor in arrays.items()}
+    if all(changed[name] is tensor for name, tensor in arrays.items()):
+        return payload
+    return type(payload).from_arrays(changed, payload.header())
+
+
 def on_device(record: Payloads, device: str) -> Record:
     """Return a record with its tensors on a device; tensors already there are not copied."""
-    found = record if isinstance(record, Record) else Record(record)
-    if all(tensor.device.type == device for payload in found.values() for tensor in payload.arrays().values()):
-        return found
-    return Record({name: _moved(payload, device) for name, payload in found.items()})
-
-
-def _moved(payload: Payload, device: str) -> Payload:
-    arrays = {key: moved(tensor, device) for key, tensor in payload.arrays().items()}
-    return type(payload).from_arrays(arrays, payload.header())
+    return Record({name: _map(payload, partial(moved, device=device)) for name, payload in record.items()})
 
 
 def row_major(record: Payloads) -> Record:
@@ -129,14 +130,7 @@ def row_major(record: Payloads) -> Record:
 
     Last bits of a product depend on the order, and a resumed run reads its tensors from files.
     """
-    return Record({name: _in_row_major_order(payload) for name, payload in record.items()})
-
-
-def _in_row_major_order(payload: Payload) -> Payload:
-    arrays = payload.arrays()
-    if all(tensor.is_contiguous() for tensor in arrays.values()):
-        return payload
-    return type(payload).from_arrays({key: tensor.contiguous() for key, tensor in arrays.items()}, payload.header())
+    return Record({name: _map(payload, Tensor.contiguous) for name, payload in record.items()})
 
 
 class SharedOnDevice:
@@ -149,14 +143,15 @@ class SharedOnDevice:
 
     def of(self, records: Iterable[Payloads]) -> list[Record]:
         """Return the records on the device; copies are kept until the next call."""
-        found = [record if isinstance(record, Record) else Record(record) for record in records]
+        listed = [record if isinstance(record, Record) else Record(record) for record in records]
         if self._device == "cpu":
-            return found
+            return listed
         before, self._copies = self._copies, {}
-        for payload in (payload for record in found for payload in record.values()):
-            if id(payload) not in self._copies:
-                self._copies[id(payload)] = before.get(id(payload)) or (payload, _moved(payload, self._device))
-        return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in found]
+        for payload in (payload for record in listed for payload in record.values()):
+            if (key := id(payload)) not in self._copies:
+                copy = partial(moved, device=self._device)
+                self._copies[key] = before.get(key) or (payload, _map(payload, copy))
+        return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in listed]
 
 
 def payload_sizes(record: Payloads) -> dict[str, Size]:
@@ -195,7 +190,7 @@ def unpack_record(described: Mapping[str, Any], values: Tensor) -> Record:
     return _restored(arrays, described["payloads"])
 
 
-def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memoryview]]:
+def pack_records(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memoryview]]:
     """Pack several records as :func:`pack_record` does; a shared payload is packed once."""
     shared = {id(payload): payload for record in records for payload in record.values()}
     number = {key: str(place) for place, key in enumerate(shared)}
@@ -204,18 +199,13 @@ def packed_together(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[m
     return {"records": places, **described}, values
 
 
-def unpacked_together(described: Mapping[str, Any], values: Tensor) -> list[Record]:
-    """Restore the records of :func:`packed_together`, with shared payloads.
+def unpack_records(described: Mapping[str, Any], values: Tensor) -> list[Record]:
+    """Restore the records of :func:`pack_records`, with shared payloads.
 
     Tensors are copied to aligned memory, because last bits of sums depend on alignment.
     """
-    shared = Record({name: _aligned(payload) for name, payload in unpack_record(described, values).items()})
+    shared = {name: _map(payload, Tensor.clone) for name, payload in unpack_record(described, values).items()}
     return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
-
-
-def _aligned(payload: Payload) -> Payload:
-    arrays = {name: tensor.clone() for name, tensor in payload.arrays().items()}
-    return type(payload).from_arrays(arrays, payload.header())
 
 
 def _kinds(record: Payloads) -> dict[str, Any]:
@@ -223,22 +213,17 @@ def _kinds(record: Payloads) -> dict[str, Any]:
 
 
 def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
-    own: dict[str, dict[str, Tensor]] = {name: {} for name in kinds}
+    by_name: dict[str, dict[str, Tensor]] = {name: {} for name in kinds}
     for key, tensor in arrays.items():
         name, _, inner = key.partition("/")
-        own[name][inner] = tensor
-    return Record({name: PAYLOADS[kind["type"]].from_arrays(own[name], kind) for name, kind in kinds.items()})
+        by_name[name][inner] = tensor
+    return Record({name: PAYLOADS[kind["type"]].from_arrays(by_name[name], kind) for name, kind in kinds.items()})
 
 
 def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None) -> None:
     """Write a record and JSON values to one safetensors file, in one step, with a check sum in its header.
 
-    Tensors that payloads share are written repeatedly.
-
-    Args:
-        path: the file.
-        record: the payloads.
-        extra: JSON values for the header.
+    Tensors that payloads share are written repeatedly. ``extra`` holds further JSON values for the header.
     """
     header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
     arrays = _flatten(record)

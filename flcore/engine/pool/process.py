@@ -36,9 +36,7 @@ from flcore.engine.turns import ClientResult, LegWork, Reply
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
-from flcore.io.records import Record
-from flcore.io.records import packed_together as packed_records
-from flcore.io.records import unpacked_together as unpacked_records
+from flcore.io.records import Record, pack_records, unpack_records
 
 _SECONDS_BETWEEN_LOOKS = 1
 
@@ -79,7 +77,7 @@ class _Process(WorkerHandle):
             "score",
             (request, bare, client_states, run),
             records,
-            lambda place, described, values: found.append(unpacked_records(described, values)[0]),
+            lambda place, described, values: found.append(unpack_records(described, values)[0]),
         )
         return found
 
@@ -88,7 +86,7 @@ class _Process(WorkerHandle):
     ) -> None:
         """Send a request with records; ``keep`` takes the results that come before its answer."""
         with self._at_work:
-            described, pieces = packed_records(list(records))
+            described, pieces = pack_records(list(records))
             self._told(partial(self._pipe.send, (what, arguments, described, sum(map(len, pieces)))))
             self._told(partial(send_values, self._pipe, pieces))
             while True:
@@ -139,7 +137,7 @@ def _serve(pipe: Connection, place: int, *arguments: Any) -> None:
         error: Mapping[str, Any] | None = None
         try:
             what, asked, described, size = pipe.recv()
-            records = unpacked_records(described, receive_values(pipe, size))
+            records = unpack_records(described, receive_values(pipe, size))
         except (EOFError, OSError):
             return
         try:
@@ -200,7 +198,7 @@ class _Worker:
         with error_context("scoring"):
             remembered = partial(self._memory, client_states, run)
             for place, part in enumerate(whole_parts(parts, records)):
-                _send(pipe, place, *packed_records([self._answerer.answer(request, part, remembered)]))
+                _send(pipe, place, *pack_records([self._answerer.answer(request, part, remembered)]))
 
     def train(
         self, pipe: Connection, records: Sequence[Record], work: LegWork, group: Group, clients: Sequence[int]

@@ -42,7 +42,7 @@ from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io import disk
 from flcore.io.files import replace_file
-from flcore.io.records import Record, packed_together, unpacked_together
+from flcore.io.records import Record, pack_records, unpack_records
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class _Actor(WorkerHandle):
             if client in work.client_states
             for path in (checkpoint.client_results.state_file(work.client_states[client], client),)
         }
-        described, pieces = packed_together(list(work.received.values()))
+        described, pieces = pack_records(list(work.received.values()))
         bare, clients = replace(work, received={}), list(work.received)
         error, files, results = self._ask(
             self._actor.train.remote(bare, clients, described, b"".join(pieces), client_states, group)
@@ -297,7 +297,7 @@ class RayWorker:
         directory = self._root / "checkpoint"
         try:
             _write(directory, client_states)
-            received = unpacked_together(described, _bytes_in(values))
+            received = unpack_records(described, _bytes_in(values))
             whole = replace(work, received=dict(zip(clients, received, strict=True)))
 
             def keep(client: int, result: ClientResult, client_state: Record | None) -> None:

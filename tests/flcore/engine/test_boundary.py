@@ -21,7 +21,7 @@ from flcore.engine.turns import LegWork
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
-from flcore.io.records import Record, packed_together, serialise, unpacked_together
+from flcore.io.records import Record, pack_records, serialise, unpack_records
 from flcore.methods import METHODS
 
 
@@ -32,8 +32,8 @@ def over(record: Record) -> Record:
 
 def over_together(records: Sequence[Record]) -> list[Record]:
     """Records that have been bytes together."""
-    described, pieces = packed_together(records)
-    return unpacked_together(described, torch.frombuffer(bytearray(b"".join(pieces) or b"\0"), dtype=torch.uint8))
+    described, pieces = pack_records(records)
+    return unpack_records(described, torch.frombuffer(bytearray(b"".join(pieces) or b"\0"), dtype=torch.uint8))
 
 
 class Walled(InlineExecutor):

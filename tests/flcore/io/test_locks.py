@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -98,7 +97,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(locks, "_said_without_locks", [], raising=False)
+    monkeypatch.setattr(locks, "_warned_without_locks", [], raising=False)
 
 
 @pytest.mark.usefixtures("no_locks")
@@ -126,15 +125,15 @@ def test_without_locks_a_process_of_another_machine_is_named_with_the_file_to_de
     """Nobody here can know whether it has ended."""
     with run_lock(tmp_path):
         (holder,) = [path for path in tmp_path.iterdir() if path.stat().st_size]
-        said = json.loads(holder.read_text())
-    holder.write_text(json.dumps({**said, "host": "farm7", "host_id": "another", "process": 123}))
+        process, host, *began = holder.read_text().splitlines()
+    holder.write_text(f"123\nfarm7\n{''.join(began)}\n")
     with pytest.raises(RunError) as caught, run_lock(tmp_path):
         pass
     assert all(part in str(caught.value) for part in ("farm7", "123", str(holder)))
     holder.unlink()
     with run_lock(tmp_path):
         pass
-    holder.write_text(json.dumps({**said, "began": "1"}))  # another process had this number
+    holder.write_text(f"{process}\n{host}\n1\n")  # another process had this number
     with run_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
