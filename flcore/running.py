@@ -1,67 +1,73 @@
-"""A run from a configuration to a finished folder, in plain Python: prepare, divide, train, evaluate.
+"""A run from a configuration to a finished folder: prepare, divide, train, evaluate.
 
-::
-
-    from flcore import run
-
-    metrics = run({"method": {"name": "fedproto"}, "federation": {"rounds": 20}}, "runs/first")
-
-Each step is a function from files to files; whoever shows, times, retries or records them (`pipelines`) calls the same
-ones. Killed at any moment and called again, a run goes on where it was and ends with the same bytes.
+Each step is a function from files to files. A run that was killed at any moment resumes when it is called again, and
+ends with the same bytes.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
-import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.config.stored import resolve_paths, without_removed
+from flcore.core.cpu_class import processor_class
 from flcore.core.errors import ConfigError, Cure, DataError, RunError
 from flcore.core.text import shorten
-from flcore.data import dataset
 from flcore.data.dataset import Dataset
-from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
-from flcore.data.summary import repeated_images
-from flcore.engine.numerics import alone, single_thread
-from flcore.engine.orchestrator import Orchestrator
-from flcore.engine.rounds import Observers
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.energy import machine_meter
+from flcore.engine.local.choice import EngineDecision, decide
+from flcore.engine.numerics import alone, set_numerics, single_thread
+from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
+from flcore.engine.pool.executors import Executor, InlineExecutor
+from flcore.engine.pool.process import local_pool
+from flcore.engine.pool.ray import ray_pool
+from flcore.engine.pool.workers import worker_count
+from flcore.engine.rounds import Observers, run_name, run_rounds
+from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise_run
 from flcore.experiment.experiment import EngineChoice, Experiment
-from flcore.experiment.provenance import code_fingerprint
+from flcore.experiment.inputs import divide, prepare_data
+from flcore.experiment.provenance import code_fingerprint, library_fingerprint, package_versions, refuse_edited_code
 from flcore.experiment.run_folder import (
     RunFiles,
     check_seal,
     finished_by_other_code,
     forget_damaged_results,
     forget_results,
+    holds_run,
+    is_finished,
     on_other_data,
+    read_run_config,
     refuse_inside_a_run,
     refuse_other_run,
     result_text,
     seal,
     write_result,
+    write_run_config,
     write_text,
 )
 from flcore.io import disk
-from flcore.io.files import NOT_JSON, finite, given_path, read_json, read_lines, remove_stale_temp
+from flcore.io.files import NOT_JSON, finite, make_durable, read_json, read_lines, remove_stale_temp, write_tensors
 from flcore.io.locks import run_lock
-from flcore.io.records import Record, load_record
-from flcore.training import train
-
-logger = logging.getLogger(__name__)
+from flcore.io.records import Record, load_record, save_record
 
 _CURE = "delete the run's folder and run it again"
+_PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "scipy", "safetensors")
 
 
 def run(
@@ -74,24 +80,22 @@ def run(
     observers: Observers | None = None,
     restart: bool = False,
 ) -> dict[str, Any]:
-    """Train a configuration to a finished run folder, or go on with what was begun there.
+    """Train a configuration to a finished run folder, or resume the run there.
 
-    Called on several threads of a process, runs are carried out one after the other: their bytes do not depend on who
-    calls beside them.
-
-    The folder then holds what ``protofl run`` leaves but for its report: ``config.json``, ``history.jsonl``,
-    ``metrics.json``, ``curves.csv``, ``timing.json``, ``model.safetensors``, ``server.safetensors``, ``clients/``.
+    Runs on several threads of a process take place one after another. The folder then holds all files of ``protofl
+    run`` but its report: ``config.json``, ``history.jsonl``, ``metrics.json``, ``curves.csv``, ``timing.json``,
+    ``model.safetensors``, ``server.safetensors``, ``clients/``.
 
     Args:
         config: a configuration; a nested mapping of sections as in params.yaml; or a JSON file with one, such as
-            another run's ``config.json``. Plug-ins in a file stand relative to it.
+            another run's ``config.json``. Relative paths of plug-ins in a file start in its folder.
         folder: of the run.
-        prepared: folder of prepared data; None prepares them in the run's own folder.
-        partition: folder of a partition of these data; None divides them in the run's own folder.
-        orchestrator: how the pieces of a round are carried out; None: plain calls.
-        observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used, and results that are damaged or of other code; the rest is
-            gone on with.
+        prepared: folder of prepared data; None prepares them in the run's folder.
+        partition: folder of a partition of these data; None divides them in the run's folder.
+        orchestrator: runs the parts of a round; None: plain calls.
+        observers: progress callbacks.
+        restart: discard a checkpoint that cannot be used, and results that are damaged or from other code; resume
+            everything else.
 
     Returns:
         The content of ``metrics.json``.
@@ -99,50 +103,38 @@ def run(
     Raises:
         ConfigError: a bad configuration, or the folder holds another run, or one on other data.
         DataError: data are missing or damaged.
-        RunError: training failed, another process is at work in the folder, or other code finished the run there.
+        RunError: training failed, another process uses the folder, or other code finished the run.
     """
     resolved, files = _resolved(config), RunFiles(Path(folder))
+    data = files.prepared if prepared is None else Path(prepared)
+    division = files.partition if partition is None else Path(partition)
     refuse_inside_a_run(files.directory)
     refuse_other_run(resolved, files.directory)
-    with alone(), _for_writing(files, restart):
-        _refuse_other_code(resolved, files, restart)
+    reads_only = files.metrics.exists() and not restart  # perhaps from a folder that cannot be written to
+    with alone(), nullcontext() if reads_only else run_lock(files.directory):
+        if finished_by_other_code(files.directory, code_fingerprint(resolved)):
+            if not restart:
+                raise RunError(
+                    f"{files.directory}: was finished by a different version of the code; {Cure.OTHER_FOLDER}"
+                )
+            forget_results(files.directory)
         if restart:
             forget_damaged_results(files.directory)
         if not files.metrics.exists():
             if prepared is None:
-                prepare_data(resolved, files.prepared)
-            data = files.prepared if prepared is None else Path(prepared)
+                prepare_data(resolved, data)
             if partition is None:
-                divide(resolved, data, files.partition)
-            division = files.partition if partition is None else Path(partition)
-            train(
-                resolved, data, division, files.directory,
-                orchestrator=orchestrator, observers=observers, restart=restart, held=True,
-            )  # fmt: skip
-            evaluate(resolved, data, division, files.directory)
+                divide(resolved, data, division)
+            inputs = (resolved, data, division, files.directory)
+            train(*inputs, orchestrator=orchestrator, observers=observers, restart=restart)
+            evaluate(*inputs)
     check_seal(files.directory)
     metrics = read_json(files.metrics, "delete it and run again")
-    handed_in: dict[str, str] = {}
-    if prepared is not None:
-        handed_in["data_fingerprint"] = Dataset.load(Path(prepared)).meta.fingerprint
-    if partition is not None:
-        handed_in["partition_fingerprint"] = Partition.load(Path(partition)).fingerprint
-    if any(metrics[name] != found for name, found in handed_in.items()):
+    if prepared is not None and Dataset.load(data).meta.fingerprint != metrics["data_fingerprint"]:
+        raise on_other_data(files.directory)
+    if partition is not None and Partition.load(division).fingerprint != metrics["partition_fingerprint"]:
         raise on_other_data(files.directory)
     return metrics
-
-
-def _for_writing(files: RunFiles, restart: bool) -> AbstractContextManager[None]:
-    """Keep other processes out of a run's folder; a finished run is only read, perhaps where nothing can be written."""
-    return nullcontext() if files.metrics.exists() and not restart else run_lock(files.directory)
-
-
-def _refuse_other_code(config: Config, files: RunFiles, restart: bool) -> None:
-    if not finished_by_other_code(files.directory, code_fingerprint(config)):
-        return
-    if not restart:
-        raise RunError(f"{files.directory}: holds this run as other code finished it; {Cure.OTHER_FOLDER}")
-    forget_results(files.directory)
 
 
 def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Config:
@@ -165,81 +157,168 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
     return Config.from_mapping(resolve_paths(config, path.parent))
 
 
-# ------------------------------------------------------------------------------------------------------------- steps
+def train(
+    config: Config,
+    prepared: Path,
+    partition: Path,
+    directory: Path,
+    *,
+    orchestrator: Orchestrator | None = None,
+    observers: Observers | None = None,
+    restart: bool = False,
+    environment: Mapping[str, Any] | None = None,
+) -> None:
+    """Run or resume all rounds of a run; do nothing where they are finished. The caller holds the folder's lock.
 
+    Args:
+        config: the run. prepared, partition: its inputs. directory: its folder.
+        orchestrator, observers, restart: as for :func:`run`.
+        environment: machine and code for ``config.json``; None: :func:`describe_environment`.
 
-def prepare_data(config: Config, directory: Path) -> Dataset:
-    """Read the configured source into ``directory``, unless it already holds just that.
-
-    What was asked for is kept beside the folder, in ``<directory>.request.json``, because it names places on this
-    machine.
+    Raises:
+        ConfigError: the directory holds another run.
+        RunError: training failed, or a file of the run's code was edited.
     """
-    request_file = directory.with_name(f"{directory.name}.request.json")
-    request = config.to_mapping()["data"]
-    if own := plugins.used(config.plugins, [config.source]):
-        request["plugins"] = {plugin.name: plugin.sha256 for plugin in own}
+    refuse_edited_code(config)
+    single_thread()
+    set_numerics(config.engine.precision)
+    experiment = Experiment.open(config, prepared, partition)
+    files = RunFiles(directory)
     remove_stale_temp(directory)
-    remove_stale_temp(directory.parent, request_file.name)
-    with suppress(DataError):  # not there, interrupted or damaged: made again below
-        if read_json(request_file, "") == request:
-            return Dataset.load(directory)
-    disk.remove(request_file, missing_ok=True)
-    prepared = read_source(config, directory)
-    write_result(request_file, request)
-    return prepared
+    experiment.dataset.check_content(prepared)  # before the evaluation of finished rounds too
+    if is_finished(directory, experiment.hash):
+        disk.remove_tree(files.checkpoint)  # left by a kill during the last step
+        return
+    checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
+    if not restart and holds_run(directory, experiment.hash):
+        checkpoint.refuse_other(run_name(experiment))
+    experiment = _claim(files, experiment, describe_environment(config) if environment is None else environment)
+    executor = _executor(experiment, prepared, partition, checkpoint)
+    try:
+        state = run_rounds(
+            experiment,
+            checkpoint,
+            executor,
+            orchestrator or InlineOrchestrator(worker_count(config.engine)),
+            observers or Observers(meter=machine_meter(config.engine.device)),
+            restart=restart,
+        )
+    finally:
+        executor.close()
+    _finish(files, experiment, checkpoint, state)
 
 
-def read_source(config: Config, directory: Path) -> Dataset:
-    """Read the configured source into ``directory``; warn of test images that are also training images."""
-    prepared = dataset.prepare_dataset(
-        config.source,
-        None if config.data.root is None else given_path(config.data.root),
-        download=config.data.download,
-        size=config.data.size,
-        channels=config.data.channels,
-        limit_per_class=config.data.limit_per_class,
-        normalisation=config.data.normalisation,
-        directory=directory,
+def describe_environment(config: Config) -> dict[str, Any]:
+    """Return the process's Python, packages, class of processor, device and code, as JSON values."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "versions": package_versions(_PACKAGES),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor_class(),
+        "device": torch.cuda.get_device_name() if config.engine.device == "cuda" else "cpu",
+        "engine": config.engine.name,
+        "workers": worker_count(config.engine),
+        "code_hash": library_fingerprint(),
+    }
+
+
+def _claim(files: RunFiles, experiment: Experiment, environment: Mapping[str, Any]) -> Experiment:
+    """Write ``config.json``; return the experiment with the engine's choice and the folder's copies of plug-ins."""
+    before = read_run_config(files.directory) if files.config.exists() else {}
+    is_own = before.get("config_hash") == experiment.hash  # its data may have moved
+    if not is_own:
+        refuse_other_run(experiment.config, files.directory)
+        if before:
+            raise on_other_data(files.directory)
+    code = code_fingerprint(experiment.config)
+    has_checkpoint = is_own and files.checkpoint.exists()
+    earlier = _earlier_environments(before, environment) if has_checkpoint and before.get("code") == code else []
+    known = before.get("decision")
+    decision = EngineDecision.restored(known) if has_checkpoint and isinstance(known, dict) else decide(experiment)
+    disk.make_folder(files.directory)
+    config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
+    forget_results(files.directory)
+    write_run_config(
+        files.directory,
+        config,
+        experiment.hash,
+        code=code,
+        environment=dict(environment),
+        decision=vars(decision),
+        **({"earlier_environments": earlier} if earlier else {}),
     )
-    warning = repeated_images(prepared)
-    if warning is not None:
-        logger.warning(warning)
-    return prepared
+    return dataclasses.replace(experiment, config=config, choice=decision.choice)
 
 
-def divide(config: Config, prepared: Path, directory: Path) -> Partition:
-    """Divide the prepared data among clients, into ``directory``, unless it already holds just that.
+def _earlier_environments(before: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the other machines that a resumed run was trained on: its last bits may depend on them."""
+    last = before.get("environment", environment)
+    moved = any(last.get(key) != environment.get(key) for key in ("processor", "device", "versions"))
+    return [*before.get("earlier_environments", ()), *([last] if moved else [])]
 
-    Then it is not touched: another process may be reading it, for the same run that somebody has started twice.
+
+def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> Executor:
+    engine = experiment.config.engine
+    if engine.name == "ray":
+        return ray_pool(experiment, prepared, partition, checkpoint)
+    if worker_count(engine) == 0:
+        return InlineExecutor(experiment, checkpoint)
+    return local_pool(experiment, prepared, partition, checkpoint)
+
+
+def _finish(files: RunFiles, experiment: Experiment, checkpoint: Checkpoint, state: RunState) -> None:
+    """Turn the last checkpoint into the run's results; repeated after a kill, it gives the same files."""
+    model = experiment.method.global_model(state.server)
+    write_tensors(files.model, {} if model is None else model.values)
+    save_record(files.server, state.server)
+    disk.remove_tree(files.clients)
+    disk.new_folder(files.clients)
+    for client in sorted(state.client_states):
+        save_record(files.client(client), checkpoint.client_state(client, state.client_states))
+    disk.remove_tree(files.snapshots)
+    for number in sorted(set(experiment.config.evaluation.snapshots)):
+        for name, record in checkpoint.snapshots.round(number).items():
+            save_record(files.snapshot(number, name), record)
+    write_result(files.timing, _timing(checkpoint.records("timing.jsonl")))
+    # The history marks a finished run, so it comes last, after a power failure too.
+    make_durable([files.model, files.server, files.timing, *files.records()])
+    write_text(files.history, (files.checkpoint / "history.jsonl").read_text(), durable=True)
+    disk.remove_tree(files.checkpoint)
+
+
+def _timing(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of ``timing.json`` from its records by exchange.
+
+    A meter cannot tell clients apart: the joules of an exchange are divided by the clients' seconds.
     """
-    data = Dataset.load(prepared)
-    data.check_content(prepared)  # a partition by labels that have changed would be found again when they are mended
-    division = make_partition(
-        data,
-        config.partitioner,
-        num_clients=config.partition.num_clients,
-        seed=config.partition_seed,
-        validation=config.partition.validation,
-        client_test=config.partition.client_test,
-        test_fraction=config.partition.test_fraction,
-        test_shots=config.partition.test_shots,
-        imbalance=config.partition.imbalance,
-    )
-    with suppress(DataError):  # not there, or interrupted, or damaged
-        known = Partition.load(directory)
-        if all(getattr(known, name) == getattr(division, name) for name in ("fingerprint", "version", "parameters")):
-            return division
-    disk.make_folder(directory)
-    remove_stale_temp(directory)
-    division.save(directory)
-    return division
+    totals: dict[str, dict[str, float]] = {"seconds": {}, "joules": {}}
+    clients: dict[str, dict[str, Any]] = {}
+    for record in rounds:
+        for kind, phases in totals.items():
+            for phase, value in record[kind].items():
+                phases[phase] = phases.get(phase, 0.0) + value
+        whole, joules = sum(record["clients"].values()), record["joules"].get(record["leg"])
+        for client, seconds in record["clients"].items():
+            spent = clients.setdefault(client, {"seconds": 0.0, "joules": None})
+            spent["seconds"] += seconds
+            if joules is not None and whole:
+                spent["joules"] = (spent["joules"] or 0.0) + joules * seconds / whole
+    # Exchanges without training take time too, which is not part of the speed.
+    training = sum(record["seconds"][record["leg"]] for record in rounds if record["steps"])
+    return {
+        "rounds": rounds,
+        "seconds": totals["seconds"],
+        "steps_per_second": sum(record["steps"] for record in rounds) / training if training else None,
+        "joules": totals["joules"] or None,
+        "clients": dict(sorted(clients.items(), key=lambda item: int(item[0]))),
+        "began_ms": rounds[0]["began_ms"],
+        "ended_ms": rounds[-1]["ended_ms"],
+    }
 
 
 def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -> dict[str, Any]:
-    """Write ``metrics.json`` and ``curves.csv`` of a finished run: its models, scored afresh from its files.
-
-    Returns:
-        The metrics.
+    """Score the models of a finished run; write and return ``metrics.json``, and write ``curves.csv``.
 
     Raises:
         DataError: the run has not finished, or a file of it is damaged.
@@ -249,27 +328,25 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); {Cure.TRAIN_FIRST}")
     history = read_lines(files.history, _CURE)
-    experiment = Experiment.open(
-        config, prepared, partition, choice=EngineChoice(False, False)
-    )  # nothing is trained here
+    experiment = Experiment.open(config, prepared, partition, choice=EngineChoice(False, False))  # no training
     check_history(history, config.federation.rounds, files.history, _CURE)
     server, _ = load_record(files.server, cure=_CURE)
 
-    def memory(client: int) -> Record:
-        path = files.clients / f"{client:04d}.safetensors"
+    def client_state(client: int) -> Record:
+        path = files.client(client)
         return load_record(path, cure=_CURE)[0] if path.exists() else Record()
 
-    scores = Scorer(experiment).score(server, memory, vote=True)
+    scores = Scorer(experiment).score(server, client_state, vote=True)
     metrics = finite(summarise_run(experiment, scores, history))
     write_text(files.curves, _curves(history), durable=True)
     text = result_text(metrics)
     seal(directory, text)
-    write_text(files.metrics, text, durable=True)  # last: whoever looks for a finished run looks for this
+    write_text(files.metrics, text, durable=True)  # last: it marks a finished run
     return metrics
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> str:
-    """The history as CSV with one number per column; empty where a method has no such figure."""
+    """Return the history as CSV with one number per column; empty where a method has no such figure."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = ("round", "top1_global", "mean_local", "pooled_local", "client_std", "loss_global")

@@ -85,7 +85,6 @@ LIBRARY = House(
         # How rounds run.
         ("engine",),
         # From a configuration to a finished folder.
-        ("training",),
         ("running",),
         # What anybody may ask of a method of theirs.
         ("testing",),
@@ -135,8 +134,8 @@ def test_arrows_are_seen() -> None:
     """The graph is no empty one: some arrows that everybody can check."""
     assert "methods.fedavg" in LIBRARY.arrows["methods.fedprox"]
     assert "core.registry" in LIBRARY.arrows["models"]
-    assert "engine.rounds" in LIBRARY.arrows["training"]
-    assert "data.dataset" in LIBRARY.arrows["running"] and "data" not in LIBRARY.arrows["running"]
+    assert "engine.rounds" in LIBRARY.arrows["running"]
+    assert "data.dataset" in LIBRARY.arrows["experiment.inputs"] and "data" not in LIBRARY.arrows["experiment.inputs"]
     assert "execution.run_pool" in PIPELINES.arrows["execution.bodies"]
 
 

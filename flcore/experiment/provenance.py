@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flcore.config.imports import closure
@@ -91,6 +92,18 @@ def _fingerprint_of(config: Config, start: str, chosen: object) -> str:
 def library_fingerprint(root: Path = ROOT) -> str:
     """SHA-256 over all sources of `flcore`, used or not: the same for all methods of a comparison."""
     return _digest({name: hashlib.sha256(source).hexdigest() for name, source in _sources(root).items()})
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str | None]:
+    """Return the installed version of each package; None if it is missing."""
+    return {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def refuse_edited_code(config: Config) -> None:

@@ -1,11 +1,10 @@
-"""A run's folder: where things lie in it, and whose run it is. To ask where they lie, torch is not imported."""
+"""A run's folder: its files, and the run that it holds. This module does not import torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.core.text import to_yaml
 from flcore.io import disk
-from flcore.io.files import json_text, read_json, replace_file, unsealed
+from flcore.io.files import json_text, read_json, replace_file, sealed, unsealed
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
@@ -21,111 +20,65 @@ if TYPE_CHECKING:
 _UNSET = object()
 
 
-@dataclass(frozen=True)
 class RunFiles:
-    """Where things lie in a run directory (ARCHITECTURE, "A run on disk")."""
+    """Paths in a run folder (docs/reference/run-folder.md).
 
-    directory: Path
+    Attributes:
+        config: resolved configuration without ``tracking``, run hash and environment; it names this machine.
+        checkpoint: state of an unfinished run.
+        history: a record per evaluated round; exists only after training has finished.
+        model: the global model as a state dict; without tensors where a method has none.
+        server: the server's record. clients: folder of one record per client that has state.
+        snapshots: folder of the states after rounds of ``evaluation.snapshots``.
+        timing: seconds by exchange and phase, and start and end of each exchange in milliseconds since 1970.
+        metrics: final scores and costs; written last, so it exists only in a whole run.
+        seal: SHA-256 of history and metrics. curves: the history as CSV.
+        analyses: folder of ``index.json``, and ``<name>.npz`` and ``<name>.csv`` of each analysis.
+        figures: folder of ``<name>.svg`` and ``.csv``; of analyses ``<name>.png``.
+        report: the HTML page.
+        prepared, partition: the run's inputs, where it has its own.
+    """
 
-    @property
-    def config(self) -> Path:
-        """Resolved configuration without ``tracking``, run hash and environment; a side file: it names this machine."""
-        return self.directory / "config.json"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = directory / "config.json"
+        self.checkpoint = directory / "checkpoint"
+        self.history = directory / "history.jsonl"
+        self.model = directory / "model.safetensors"
+        self.server = directory / "server.safetensors"
+        self.clients = directory / "clients"
+        self.snapshots = directory / "snapshots"
+        self.timing = directory / "timing.json"
+        self.metrics = directory / "metrics.json"
+        self.seal = directory / "seal.json"
+        self.curves = directory / "curves.csv"
+        self.analyses = directory / "analyses"
+        self.figures = directory / "figures"
+        self.report = directory / "report.html"
+        self.prepared = directory / "prepared"
+        self.partition = directory / "partition"
 
-    @property
-    def checkpoint(self) -> Path:
-        """What a running run needs to resume; gone when it has finished."""
-        return self.directory / "checkpoint"
-
-    @property
-    def history(self) -> Path:
-        """A record per evaluated round; its presence means that training has finished."""
-        return self.directory / "history.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """The global model as a plain state dict; without tensors where a method has none."""
-        return self.directory / "model.safetensors"
-
-    @property
-    def server(self) -> Path:
-        """Everything the server holds, as a record."""
-        return self.directory / "server.safetensors"
-
-    @property
-    def clients(self) -> Path:
-        """What clients keep: one record per client that remembers something."""
-        return self.directory / "clients"
-
-    @property
-    def snapshots(self) -> Path:
-        """What server and clients held after rounds of ``evaluation.snapshots``; see :meth:`snapshot`."""
-        return self.directory / "snapshots"
+    def client(self, number: int) -> Path:
+        """Return the path of a client's last state."""
+        return self.clients / f"{number:04d}.safetensors"
 
     def snapshot(self, number: int, name: str) -> Path:
-        """What ``server`` or ``client.<id>`` held after a round; 0: before the first."""
+        """Return the path of the state of ``server`` or ``client.<id>`` after a round; 0: before the first."""
         return self.snapshots / f"{number:04d}.{name}.safetensors"
 
     def records(self) -> list[Path]:
-        """What is there of :attr:`clients` and :attr:`snapshots`."""
-        # In this order: fingerprints of finished runs are taken over it.
-        folders = (self.clients, self.snapshots)
-        return [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
-
-    @property
-    def timing(self) -> Path:
-        """Seconds by exchange and phase, and when each exchange began and ended, in milliseconds since 1970."""
-        return self.directory / "timing.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The final scores and costs; written last, so that its presence means that the run is whole."""
-        return self.directory / "metrics.json"
-
-    @property
-    def seal(self) -> Path:
-        """SHA-256 of history and metrics: whoever reads these knows whether they are what was written."""
-        return self.directory / "seal.json"
-
-    @property
-    def curves(self) -> Path:
-        """The history as a table for plotting tools."""
-        return self.directory / "curves.csv"
-
-    @property
-    def analyses(self) -> Path:
-        """Data of the analyses that were asked for: ``index.json``, and ``<name>.npz`` and ``<name>.csv`` of each."""
-        return self.directory / "analyses"
-
-    @property
-    def figures(self) -> Path:
-        """Figures with their data: ``<name>.svg`` and ``.csv``; of analyses ``<name>.png``."""
-        return self.directory / "figures"
-
-    @property
-    def report(self) -> Path:
-        """The page to look at."""
-        return self.directory / "report.html"
-
-    @property
-    def prepared(self) -> Path:
-        """The data, where the run has its own."""
-        return self.directory / "prepared"
-
-    @property
-    def partition(self) -> Path:
-        """Which client holds what, likewise."""
-        return self.directory / "partition"
+        """Return the existing files of :attr:`clients` and :attr:`snapshots`; fingerprints of runs use this order."""
+        return [path for folder in (self.clients, self.snapshots) for path in sorted(folder.glob("*.safetensors"))]
 
 
-_CURE = "no run was begun there, or its folder is damaged: delete that, and begin it again"
+_CURE = "no run was started there, or its folder is damaged: delete it and start the run again"
 
 
 def read_run_config(directory: Path) -> dict[str, Any]:
-    """The content of ``config.json``.
+    """Return the content of ``config.json``.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: it is missing or damaged.
     """
     path = RunFiles(directory).config
     content = read_json(path, _CURE)
@@ -133,7 +86,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
     if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
         raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
-    if "check" in content:  # else of a run that came by DVC from an earlier version
+    if "check" in content:  # earlier versions wrote none for runs from DVC
         written = unsealed(content)
         if written is None:
             raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
@@ -141,13 +94,24 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     return {**content, "config": without_removed(content["config"])}
 
 
-def seal(directory: Path, metrics: str) -> None:
-    """Say what the results of a finished run are, before its ``metrics.json`` is written, which says that it is whole.
+def write_run_config(directory: Path, config: Config, run_hash: str, **content: Any) -> None:
+    """Write ``config.json``.
 
     Args:
-        directory: of the run.
-        metrics: the text that ``metrics.json`` will have.
+        directory: of the run. run_hash: its hash.
+        config: the run's, with plug-ins in its folder. Their paths are stored relative to it, so it may be moved.
+        content: further JSON values, such as ``code``, ``environment`` and ``decision``.
     """
+    mapping = config.to_mapping()
+    del mapping["tracking"]  # no part of the run, and may hold a password
+    for entry in mapping.get("plugins", ()):
+        entry["path"] = Path(entry["path"]).relative_to(directory.absolute()).as_posix()
+    header = {"config": mapping, "identity": config.identity(), "config_hash": run_hash}
+    write_result(RunFiles(directory).config, sealed({**header, **content}), durable=True)
+
+
+def seal(directory: Path, metrics: str) -> None:
+    """Write the digests of a finished run's results, before ``metrics.json`` with this text is written."""
     files = RunFiles(directory)
     contents = {files.history.name: files.history.read_bytes(), files.metrics.name: metrics.encode()}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -155,7 +119,7 @@ def seal(directory: Path, metrics: str) -> None:
 
 
 def check_seal(directory: Path) -> None:
-    """Refuse results that are not those that were written; runs of earlier versions have no seal, and pass.
+    """Refuse results that have changed; runs of earlier versions have no seal, and pass.
 
     Raises:
         DataError: history or metrics have changed since the run finished.
@@ -171,10 +135,10 @@ def check_seal(directory: Path) -> None:
 
 
 def stored_mapping(directory: Path) -> dict[str, Any]:
-    """The configuration of a run as nested mapping; its plug-ins are the copies in its folder.
+    """Return the configuration of a run as nested mapping; its plug-ins are the copies in its folder.
 
     Raises:
-        DataError: it names a plug-in elsewhere, which would be carried out as code of this run.
+        DataError: it names a plug-in elsewhere, which would run as code of this run.
     """
     stored = read_run_config(directory)["config"]
     for entry in stored.get("plugins") or ():
@@ -187,38 +151,38 @@ def stored_mapping(directory: Path) -> dict[str, Any]:
 
 
 def stored_config(directory: Path) -> Config:
-    """The configuration of a run."""
+    """Return the configuration of a run."""
     from flcore.config.schema import Config
 
     return Config.from_mapping(stored_mapping(directory))
 
 
 def holds_run(directory: Path, run_hash: str) -> bool:
-    """Whether a directory holds the run of this hash, whole or half."""
+    """Return whether a directory holds the run of this hash, finished or not."""
     return RunFiles(directory).config.exists() and read_run_config(directory)["config_hash"] == run_hash
 
 
 def is_finished(directory: Path, run_hash: str) -> bool:
-    """Whether the run of this hash has finished in a directory."""
+    """Return whether the run of this hash has finished in a directory."""
     return RunFiles(directory).history.exists() and holds_run(directory, run_hash)
 
 
 def finished_by_other_code(directory: Path, code: str) -> bool:
-    """Whether a directory holds a run's results, and other code than this has made them."""
+    """Return whether a directory holds results of other code than this."""
     files = RunFiles(directory)
     return files.history.exists() and files.config.exists() and read_run_config(directory).get("code") != code
 
 
 def forget_results(directory: Path) -> None:
-    """Take away what says that a run has finished, and what was made of its results: it is trained anew."""
+    """Remove the files that mark a finished run, and those made from its results, so that it is trained again."""
     files = RunFiles(directory)
-    # The seal behind what it is of: a kill in between leaves results that are damaged, which are forgotten as well.
+    # The seal comes after its files: a kill in between leaves damaged results, which are removed too.
     for path in (files.history, files.metrics, files.seal, files.report, files.analyses / "index.json"):
         disk.remove(path, missing_ok=True)
 
 
 def forget_damaged_results(directory: Path) -> None:
-    """As :func:`forget_results`, where they are not those that were written; whole ones stay."""
+    """Do :func:`forget_results` if the results have changed since they were written."""
     try:
         check_seal(directory)
     except DataError:
@@ -226,48 +190,44 @@ def forget_damaged_results(directory: Path) -> None:
 
 
 _OWNED = ("checkpoint", "clients", "snapshots", "prepared", "partition", "analyses", "figures", "plugins")
-"""Folders in a run's folder, which the run empties or removes when it needs to."""
+"""Subfolders that a run may empty or remove."""
 
 
 def refuse_inside_a_run(place: Path) -> None:
-    """Stop before anything is written in a folder that belongs to a run, which may remove it.
-
-    Args:
-        place: where something is to be written.
+    """Refuse to write to a path inside a folder that a run may remove.
 
     Raises:
-        ConfigError: it is inside such a folder.
+        ConfigError: the path is inside such a folder.
     """
     whole = place.resolve()
     for folder in (whole, *whole.parents):
         if folder.name in _OWNED and RunFiles(folder.parent).config.exists():
             raise ConfigError(
-                f"{place}: lies in {folder.name}, which the run in {folder.parent} may remove; choose another folder"
+                f"{place}: is in {folder.name}, which the run in {folder.parent} may remove; choose another folder"
             )
 
 
 def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True) -> None:
-    """Stop before anything is written where a folder holds a run of another configuration.
+    """Refuse a folder that holds a run of another configuration.
 
     Args:
-        config: of the run that is to go there. directory: the folder.
-        by_places: also where its data and its partition lay elsewhere. Not for a caller that reads them next, and then
-            sees whether they are others.
+        config: of the new run. directory: the folder.
+        by_places: also compare the paths of data and partition; False for a caller that compares their contents.
 
     Raises:
-        ConfigError: it does; or it holds results, and nothing says whose.
+        ConfigError: it holds another run, or results without ``config.json``.
     """
     files = RunFiles(directory)
     if not files.config.exists():
         if files.history.exists():
             raise ConfigError(
-                f"{directory}: holds results without {files.config.name}, which says whose they are; "
+                f"{directory}: holds results without {files.config.name}, which describes their run; "
                 "choose another folder, or delete that one"
             )
         return
     found, wanted = read_run_config(directory), json.loads(json.dumps(config.to_mapping()))
     here = json.loads(json.dumps(config.identity()))
-    # Files elsewhere may hold other images under the same configuration; whether they do, only reading them would tell.
+    # Files in another place may hold other images under the same configuration.
     places = (("data", "root"), ("partition", "path"))
     moved = [{s: {key: held[s].get(key)} for s, key in places} for held in (found["config"], wanted)]
     if found["identity"] != here or (by_places and moved[0] != moved[1]):
@@ -279,14 +239,14 @@ def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True)
 
 
 def config_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between two nested mappings of JSON values: ``local.lr is 0.1 there``, in order of keys."""
+    """Return the differences of two nested mappings of JSON values: ``local.lr is 0.1 there``, in order of keys."""
     held, wanted = dict(_dotted(there)), dict(_dotted(here))
     differing = [key for key in sorted({*held, *wanted}) if held.get(key, _UNSET) != wanted.get(key, _UNSET)]
     return [f"{key} is {to_yaml(held[key]) if key in held else 'not set'} there" for key in differing]
 
 
 def list_differences(differing: Sequence[str], most: int = 3) -> str:
-    """The first of what differs, and that there is more."""
+    """Join the first differences; an ellipsis replaces the rest."""
     return ", ".join(differing[:most]) + (", ..." if len(differing) > most else "")
 
 
@@ -299,25 +259,20 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def on_other_data(directory: Path) -> ConfigError:
-    """What to raise where a folder holds a run of this configuration on other data, or another partition."""
+    """Return the error for a folder with a run of this configuration on other data or another partition."""
     return ConfigError(f"{directory}: holds a run on other data; choose another folder, or delete that one")
 
 
 def write_result(path: Path, content: Any, *, durable: bool = False) -> None:
-    """Write JSON of a run in one step; a figure that is infinite, as where a model's answers overflow, is null there.
-
-    Args:
-        path: the file. content: JSON values.
-        durable: as for :func:`flcore.io.files.replace_file`.
-    """
+    """Write JSON values to a file in one step; numbers that are not finite become null."""
     write_text(path, result_text(content), durable=durable)
 
 
 def result_text(content: Any) -> str:
-    """What :func:`write_result` writes."""
+    """Return the text of :func:`write_result`."""
     return json_text(content, indent=2) + "\n"
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a text file in one step, line ends as they are."""
+    """Write a text file in one step, without changing line ends."""
     replace_file(path, lambda file: file.write(text.encode()), durable=durable)

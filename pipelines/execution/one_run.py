@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcore import training
+from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
@@ -32,7 +32,6 @@ from flcore.experiment.run_folder import (
 from flcore.io import disk
 from flcore.io.files import sealed
 from flcore.io.locks import run_lock
-from flcore.running import evaluate
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
 from pipelines.runs.folder import read_lines
@@ -248,23 +247,22 @@ def _carry_out(
         if run.was_finished_by_other_code:
             if not restart:
                 raise RunError(
-                    f"{run.directory}: holds this run as other code finished it, and results of two codes are no "
-                    "comparison; choose another folder, or --restart, which trains it again"
+                    f"{run.directory}: was finished by a different version of the code and cannot be compared; choose "
+                    "another folder, or --restart, which trains it again"
                 )
             forget_results(run.directory)
         write_inputs(run.directory, run.inputs)
         train = partial(
-            training.train,
+            running.train,
             run.config,
             *folders,
             orchestrator=orchestrator,
             observers=_with_hurdles(run, observers),
             restart=restart,
-            about=environment(run.config),
-            held=True,
+            environment=environment(run.config),
         )
         cache.on_whole_data(run.config, run.inputs.prepared, train)
-        steps.call("evaluate", _silent(evaluate), run.config, *folders)
+        steps.call("evaluate", _silent(running.evaluate), run.config, *folders)
         cache.note_run(run.directory, run.config)
     missing = analyses.left(run.config, run.directory)
     if missing:

@@ -22,11 +22,12 @@ from flcore.config.schema import Config
 from flcore.core.cpu_class import processor_class
 from flcore.core.errors import ConfigError
 from flcore.core.text import unknown_key
+from flcore.experiment.inputs import divide, prepare_data
+from flcore.experiment.provenance import package_versions
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, write_json
 from flcore.methods import METHODS
-from flcore.running import divide, prepare_data, run
-from flcore.training import package_versions
+from flcore.running import run
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
 
 FOLDER = Path(__file__).with_name("golden")

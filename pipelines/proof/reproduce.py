@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from flcore.config.stored import resolve_paths, without_removed
 from flcore.core.errors import ConfigError, DataError, RunError, listed
-from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_result
+from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_run_config
 from flcore.io import disk
-from flcore.io.files import read_json, remove_stale_temp, replace_file, sealed
+from flcore.io.files import read_json, remove_stale_temp, replace_file
 from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
 from pipelines.proof.contents import (
@@ -173,23 +173,9 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
     files = RunFiles(ready.directory)
     if files.config.exists():
         return
-    mapping = ready.config.to_mapping()
-    del mapping["tracking"]
-    if "plugins" in mapping:
-        home = ready.directory.absolute()
-        mapping["plugins"] = [
-            {**entry, "path": Path(entry["path"]).relative_to(home).as_posix()} for entry in mapping["plugins"]
-        ]
     disk.make_folder(files.checkpoint)
-    content = {
-        "config": mapping,
-        "identity": ready.config.identity(),
-        "config_hash": ready.hash,
-        "code": ready.code,
-        "environment": {},
-        "decision": None if run.decision is None else {**run.decision, "reason": "as in the archive"},
-    }
-    write_result(files.config, sealed(content))
+    decision = None if run.decision is None else {**run.decision, "reason": "as in the archive"}
+    write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={}, decision=decision)
 
 
 def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
@@ -284,7 +270,7 @@ def _check_files(
 def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
     """What is other here than where the archive was made, and could be why bytes differ."""
     from flcore.experiment.provenance import code_modules
-    from flcore.training import describe_environment
+    from flcore.running import describe_environment
 
     here = describe_environment(ready.config)
     there = run.environment

@@ -99,7 +99,7 @@ def _left(files: RunFiles, experiment: Experiment, number: int | None) -> Finish
     from flcore.io.records import Record, load_record
 
     def memory(client: int) -> Record:
-        last = files.clients / f"{client:04d}.safetensors"
+        last = files.client(client)
         path = last if number is None else files.snapshot(number, f"client.{client:04d}")
         return load_record(path)[0] if path.exists() else Record()
 

@@ -33,10 +33,9 @@ from flcore.engine.pool.workers import worker_count
 from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import check_path, given_path, make_durable, read_json, replace_file, write_json
 from flcore.io.locks import run_lock, take_lock
-from flcore.experiment.provenance import division_fingerprint, preparation_fingerprint
+from flcore.experiment.inputs import divide, read_source
+from flcore.experiment.provenance import division_fingerprint, package_versions, preparation_fingerprint
 from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
-from flcore.running import divide, read_source
-from flcore.training import package_versions
 from pipelines.runs.file_state import source_state, state_of
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
 

@@ -13,8 +13,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from flcore import training
 from flcore.config.schema import Config
+from flcore.experiment.provenance import package_versions
+from flcore.running import describe_environment
 from pipelines.runs.compared import compared_by
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,9 @@ def environment(config: Config) -> dict[str, Any]:
 
     And by which parameters the run is compared, which only the code that made it can say.
     """
-    known = training.describe_environment(config)
+    known = describe_environment(config)
     return known | {
-        "versions": known["versions"] | training.package_versions(_PACKAGES),
+        "versions": known["versions"] | package_versions(_PACKAGES),
         "code_version": git_commit(),
         "lock_hash": lock_hash(),
         "source": source(sys.argv, os.environ),

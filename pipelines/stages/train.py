@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.core.errors import DataError, RunError
-from flcore.experiment.run_folder import RunFiles, read_run_config, write_result
+from flcore.experiment.run_folder import RunFiles, read_run_config, write_result, write_run_config
 from flcore.io import disk
 from flcore.io.files import read_json, remove_stale_temp, write_json
 from flcore.io.locks import run_lock
@@ -118,11 +119,8 @@ def _describe_again(run: PlacedRun) -> None:
     for path in (files.report, files.config):
         disk.remove(path, missing_ok=True)
     disk.remove_tree(files.figures)
-    config = run.config.to_mapping()
-    config.pop("tracking")
-    identity = run.config.identity()
-    header = {"config": config, "identity": identity, "config_hash": run.hash, "code": run.code}
-    header["environment"] = {"compared_by": compared_by(run.config)}  # of who made it, nothing is known here
-    write_result(files.config, header | {"decision": None})
+    config = replace(run.config, plugins=plugins.keep(run.config.plugins, run.directory))
+    environment = {"compared_by": compared_by(config)}  # that of its training is unknown here
+    write_run_config(run.directory, config, run.hash, code=run.code, environment=environment, decision=None)
     write_result(files.timing, {"rounds": [], "seconds": {}, "steps_per_second": None, "joules": None})
     write_inputs(run.directory, run.inputs)

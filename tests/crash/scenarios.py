@@ -210,13 +210,14 @@ def stay_in_this_process() -> None:
 
 def remember_what_stays(asked: Iterable[Scenario]) -> None:
     """Find out once what is the same for thousands of processes and takes longer than a run: versions, fingerprints."""
-    from flcore import training
+    from flcore import running
     from flcore.config.schema import Config
     from flcore.experiment import provenance
     from pipelines.runs import memory
     from pipelines.runs import provenance as ours
 
-    training._version, training.library_fingerprint = cache(training._version), cache(training.library_fingerprint)
+    provenance._version = cache(provenance._version)
+    running.library_fingerprint = cache(running.library_fingerprint)
     ours.git_commit = cache(ours.git_commit)
     memory.reset_peak = lambda: None  # would look at, and so copy, all that a child shares with its parent
     for scenario in asked:

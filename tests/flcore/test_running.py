@@ -23,10 +23,10 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.data.partition import Partition
 from flcore.engine.rounds import Observers
+from flcore.experiment.inputs import divide, prepare_data
 from flcore.experiment.run_folder import RunFiles, stored_config
 from flcore.io.locks import run_lock
 from flcore.methods.fedavg import FedAvg
-from flcore.running import divide, prepare_data
 
 ROOT = Path(flcore.__file__).parents[1]
 RAW: dict[str, Any] = {
@@ -300,7 +300,7 @@ def test_results_of_other_code_are_refused_until_restart_is_said(
     shutil.copytree(finished, tmp_path / "run")
     began = (tmp_path / "run" / "timing.json").read_text()
     monkeypatch.setattr(running, "code_fingerprint", lambda config: "edited since")
-    with pytest.raises(RunError, match=r"^\S+: holds this run as other code finished it; .*restart=True"):
+    with pytest.raises(RunError, match=r"^\S+: was finished by a different version of the code; .*restart=True"):
         run(RAW, tmp_path / "run")
     run(RAW, tmp_path / "run", restart=True)
     assert results(tmp_path / "run") == results(finished)

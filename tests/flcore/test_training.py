@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flcore import training
 from flcore.config.schema import Config
 from flcore.core.cpu_class import processor_class
 from flcore.core.errors import DataError, RunError
@@ -20,7 +19,7 @@ from flcore.engine import rounds
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.rounds import Observers
 from flcore.experiment.run_folder import read_run_config
-from flcore.training import describe_environment, train
+from flcore.running import describe_environment, train
 
 TWO_LEGS = {
     "method": {"name": "gfpl", "interval": 1, "first_exchange": 1, "components": 2},
@@ -37,7 +36,7 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     """
     ticks = iter(range(1000))
     observers = Observers(clock=lambda: float(next(ticks)))
-    assert train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     assert [record["leg"] for record in timing["rounds"]] == ["train-clients", "train-clients", "retrain-heads"]
     steps = sum(record["steps"] for record in timing["rounds"])
@@ -79,7 +78,7 @@ def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
     """A meter that goes on by one joule per reading: each of three training exchanges takes one, shared by seconds."""
     joules = iter(range(1000))
     observers = Observers(meter=lambda: float(next(joules)))
-    assert train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     exchanges = timing["rounds"]
     assert all(record["clients"] and min(record["clients"].values()) > 0 for record in exchanges)
@@ -97,7 +96,7 @@ def test_the_folder_says_when_and_nothing_of_who_watches(lab: Any, tmp_path: Pat
     times = iter((100.0, 101.5, 103.0, 104.5))
     config = lab.config(federation__rounds=2, tracking__uri="http://user:secret@127.0.0.1:5000")
     observers = Observers(wall_clock=lambda: next(times))
-    assert train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     assert (timing["began_ms"], timing["ended_ms"]) == (100_000, 104_500)
     assert [record["ended_ms"] for record in timing["rounds"]] == [101_500, 104_500]
@@ -120,9 +119,16 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Pa
     here = describe_environment(config)
     there = {**here, "processor": "another class"}
     with pytest.raises(StopError):
-        train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
+        train(
+            config,
+            lab.prepared,
+            lab.partition_folder,
+            folder,
+            observers=Observers(on_round=stopping),
+            environment=there,
+        )
     assert "earlier_environments" not in read_run_config(folder)
-    assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
+    train(config, lab.prepared, lab.partition_folder, folder, environment=here)
     assert (read_run_config(folder)["environment"], read_run_config(folder)["earlier_environments"]) == (here, [there])
 
 
@@ -134,15 +140,22 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
     here = describe_environment(config)
     there = {**here, "processor": "another class"}
     with pytest.raises(StopError):
-        train(config, lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping), about=there)
+        train(
+            config,
+            lab.prepared,
+            lab.partition_folder,
+            folder,
+            observers=Observers(on_round=stopping),
+            environment=there,
+        )
     before = (folder / "config.json").read_bytes()
     with monkeypatch.context() as patch:
         edited = {**rounds.code_modules(config), "flcore/core/rng.py": "edited since"}
         patch.setattr(rounds, "code_modules", lambda config: edited)
         with pytest.raises(RunError, match="pass restart=True"):
-            train(config, lab.prepared, lab.partition_folder, folder, about=here)
+            train(config, lab.prepared, lab.partition_folder, folder, environment=here)
     assert (folder / "config.json").read_bytes() == before
-    assert train(config, lab.prepared, lab.partition_folder, folder, about=here)
+    train(config, lab.prepared, lab.partition_folder, folder, environment=here)
     assert read_run_config(folder)["earlier_environments"] == [there]
 
 
@@ -155,28 +168,8 @@ def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> No
             observers=Observers(on_round=stopping),
         )  # fmt: skip
     moved = lab.config(federation__rounds=2, data__root="second")
-    assert train(moved, lab.prepared, lab.partition_folder, folder)
+    train(moved, lab.prepared, lab.partition_folder, folder)
     assert read_run_config(folder)["config"]["data"]["root"] == "second"
-
-
-def test_a_folder_that_was_being_replaced_is_replaced(
-    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill right behind the moment when it is the new run's, whose checkpoint is not there yet."""
-    folder, claim = tmp_path / "run", training._claim
-    with pytest.raises(StopError):
-        train(lab.config(), lab.prepared, lab.partition_folder, folder, observers=Observers(on_round=stopping))
-
-    def killed(*arguments: Any) -> Any:
-        claim(*arguments)
-        raise StopError
-
-    other = lab.config(local__lr=0.01)
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_claim", killed)
-        with pytest.raises(StopError):
-            train(other, lab.prepared, lab.partition_folder, folder, replace=True)
-    assert train(other, lab.prepared, lab.partition_folder, folder, replace=True)
 
 
 def test_a_flipped_bit_of_an_image_stops_the_run_before_it_trains(lab: Any, tmp_path: Path) -> None:
@@ -205,7 +198,7 @@ def test_results_are_durable_before_the_checkpoint_goes(
 
     monkeypatch.setattr(os, "fsync", fsync)
     config = lab.config(method__name="fedproto", federation__rounds=1)
-    assert train(config, lab.prepared, lab.partition_folder, tmp_path / "run")
+    train(config, lab.prepared, lab.partition_folder, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
     results = {"model.safetensors", "server.safetensors", "history.jsonl", "clients/0003.safetensors"}
     assert {f"run/{name}" for name in results} | {"run", "run/clients"} <= set(synced)

@@ -34,8 +34,9 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources import SOURCES, mnist
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.experiment.experiment import Experiment
+from flcore.experiment.inputs import divide
 from flcore.io.files import NOT_JSON, sealed
-from flcore.running import divide, evaluate
+from flcore.running import evaluate
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_folder
 from pipelines.runs.record import load_run

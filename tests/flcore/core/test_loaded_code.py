@@ -14,7 +14,7 @@ import pytest
 import flcore
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
-from flcore.training import train
+from flcore.running import train
 
 LIBRARY = Path(flcore.__file__).parent
 

@@ -206,12 +206,14 @@ def test_test_images_that_are_training_images_are_counted(empty_folder: Path, ca
     named = ["data.name=imagefolder", "data.root=images", "tracking.enabled=false"]
     command = ["stage", "prepare", "--out", "staged", *(part for value in named for part in ("--set", value))]
     assert main(command) == 0
-    assert [record.getMessage().split()[1] for record in caplog.records if record.name == "flcore.running"] == ["2"]
+    assert [
+        record.getMessage().split()[1] for record in caplog.records if record.name == "flcore.experiment.inputs"
+    ] == ["2"]
     caplog.clear()
     Image.new("L", (4, 4), 50).save(empty_folder / "images/test/a/9.png")
     Image.new("L", (4, 4), 60).save(empty_folder / "images/test/b/9.png")
     assert main(command) == 0
-    assert not [record for record in caplog.records if record.name == "flcore.running"]
+    assert not [record for record in caplog.records if record.name == "flcore.experiment.inputs"]
 
 
 @pytest.mark.parametrize("cure", list(Cure))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flcore import training
+from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.pool import child
@@ -364,7 +364,9 @@ def test_results_of_other_code_stay_until_restart_is_said(monkeypatch: pytest.Mo
     monkeypatch.setattr(one_run, "code_fingerprint", lambda config: "another")
     experiment(Config.from_mapping(SMALL), Path("two"), operation()[0])
     before = every_result(Path("one"))
-    with pytest.raises(RunError, match=r"^one: holds this run as other code finished it.*; choose .* or --restart"):
+    with pytest.raises(
+        RunError, match=r"^one: was finished by a different version of the code.*; choose .* or --restart"
+    ):
         experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert every_result(Path("one")) == before
     assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
@@ -480,7 +482,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
         def say(self, text: str) -> None:
             self.said.append(text)
 
-    train, left = training.train, list(range(refusals))
+    train, left = running.train, list(range(refusals))
 
     def full(*arguments: Any, **keywords: Any) -> Any:
         if left:
@@ -488,7 +490,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
             raise OSError(errno.ENOSPC, "No space left on device", "state.json")
         return train(*arguments, **keywords)
 
-    monkeypatch.setattr(training, "train", full)
+    monkeypatch.setattr(running, "train", full)
     Patient.delays = delays
     how, told = operation(Patient(), Heard())
     runs, failed = carry_out_all(comparison_runs(SMALL, ["fedavg"], [0]), Path("all"), how)

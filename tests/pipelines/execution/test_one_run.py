@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flcore import training
+from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.experiment.run_folder import read_run_config
@@ -109,7 +109,7 @@ def test_a_run_has_its_folder_to_itself_until_it_has_its_scores(monkeypatch: pyt
 
         monkeypatch.setattr(place, name, stepping)
 
-    steps = [(one_run, "write_inputs"), (training, "train"), (one_run, "evaluate"), (Cache, "note_run")]
+    steps = [(one_run, "write_inputs"), (running, "train"), (running, "evaluate"), (Cache, "note_run")]
     for place, name in steps:
         come_meanwhile(place, name)
     carried_out(config(), "one")

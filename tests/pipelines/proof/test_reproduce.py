@@ -15,9 +15,9 @@ import pytest
 
 from flcore import run
 from flcore.config.schema import Config
+from flcore.experiment.inputs import divide
 from flcore.experiment.run_folder import stored_config
 from flcore.io.files import read_json
-from flcore.running import divide
 from pipelines.cli.app import main
 from pipelines.proof.archive import archive
 from pipelines.proof.contents import read_archive, without_places

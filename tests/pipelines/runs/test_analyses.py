@@ -18,7 +18,7 @@ from flcore.core.errors import DataError
 from flcore.analyses import SUMMARIES
 from flcore.analyses.base import Analysis, AnalysisResult
 from flcore.analyses.registry import ANALYSES
-from flcore.running import divide
+from flcore.experiment.inputs import divide
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
 from pipelines.proof.results import result_files

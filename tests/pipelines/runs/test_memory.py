@@ -12,7 +12,7 @@ import pytest
 
 from flcore.config.schema import Config
 from flcore.models import build_model
-from flcore.running import divide, read_source
+from flcore.experiment.inputs import divide, read_source
 from pipelines.runs import memory
 from pipelines.runs.inputs import Inputs
 

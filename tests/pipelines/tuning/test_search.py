@@ -16,12 +16,11 @@ import numpy as np
 import optuna
 import pytest
 
-from flcore import training
+from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
 from pipelines.config.files import read_params
-from pipelines.execution import one_run
 from pipelines.runs.folder import read_lines
 from pipelines.tuning import search as searching
 from pipelines.tuning import trial as trials
@@ -94,8 +93,8 @@ def test_a_killed_process_is_gone_on_with_and_ends_as_an_uninterrupted_one(
 
 MOMENTS: list[tuple[object, str]] = [
     (Problem, "suggest"),
-    (training, "train"),
-    (one_run, "evaluate"),
+    (running, "train"),
+    (running, "evaluate"),
     (trials, "write_json"),
     (optuna.study.Study, "tell"),
     (searching, "write_results"),
@@ -241,7 +240,7 @@ def test_a_shared_storage_leaves_other_folders_trials_alone(
     """Two folders, one storage: the trial that was interrupted in one is not taken up by the other."""
     storage = f"sqlite:///{tmp_path / 'common.db'}"
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train", interrupt)
+        patch.setattr(running, "train", interrupt)
         with pytest.raises(KeyboardInterrupt):
             search(config_with(), 1, tmp_path / "one", storage=storage)
     search(config_with(), 1, tmp_path / "two", storage=storage)

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flcore import training
+from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.core.loaded_code import EditedError
 from flcore.core.params import Search as Range
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, unsealed
-from pipelines.execution import one_run
 from pipelines.execution.one_run import NO_HURDLES, Hurdles
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of
@@ -55,7 +54,7 @@ def test_a_trial_repeated_from_its_params_reaches_exactly_the_same(
         section, name = key.split(".")
         mapping[section][name] = value
     inputs = inputs_of(StudyFiles(finished).trial(1).directory)
-    training.train(Config.from_mapping(mapping), inputs.prepared, inputs.partition, tmp_path)
+    running.train(Config.from_mapping(mapping), inputs.prepared, inputs.partition, tmp_path)
     history = read_lines(RunFiles(tmp_path).history)
     assert [record["top1_global"] for record in history] == list(trial["rounds"].values())
     assert history[-1]["top1_global"] == trial["accuracy"]
@@ -69,7 +68,7 @@ def test_a_trial_that_other_code_began_is_begun_again(
     """Rounds of two versions of the code are never mixed, and that the code has changed is no failure of a trial."""
     with monkeypatch.context() as patch:
         patch.setattr(trials, "write_json", interrupt)
-        patch.setattr(one_run, "evaluate", interrupt)
+        patch.setattr(running, "evaluate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             search(config_with(), 2, tmp_path / "study")
     run = StudyFiles(tmp_path / "study").trial(0)
@@ -92,7 +91,7 @@ def test_a_trial_that_another_study_has_finished_is_not_trained_again(
 ) -> None:
     """A study of another metric begins with the same run; its own outcome is told, not that of the other's trial."""
     search(config_with(), 1, tmp_path / "one")
-    monkeypatch.setattr(training, "run_rounds", interrupt)
+    monkeypatch.setattr(running, "run_rounds", interrupt)
     search(config_with(), 1, tmp_path / "two", metric="mean_local")
     history = read_lines(StudyFiles(tmp_path / "one").trial(0).history)
     (found,) = results_of(tmp_path / "two")["trials"]
@@ -123,14 +122,14 @@ def test_values_that_the_data_refuse_are_a_failed_trial_and_the_study_goes_on(
 def test_a_trial_that_diverges_counts_and_a_study_without_any_other_says_why(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = training.train
+    original = running.train
 
     def diverges(config: Config, prepared: Path, partition: Path, directory: Path, **keywords: Any) -> bool:
         if directory.name == "0000":
             raise RunError("round 1, client 0: the weights are not finite")
         return original(config, prepared, partition, directory, **keywords)
 
-    monkeypatch.setattr(training, "train", diverges)
+    monkeypatch.setattr(running, "train", diverges)
     with pytest.raises(RunError, match="none of the 1 trials has finished; the last one: round 1, client 0"):
         search(config_with(), 1, tmp_path)
     search(config_with(), 2, tmp_path)
@@ -148,11 +147,11 @@ def test_what_the_machine_refuses_is_no_failure_of_a_trial(
         raise RunError("round 1, server step aggregate: no space left") from OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train", full)
+        patch.setattr(running, "train", full)
         with pytest.raises(RunError, match="no space left"):
             search(config_with(), 2, tmp_path / "study")
-    running = StudyFiles(tmp_path / "study").trial(0).directory / ".running"
-    with running.open("w") as file:
+    lock = StudyFiles(tmp_path / "study").trial(0).directory / ".running"
+    with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         threading.Timer(1.5, file.close).start()
         search(config_with(), 2, tmp_path / "study")
@@ -166,7 +165,7 @@ def test_an_edited_file_stops_the_study_and_is_no_failure_of_a_trial(
         raise EditedError.of("flcore/methods/fedavg.py")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train", refused)
+        patch.setattr(running, "train", refused)
         with pytest.raises(RunError, match=r"fedavg\.py was edited"):
             search(config_with(), 1, tmp_path)
     search(config_with(), 1, tmp_path)
