@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcore.analyses.answers import ModelOutputs
-from flcore.analyses.base import AnalysisResult, FinishedRun, Row, class_names
-from flcore.analyses.tsne_calibration import keeps_uncalibrated
+from flcore.analyses.base import AnalysisResult, FinishedRun, Row
 from flcore.data.images import normalise
 from flcore.models import Backbone
 
@@ -19,18 +17,15 @@ EXAMPLES = 3
 
 
 def gradcam(module: Backbone, images: Tensor, classes: Tensor) -> Tensor:
-    """Where an image speaks for a class: GradCAM on the last convolution of the encoder.
+    """Return GradCAM maps on the last convolution of the encoder, [N, H, W] in [0, 1].
 
     A: activations [h, w, m], G = ∂ logit_class/∂A, weight_m = mean of G over space; the map is ReLU(Σ_m weight_m A_m),
     enlarged bilinearly to the image and divided by its maximum. A map that is zero everywhere stays zero.
 
     Args:
         module: is put into evaluation mode; its parameters need no gradient and get none.
-        images: normalised, ``[N, C, H, W]``.
-        classes: int64 ``[N]``, whose logit is looked at: the network's own, whatever else the method predicts with.
-
-    Returns:
-        ``[N, H, W]`` in [0, 1].
+        images: normalised, [N, C, H, W].
+        classes: int64 [N]; the maps are of the network's own logits of these.
 
     Raises:
         ValueError: the encoder has no convolution.
@@ -40,7 +35,7 @@ def gradcam(module: Backbone, images: Tensor, classes: Tensor) -> Tensor:
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         seen.append(output)
-        return output.clone()  # what follows may work in place, and must not change what was kept
+        return output.clone()  # later layers may work in place
 
     layers = [layer for layer in module.encoder.modules() if isinstance(layer, nn.Conv2d)]
     handles = [layer.register_forward_hook(keep) for layer in layers]
@@ -49,9 +44,8 @@ def gradcam(module: Backbone, images: Tensor, classes: Tensor) -> Tensor:
             logits = module(images.detach().requires_grad_())[1]
             if not seen:
                 raise ValueError("GradCAM needs a model with a convolution in its encoder")
-            # Samples do not meet in evaluation mode, so the gradient of the sum is every sample's own.
-            chosen = logits.gather(1, classes.unsqueeze(1)).sum()
-            (gradient,) = torch.autograd.grad(chosen, seen[-1])
+            # Samples are independent in evaluation mode, so the gradient of the sum is that of each sample.
+            (gradient,) = torch.autograd.grad(logits.gather(1, classes.unsqueeze(1)).sum(), seen[-1])
     finally:
         for handle in handles:
             handle.remove()
@@ -63,13 +57,10 @@ def gradcam(module: Backbone, images: Tensor, classes: Tensor) -> Tensor:
 
 
 def case_lists(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The four kinds of samples by two models' predictions; together every sample once.
+    """Return ascending positions by case, int64: both right, wrong then right, right then wrong, both wrong.
 
     Args:
-        before: predicted classes, int64 ``[N]``. after: likewise. labels: int64 ``[N]``.
-
-    Returns:
-        Positions, int64 ascending, of `CASES`: both right, wrong then right, right then wrong, both wrong.
+        before, after: predicted classes, int64 [N]. labels: int64 [N].
     """
     was, is_now = before == labels, after == labels
     masks = (was & is_now, ~was & is_now, was & ~is_now, ~was & ~is_now)
@@ -77,15 +68,11 @@ def case_lists(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, Tenso
 
 
 def clearest(rows: Tensor, before: Tensor, after: Tensor, count: int) -> Tensor:
-    """Of some samples those of the highest margin: the gap between the two largest probabilities, of both models.
+    """Return the ``count`` positions of highest margin (first class minus second), added up over both models.
 
     Args:
-        rows: positions, int64.
-        before: logits ``[N, K]`` of all samples, K >= 2. after: likewise.
-        count: how many at most.
-
-    Returns:
-        Positions, the highest sum of both margins first; of equal ones the smaller position first.
+        rows: positions, int64; of equal margins the smaller position comes first.
+        before, after: logits [N, K] of all samples, K >= 2.
     """
     margin = torch.zeros(len(rows), dtype=torch.float64)
     for logits in (before, after):
@@ -95,48 +82,42 @@ def clearest(rows: Tensor, before: Tensor, after: Tensor, count: int) -> Tensor:
 
 
 def gradcam_cases(run: FinishedRun) -> AnalysisResult:
-    """How often each case occurs, and GradCAM of examples under both models.
+    """Count each case, and map examples under both models.
 
-    Rows: ``case``, ``count``, ``share`` of the test set. Arrays, n examples in the order of the cases: ``images`` uint8
-    [n, C, H, W], ``before`` and ``after`` float32 [n, H, W] (maps for the true class), ``labels``,
-    ``predicted_before``, ``predicted_after`` int [n], ``cases`` text [n], ``class_names``.
+    Returns:
+        Rows: ``case``, ``count``, ``share`` of the test set. Arrays, n examples in the order of the cases: ``images``
+        uint8 [n, C, H, W], ``before`` and ``after`` float32 [n, H, W] (maps for the true class), ``labels``,
+        ``predicted_before``, ``predicted_after`` int [n], ``cases`` text [n], ``class_names``.
     """
-    experiment = run.experiment
-    answers = ModelOutputs(run)
-    after, before = answers.global_model(), answers.uncalibrated_model()
-    assert after is not None and before is not None  # see keeps_uncalibrated
-    scores = (answers.logits(before, answers.images), answers.logits(after, answers.images))
-    lists = case_lists(scores[0].argmax(1), scores[1].argmax(1), answers.labels)
-    shown = {case: clearest(rows, *scores, EXAMPLES) for case, rows in lists.items()}
+    models = run.calibrated_models()
+    assert models is not None  # see was_calibrated
+    before, after = (run.logits(model, run.images) for model in models)
+    lists = case_lists(before.argmax(1), after.argmax(1), run.labels)
+    shown = {case: clearest(rows, before, after, EXAMPLES) for case, rows in lists.items()}
     chosen = torch.cat(list(shown.values()))
-    meta, device = experiment.dataset.meta, experiment.config.engine.device
-    images, labels = answers.images[chosen], answers.labels[chosen]
+    meta, device = run.experiment.dataset.meta, run.experiment.config.engine.device
+    images, labels = run.images[chosen], run.labels[chosen]
     inputs = normalise(images.to(device), meta.mean, meta.std)
-    maps = [gradcam(answers.module(model), inputs, labels.to(device)).cpu().numpy() for model in (before, after)]
+    maps = [gradcam(run.module(model), inputs, labels.to(device)).cpu().numpy() for model in models]
     table: tuple[Row, ...] = tuple(
-        {"case": case, "count": len(found), "share": len(found) / len(answers.labels)} for case, found in lists.items()
+        {"case": case, "count": len(rows), "share": len(rows) / len(run.labels)} for case, rows in lists.items()
     )
     arrays = {
         "images": images.numpy(),
         "before": maps[0],
         "after": maps[1],
         "labels": labels.numpy(),
-        "predicted_before": scores[0][chosen].argmax(1).numpy(),
-        "predicted_after": scores[1][chosen].argmax(1).numpy(),
-        "cases": np.repeat(CASES, [len(found) for found in shown.values()]),
-        "class_names": class_names(experiment),
+        "predicted_before": before[chosen].argmax(1).numpy(),
+        "predicted_after": after[chosen].argmax(1).numpy(),
+        "cases": np.repeat(CASES, [len(rows) for rows in shown.values()]),
+        "class_names": run.class_names,
     }
-    return AnalysisResult(
-        arrays,
-        table,
-        ("Maps of the true class's logit; the examples of the highest margin; predictions of the network's own head.",),
-    )
+    note = "Maps of the true class's logit; the examples of the highest margin; predictions of the network's own head."
+    return AnalysisResult(arrays, table, (note,))
 
 
-def can_compare_maps(run: FinishedRun) -> str | None:
-    """Why there are no two models with maps to compare."""
-    experiment = run.experiment
-    reason = keeps_uncalibrated(run)
-    if reason is None and not any(isinstance(layer, nn.Conv2d) for layer in experiment.new_module().encoder.modules()):
-        reason = f"{experiment.config.model_spec.name} has no convolution"
-    return reason
+def has_convolution(run: FinishedRun) -> str | None:
+    """Require a convolution in the encoder."""
+    if any(isinstance(layer, nn.Conv2d) for layer in run.experiment.new_module().encoder.modules()):
+        return None
+    return f"{run.experiment.config.model_spec.name} has no convolution"

@@ -1,51 +1,30 @@
-"""Analyses by name. Adding one is adding its module, its line in the package's summaries, and its entry here."""
+"""Analyses by name. A new one needs its function, a line here, and one in `flcore/config/analyses.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flcore.analyses import SUMMARIES
-from flcore.analyses.averaged_bodies import averaged_bodies, has_bodies_and_prototypes
-from flcore.analyses.base import Analysis, always, keeps_trained_models, needs_global_model
-from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
-from flcore.analyses.confusion import confusion
-from flcore.analyses.generated import (
-    can_show_generated,
-    generator_distances,
-    has_generated_features,
-    tsne_generated,
-)
-from flcore.analyses.gradcam import can_compare_maps, gradcam_cases
-from flcore.analyses.inversion import inversion, inversion_search
-from flcore.analyses.shown import can_show, can_show_trained
-from flcore.analyses.tsne import has_projections, tsne, tsne_projections, tsne_trained
-from flcore.analyses.tsne_calibration import (
-    can_show_calibration,
-    can_show_calibration_trained,
-    tsne_calibration,
-    tsne_calibration_trained,
-)
-from flcore.analyses.tsne_prototypes import tsne_prototypes
-from flcore.analyses.virtual_sheet import has_virtual_images, virtual_sheet
+from flcore.analyses import by_class, generated, gradcam, inversion, tsne, tsne_prototypes
+from flcore.analyses.base import Analysis, has_global_model, keeps_trained_models, was_calibrated
+
+_CALIBRATED = (has_global_model, was_calibrated)
+_TRAINED = (keeps_trained_models, tsne.chosen_client_trained, tsne.can_show)
 
 ANALYSES: Mapping[str, Analysis] = {
-    name: Analysis(SUMMARIES[name], compute, applies)
-    for name, compute, applies in (
-        ("class_heatmap", class_heatmap, always),
-        ("class_heatmap_trained", class_heatmap_trained, keeps_trained_models),
-        ("confusion", confusion, always),
-        ("averaged_bodies", averaged_bodies, has_bodies_and_prototypes),
-        ("tsne", tsne, can_show),
-        ("tsne_trained", tsne_trained, can_show_trained),
-        ("tsne_projections", tsne_projections, has_projections),
-        ("tsne_calibration", tsne_calibration, can_show_calibration),
-        ("tsne_calibration_trained", tsne_calibration_trained, can_show_calibration_trained),
-        ("tsne_prototypes", tsne_prototypes, always),
-        ("tsne_generated", tsne_generated, can_show_generated),
-        ("virtual_images", virtual_sheet, has_virtual_images),
-        ("generator_distances", generator_distances, has_generated_features),
-        ("inversion", inversion, needs_global_model),
-        ("inversion_search", inversion_search, needs_global_model),
-        ("gradcam", gradcam_cases, can_compare_maps),
-    )
+    "class_heatmap": Analysis(by_class.class_heatmap),
+    "class_heatmap_trained": Analysis(by_class.class_heatmap_trained, (keeps_trained_models,)),
+    "confusion": Analysis(by_class.confusion),
+    "averaged_bodies": Analysis(by_class.averaged_bodies, (by_class.has_bodies_and_prototypes,)),
+    "tsne": Analysis(tsne.tsne, (tsne.can_show,)),
+    "tsne_trained": Analysis(tsne.tsne_trained, _TRAINED),
+    "tsne_projections": Analysis(tsne.tsne_projections, (tsne.has_projections, tsne.can_show)),
+    "tsne_calibration": Analysis(tsne.tsne_calibration, (*_CALIBRATED, tsne.can_show)),
+    "tsne_calibration_trained": Analysis(tsne.tsne_calibration_trained, (*_CALIBRATED, *_TRAINED)),
+    "tsne_prototypes": Analysis(tsne_prototypes.tsne_prototypes),
+    "tsne_generated": Analysis(generated.tsne_generated, (generated.has_generated_features, tsne.can_show)),
+    "virtual_images": Analysis(generated.virtual_sheet, (generated.has_virtual_images,)),
+    "generator_distances": Analysis(generated.generator_distances, (generated.has_generated_features,)),
+    "inversion": Analysis(inversion.inversion, (has_global_model,)),
+    "inversion_search": Analysis(inversion.inversion_search, (has_global_model,)),
+    "gradcam": Analysis(gradcam.gradcam_cases, (*_CALIBRATED, gradcam.has_convolution)),
 }

@@ -1,9 +1,9 @@
-"""Prototypes over the feature cloud of a client (evaluation.md V4; FedCSPC figure 7).
+"""Prototypes among the features of a client (evaluation.md V4; FedCSPC figure 7).
 
-t-SNE cannot place further points in a finished embedding, so features and all prototypes are embedded together: the
-means of k = 1, 2 and 4 clusters of each class of the client, and the server's prototypes where it holds any. These are
-means of clients' features: where a global model answers, ``evaluation.private`` keeps the client's own, which is looked
-at then. Where they are of what the projection reads, and not of features (FedCSPC), that is the space looked at.
+t-SNE cannot add points to a finished embedding, so features and prototypes are embedded together: the means of k = 1, 2
+and 4 clusters of each class of the client, and the server's prototypes, if any. These are means of clients' features,
+so the features are those of the client's locally trained model, where ``evaluation.private`` keeps it. Prototypes of
+the projection's input (FedCSPC) are shown in that space.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flcore.analyses.answers import ModelOutputs
-from flcore.analyses.base import AnalysisResult, FinishedRun, class_names
-from flcore.analyses.embedding import embed
+from flcore.analyses.base import AnalysisResult, FinishedRun
+from flcore.analyses.tsne import embed
 from flcore.core.rng import numpy_stream
 from flcore.io.messages import Prototypes
-from flcore.io.records import Record
 from flcore.math.prototypes.clustering import kmeans
 
 NUM_CLUSTERS = (1, 2, 4)
@@ -25,58 +23,47 @@ MOST_PER_CLASS = 500
 
 
 def tsne_prototypes(run: FinishedRun) -> AnalysisResult:
-    """The client with the most samples of its two largest classes.
+    """Embed features of the client with the most samples of its two largest classes.
 
-    ``embedding`` float [N, 2] of features and prototypes together; ``labels`` int [N]; ``clusters`` int [N]: 0 for a
-    feature, k for the mean of one of k clusters, -1 for a prototype of the server; ``client`` int []; ``class_names``.
+    Returns:
+        Arrays: ``embedding`` float [N, 2] of features and prototypes; ``labels`` int [N]; ``clusters`` int [N]: 0 for a
+        feature, k for the mean of one of k clusters, -1 for a prototype of the server; ``client`` int [];
+        ``class_names``.
     """
-    experiment = run.experiment
-    answers = ModelOutputs(run)
-    counts = experiment.partition.counts
+    counts = run.experiment.partition.counts
     client = int(np.sort(counts, axis=1)[:, -NUM_CLASSES:].sum(axis=1).argmax())
     # Stable, so that of equal classes the first are taken.
     classes = [int(c) for c in np.argsort(-counts[client], kind="stable")[:NUM_CLASSES] if counts[client, c] > 0]
-    own, name = answers.trained_model(client), "the client's model as its training left it"
-    if own is None:
-        own, name = answers.own_model(client), "the client's own model"
-    if own is None:
-        own, name = answers.reference_model()
-    widths = {payload.means.shape[1] for payload in _prototypes(answers.server)}
-    images = answers.training_images(client, classes[0])[:1]
-    of_encoder = experiment.setting.feature_dim not in widths and answers.encoded(own, images).shape[1] in widths
-    look = answers.encoded if of_encoder else answers.features
+    model, name = run.trained_model(client), "the client's model as its training left it"
+    if model is None:
+        model, name = run.own_model(client), "the client's own model"
+    if model is None:
+        model, name = run.reference_model()
+    known = [payload for payload in run.server.values() if isinstance(payload, Prototypes)]
+    widths = {payload.means.shape[1] for payload in known}
+    width = run.encoded(model, run.training_images(client, classes[0])[:1]).shape[1]
+    of_encoder = run.experiment.setting.feature_dim not in widths and width in widths
     points, labels, clusters = [], [], []
     for label in classes:
-        features = look(own, answers.training_images(client, label)[:MOST_PER_CLASS])
+        features = (run.encoded if of_encoder else run.features)(
+            model, run.training_images(client, label)[:MOST_PER_CLASS]
+        )
         parts = [(features, 0)]
         for k in NUM_CLUSTERS:
             found = kmeans(features, k, numpy_stream(0, "prototypes over features", label, k), restarts=5)
             parts.append((found.centres, k))
-        parts += [(rows, -1) for rows in _global(answers.server, label, features.shape[1])]
+        fitting = [payload for payload in known if payload.means.shape[1] == features.shape[1]]
+        parts += [(payload.means[label : label + 1].cpu(), -1) for payload in fitting if payload.present[label]]
         for rows, k in parts:
             points.append(rows)
             labels += [label] * len(rows)
             clusters += [k] * len(rows)
-    return AnalysisResult(
-        {
-            "embedding": embed(torch.cat(points)),
-            "labels": np.array(labels),
-            "clusters": np.array(clusters),
-            "client": np.array(client),
-            "class_names": class_names(experiment),
-        },
-        notes=(f"{'Encoded training images' if of_encoder else 'Training features'} of client {client} under {name}.",),
-    )
-
-
-def _global(server: Record, label: int, feature_dim: int) -> list[torch.Tensor]:
-    """The server's prototypes [1, d] of a class."""
-    return [
-        payload.means[label : label + 1].cpu()
-        for payload in _prototypes(server)
-        if payload.means.shape[1] == feature_dim and payload.present[label]
-    ]
-
-
-def _prototypes(server: Record) -> list[Prototypes]:
-    return [payload for payload in server.values() if isinstance(payload, Prototypes)]
+    arrays = {
+        "embedding": embed(torch.cat(points)),
+        "labels": np.array(labels),
+        "clusters": np.array(clusters),
+        "client": np.array(client),
+        "class_names": run.class_names,
+    }
+    kind = "Encoded training images" if of_encoder else "Training features"
+    return AnalysisResult(arrays, notes=(f"{kind} of client {client} under {name}.",))

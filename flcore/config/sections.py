@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flcore.aggregation.settings import Aggregation
+from flcore.config.analyses import SUMMARIES
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared, param
 from flcore.data.images import Normalisation
 from flcore.data.imbalance import Imbalance
+
+if TYPE_CHECKING:
+    AnalysisName = str
+else:
+    AnalysisName = Literal[tuple(SUMMARIES)]
 
 MOST_TSNE_CLIENTS = 4
 """Largest number of models in one joint embedding, which share its points and colours."""
@@ -228,15 +234,7 @@ class EvaluationConfig:
         "also score each client's own model, as it left local training, on the whole global test set (A_loc, A_sel, "
         "forgetting); auto: where the partition has tasks",
     )
-    analyses: tuple[
-        Literal[
-            "class_heatmap", "class_heatmap_trained", "confusion", "averaged_bodies",
-            "tsne", "tsne_trained", "tsne_projections", "tsne_calibration", "tsne_calibration_trained",
-            "tsne_prototypes", "tsne_generated", "virtual_images", "generator_distances",
-            "inversion", "inversion_search", "gradcam",
-        ],
-        ...,
-    ] = param((), "analyses of the finished run, by name, for its report")  # fmt: skip
+    analyses: tuple[AnalysisName, ...] = param((), "analyses of the finished run, by name, for its report")
     snapshots: tuple[int, ...] = param(
         (),
         "rounds (0: before the first) of which the folder keeps what server and clients held then; every analysis is "
@@ -270,6 +268,17 @@ class EvaluationConfig:
             raise ValueError(
                 f"tsne_clients = {clients}: one embedding shows {MOST_TSNE_CLIENTS} clients; leave some out"
             )
+
+    def shown_by(self, analysis: str) -> dict[str, Any]:
+        """Return the chosen clients, classes and samples of an analysis, as JSON values; empty where none are chosen.
+
+        They are no part of a run's identity, so stored analyses are compared by them.
+        """
+        if not analysis.startswith("tsne") or analysis.startswith("tsne_prototypes"):
+            return {}
+        chosen = {"clients": self.tsne_clients, "classes": self.tsne_classes, "samples": self.tsne_samples}
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
+        return {key: value for key, value in values.items() if value is not None}
 
     def check_shown(self, num_clients: int, num_classes: int | None) -> None:
         """Refuse clients and classes that do not exist; ``num_classes`` None: unknown before data are read.

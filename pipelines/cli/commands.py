@@ -281,7 +281,7 @@ def _asks_for_the_best(arguments: argparse.Namespace) -> bool:
 
 def analyse(arguments: argparse.Namespace) -> int:
     """``protofl analyse``: analyses of a finished run, and its page."""
-    from flcore.analyses import SUMMARIES
+    from flcore.config.analyses import SUMMARIES
     from flcore.config.schema import Config
     from flcore.experiment.run_folder import stored_mapping
     from pipelines.reporting.run_report import report

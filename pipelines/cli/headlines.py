@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import flcore
-from flcore.analyses import SUMMARIES
+from flcore.config.analyses import SUMMARIES
 from flcore.core.text import first_line
 
 _ROOT = Path(flcore.__file__).parent

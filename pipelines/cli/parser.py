@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flcore.analyses import SUMMARIES
+from flcore.config.analyses import SUMMARIES
 from flcore.version import VERSION
 from pipelines.bench import BENCHMARKS
 from pipelines.cli import check_method, commands, options, paper, proof

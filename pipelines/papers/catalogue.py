@@ -44,7 +44,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from flcore.analyses import SUMMARIES, without_round
+from flcore.config.analyses import SUMMARIES, without_round
 from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
 from pipelines.papers.yaml_checks import mapping, needed, number, only

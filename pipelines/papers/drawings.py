@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from flcore.analyses import without_round
+from flcore.config.analyses import without_round
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json

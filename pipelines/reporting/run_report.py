@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.analyses import without_round
+from flcore.config.analyses import without_round
 from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_tables import comparison_tables, definitions

@@ -20,7 +20,7 @@ import numpy as np
 
 from flcore.io import disk
 from flcore.core.errors import DataError
-from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
+from flcore.config.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.io.files import replace_file, remove_stale_temp
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 from pipelines.runs.standard_error import tell
@@ -82,14 +82,14 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         for name in names:
             base, number = without_round(name)
             run_left = _left(files, experiment, number)
-            reason = ANALYSES[base].applies(run_left)
+            reason = ANALYSES[base].refusal(run_left)
             result = AnalysisResult() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 tell(f"{name}: left out, {reason}")
             if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
                 write_json(files.analyses / "index.json", {**about, "analyses": index})
             _store(files, name, result)
-            index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": chosen(name, config.evaluation)}
+            index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": config.evaluation.shown_by(name)}
     write_json(files.analyses / "index.json", {**about, "analyses": index})
 
 
@@ -122,7 +122,7 @@ def left(config: Config, directory: Path) -> list[str]:
     return [
         name
         for name in asked(config)
-        if name not in index or index[name].get("chosen", {}) != chosen(name, config.evaluation)
+        if name not in index or index[name].get("chosen", {}) != config.evaluation.shown_by(name)
     ]
 
 

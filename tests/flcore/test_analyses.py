@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.analyses import SUMMARIES, chosen, with_snapshots, without_round
-from flcore.analyses.answers import ModelOutputs
-from flcore.analyses.averaged_bodies import averaged_bodies
 from flcore.analyses.base import FinishedRun, equal_per_class
-from flcore.analyses.class_heatmap import class_heatmap, class_heatmap_trained
-from flcore.analyses.confusion import confusion
-from flcore.analyses.embedding import embed
+from flcore.analyses.by_class import averaged_bodies, class_heatmap, class_heatmap_trained, confusion
 from flcore.analyses.generated import generator_distances, tsne_generated
 from flcore.analyses.gradcam import gradcam_cases
 from flcore.analyses.registry import ANALYSES
-from flcore.analyses.shown import clients_shown, images_shown
-from flcore.analyses.tsne import tsne, tsne_projections, tsne_trained
-from flcore.analyses.tsne_calibration import (
+from flcore.analyses.tsne import (
+    clients_shown,
+    embed,
+    images_shown,
+    tsne,
     tsne_calibration,
     tsne_calibration_trained,
+    tsne_projections,
+    tsne_trained,
     with_calibrated_weights,
 )
 from flcore.analyses.tsne_prototypes import tsne_prototypes
+from flcore.config.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.evaluation.scoring import Scorer
@@ -88,7 +88,6 @@ def test_names_of_snapshots() -> None:
 
 def test_every_name_has_an_entry_and_a_line() -> None:
     assert tuple(ANALYSES) == tuple(SUMMARIES)
-    assert all(ANALYSES[name].summary == summary for name, summary in SUMMARIES.items())
 
 
 def test_configuration_knows_the_names_and_keeps_them_out_of_a_runs_identity() -> None:
@@ -161,14 +160,14 @@ def test_heatmap_of_models_as_they_were_trained(lab: Any) -> None:
         {"model": reader()},
         {0: {"private_model": reader((1, 0, 2))}, 1: {}}.__getitem__,
     )
-    assert ANALYSES["class_heatmap_trained"].applies(run) is None
+    assert ANALYSES["class_heatmap_trained"].refusal(run) is None
     assert table(class_heatmap_trained(run)) == {
         ("0", "all"): [0.0, 0.0, None],
         ("0", "own"): [0.0, 0.0, None],
         ("global", "all"): [1.0, pytest.approx(2 / 3), None],
     }
     untrained = finished(federation(lab, evaluation__private=True), {"model": reader()})
-    assert ANALYSES["tsne_trained"].applies(untrained) == "no client has trained a model yet"
+    assert ANALYSES["tsne_trained"].refusal(untrained) == "no client has trained a model yet"
 
 
 def test_confusion_of_a_global_model(lab: Any) -> None:
@@ -277,16 +276,15 @@ def test_projections_are_what_the_frame_is_asked_with(lab: Any, tmp_path: Any) -
     changes = {"method__name": "gfpl", "method__projection_dim": 12}
     experiment, server, memory = tiny_run(lab, tmp_path, **changes)
     run = finished(experiment, server, memory)
-    assert ANALYSES["tsne_projections"].applies(run) is None
+    assert ANALYSES["tsne_projections"].refusal(run) is None
     shown, features = tsne_projections(run).arrays, tsne(run).arrays
     assert shown["embedding"].shape == (4, 60, 2)
     assert np.array_equal(shown["predictions"], features["predictions"])
     assert not np.allclose(shown["embedding"], features["embedding"])
-    answers = ModelOutputs(run)
-    model = answers.own_model(0)
+    model = run.own_model(0)
     assert model is not None
-    rows = answers.projections(model, answers.images)
-    assert rows.shape == (len(answers.images), 12)
+    rows = run.projections(model, run.images)
+    assert rows.shape == (len(run.images), 12)
     assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
 
 
@@ -341,9 +339,9 @@ def test_what_is_chosen_belongs_to_an_analysis_and_not_to_the_run() -> None:
     assert asked.identity() == plain.identity()
     assert Config.from_mapping(asked.to_mapping()) == asked
     said = {"clients": [0, 1], "classes": [3, 5], "samples": 200}
-    assert chosen("tsne", asked.evaluation) == chosen("tsne_trained_round_3", asked.evaluation) == said
-    assert chosen("tsne_prototypes_round_3", asked.evaluation) == chosen("gradcam", asked.evaluation) == {}
-    assert chosen("tsne", plain.evaluation) == {}
+    assert asked.evaluation.shown_by("tsne") == asked.evaluation.shown_by("tsne_trained_round_3") == said
+    assert asked.evaluation.shown_by("tsne_prototypes_round_3") == asked.evaluation.shown_by("gradcam") == {}
+    assert plain.evaluation.shown_by("tsne") == {}
 
 
 def test_before_and_after_calibration(lab: Any, tmp_path: Any) -> None:
@@ -390,7 +388,7 @@ def test_local_models_before_and_after_calibration(lab: Any) -> None:
     always_c = Weights({"head.weight": torch.zeros(3, 3), "head.bias": torch.tensor([0.0, 0, 1])})
     memories = {0: {"private_model": reader()}, 1: {"private_model": reader((1, 0, 2))}}
     run = finished(experiment, {"model": always_c, "calibrated_head": reader()}, memories.__getitem__)
-    assert ANALYSES["tsne_calibration_trained"].applies(run) is None
+    assert ANALYSES["tsne_calibration_trained"].refusal(run) is None
     result = tsne_calibration_trained(run)
     arrays = result.arrays
     assert arrays["embedding"].shape == (2, 2, 8, 2) and arrays["labels"].tolist() == [0] * 4 + [1] * 4
@@ -409,7 +407,7 @@ def test_local_models_before_and_after_calibration(lab: Any) -> None:
     nobody = replace(shown, experiment=lab.experiment(dataset, partition, lab.ToySpec(), **asked,
                                                       evaluation__tsne_clients=second))  # fmt: skip
     for name in ("tsne_trained", "tsne_calibration_trained"):
-        assert ANALYSES[name].applies(nobody) == "of clients 1 none has trained a model yet"
+        assert ANALYSES[name].refusal(nobody) == "of clients 1 none has trained a model yet"
 
 
 def test_calibrated_parts_replace_a_clients_own_whole() -> None:
@@ -541,9 +539,9 @@ def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab:
     assert (
         "50.00 % with the mean of clients' bodies (global), 62.50 % in the mean of the bodies shown" in result.notes[0]
     )
-    assert ANALYSES["averaged_bodies"].applies(finished(experiment, {"prototypes": known}, memory)) is None
+    assert ANALYSES["averaged_bodies"].refusal(finished(experiment, {"prototypes": known}, memory)) is None
     local = federation(lab, method__name="local")
-    assert ANALYSES["averaged_bodies"].applies(finished(local, {})) == "the server of local holds no prototypes"
+    assert ANALYSES["averaged_bodies"].refusal(finished(local, {})) == "the server of local holds no prototypes"
 
 
 # --------------------------------------------------------------------------------------------------- what applies
@@ -552,14 +550,14 @@ def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab:
 def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     experiment = federation(lab)
     server = {"model": reader()}
-    reasons = {name: analysis.applies(finished(experiment, server)) for name, analysis in ANALYSES.items()}
+    reasons = {name: analysis.refusal(finished(experiment, server)) for name, analysis in ANALYSES.items()}
     assert {name for name, reason in reasons.items() if reason is None} == {
         *("class_heatmap", "confusion", "tsne_prototypes", "inversion", "inversion_search"),
     }
     # One image of class 0 and three of class 1: one of each can be shown.
     assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"
     without = finished(federation(lab, evaluation__tsne_classes=[1, 2]), server)
-    assert ANALYSES["tsne"].applies(without) == "no test image shows class 2 of evaluation.tsne_classes"
+    assert ANALYSES["tsne"].refusal(without) == "no test image shows class 2 of evaluation.tsne_classes"
     assert reasons["averaged_bodies"] == "fedavg has a global model"
     assert reasons["tsne_trained"] == "clients' own models are kept where evaluation.private is true"
     assert reasons["tsne_projections"] == "fedavg compares features themselves, if anything"
@@ -567,10 +565,10 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     assert reasons["virtual_images"] == "the server of fedavg holds no virtual images"
     assert reasons["generator_distances"] == "the server of fedavg holds nothing that generates features"
     kept = finished(federation(lab, method__name="ccvr"), {**server, "calibrated_head": reader((1, 0, 2))})
-    assert ANALYSES["gradcam"].applies(kept) == "toy has no convolution"
-    assert ANALYSES["tsne_calibration"].applies(kept) == reasons["tsne"]
-    ccvr = ANALYSES["gradcam"].applies(finished(federation(lab, method__name="ccvr"), server))
+    assert ANALYSES["gradcam"].refusal(kept) == "toy has no convolution"
+    assert ANALYSES["tsne_calibration"].refusal(kept) == reasons["tsne"]
+    ccvr = ANALYSES["gradcam"].refusal(finished(federation(lab, method__name="ccvr"), server))
     assert ccvr == "ccvr did not calibrate then"
     local = federation(lab, method__name="local")
-    assert ANALYSES["inversion"].applies(finished(local, {})) == "local has no global model"
-    assert ANALYSES["class_heatmap"].applies(finished(local, {})) is None
+    assert ANALYSES["inversion"].refusal(finished(local, {})) == "local has no global model"
+    assert ANALYSES["class_heatmap"].refusal(finished(local, {})) is None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from flcore.analyses import without_round
+from flcore.config.analyses import without_round
 from pipelines.reporting.figures.embeddings import (
     MADE,
     REAL,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flcore.analyses import SUMMARIES
+from flcore.config.analyses import SUMMARIES
 from flcore.config.schema import Config
 from flcore.config.sections import SECTIONS, EvaluationConfig, own_keys
 from flcore.core.errors import ConfigError

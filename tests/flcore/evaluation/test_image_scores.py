@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from flcore.analyses.image_scores import psnr, squared_errors, ssim
+from flcore.analyses.inversion import psnr, squared_errors, ssim
 
 NOISE = torch.rand(3, 2, 16, 20, generator=torch.Generator().manual_seed(0))
 

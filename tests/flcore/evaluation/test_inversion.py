@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flcore.analyses import inversion as module
-from flcore.analyses.answers import ModelOutputs
 from flcore.analyses.base import FinishedRun
 from flcore.analyses.inversion import (
     BASELINE,
@@ -124,7 +123,7 @@ def test_scores_of_an_attack_that_hands_the_feature_back(lab: Any) -> None:
     """
     experiment, server = federation(lab)
 
-    def attack(answers: ModelOutputs, model: Weights, wanted: Tensor) -> Tensor:
+    def attack(run: FinishedRun, model: Weights, wanted: Tensor) -> Tensor:
         return (wanted / 255).reshape(-1, 1, 1, 2)
 
     result = module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "oracle", attack)
@@ -150,7 +149,7 @@ def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
     """Whoever hands back the class's mean test image gets the baseline's rows; accuracy 0 where the class is wrong."""
     experiment, server = federation(lab)
 
-    def blind(answers: ModelOutputs, model: Weights, wanted: Tensor) -> Tensor:
+    def blind(run: FinishedRun, model: Weights, wanted: Tensor) -> Tensor:
         return torch.where(wanted[:, :1] > 0, torch.tensor([50 / 255, 0]), torch.tensor([0, 40 / 255])).reshape(
             -1, 1, 1, 2
         )
@@ -159,8 +158,8 @@ def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
     half = len(rows) // 2
     assert [{**row, "attack": ""} for row in rows[:half]] == [{**row, "attack": ""} for row in rows[half:]]
 
-    def swapped(answers: ModelOutputs, model: Weights, wanted: Tensor) -> Tensor:
-        return blind(answers, model, wanted).flip(-1)
+    def swapped(run: FinishedRun, model: Weights, wanted: Tensor) -> Tensor:
+        return blind(run, model, wanted).flip(-1)
 
     assert {
         row["accuracy"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.analyses.virtual_sheet import image_sheet
+from flcore.analyses.generated import image_sheet
 from flcore.data.dataset import prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.images import normalise

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flcore.analyses import SUMMARIES
+from flcore.config.analyses import SUMMARIES
 from flcore.config.schema import Config
 from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS

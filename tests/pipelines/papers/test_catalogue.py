@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flcore.analyses import with_snapshots
+from flcore.config.analyses import with_snapshots
 from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
 from pipelines.papers.figures_of_a_run import TO_TARGET

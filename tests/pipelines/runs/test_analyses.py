@@ -15,7 +15,7 @@ from tests.cases import quick
 from flcore.io import disk
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
-from flcore.analyses import SUMMARIES
+from flcore.config.analyses import SUMMARIES
 from flcore.analyses.base import Analysis, AnalysisResult
 from flcore.analyses.registry import ANALYSES
 from flcore.experiment.inputs import divide
@@ -262,7 +262,7 @@ def test_stopped_while_it_is_done_again_an_analysis_is_whole_or_not_done(
     places, asked = (run / "prepared", run / "partition", run), asking("class_heatmap", "tsne")
     analyses.compute(asked, *places, ["class_heatmap"])
     found = before = AnalysisResult({"points": np.zeros(2)}, ({"model": "0"},))
-    monkeypatch.setitem(ANALYSES, "tsne", Analysis("", lambda left: found, lambda left: None))
+    monkeypatch.setitem(ANALYSES, "tsne", Analysis(lambda left: found))
     stopped = 0
     while True:
         found = before
