@@ -44,7 +44,7 @@ def gradcam(module: Backbone, images: Tensor, classes: Tensor) -> Tensor:
             logits = module(images.detach().requires_grad_())[1]
             if not seen:
                 raise ValueError("GradCAM needs a model with a convolution in its encoder")
-            # Samples are independent in evaluation mode, so the gradient of the sum is that of each sample.
+            # Samples are independent in evaluation mode, so the gradient of the sum holds each gradient.
             (gradient,) = torch.autograd.grad(logits.gather(1, classes.unsqueeze(1)).sum(), seen[-1])
     finally:
         for handle in handles:

@@ -292,8 +292,8 @@ def _attacked(run: FinishedRun, name: str, attack: Attack) -> AnalysisResult:
                 own = torch.tensor([target.size == size for target in targets])
                 mse = float(errors[own].double().mean())
                 scores = {"ssim": float(likeness[own].mean()), "accuracy": float(right[own].double().mean())}
-                key = {"attack": which, "m": size, "against": against, "n": int(own.sum())}
-                rows.append({**key, "mse": mse, "psnr": psnr(mse), **scores})
+                row: Row = {"attack": which, "m": size, "against": against, "n": int(own.sum())}
+                rows.append({**row, "mse": mse, "psnr": psnr(mse), **scores})
     arrays = {**_sheet(targets, closest[name], rebuilt, guessed), "class_names": run.class_names}
     victims = "Victims: for each class the client that holds most of it; 'fewest': the one that holds fewest."
     return AnalysisResult(arrays, tuple(rows), (victims,))

@@ -35,7 +35,7 @@ ITERATIONS = 1000
 FEWEST_POINTS = 4
 PER_CLASS = 100
 MOST_POINTS = 3000
-"""Of an embedding, unless ``evaluation.tsne_samples`` asks for more."""
+"""Largest embedding, unless ``evaluation.tsne_samples`` asks for more."""
 
 STATES = ("before calibration", "after calibration")
 NETWORK_HEAD = "Predictions of the network's own head."
@@ -208,7 +208,7 @@ def _embedded(
 
 
 def _scored(run: FinishedRun, rows: Tensor, predicted: Tensor) -> dict[str, np.ndarray]:
-    """Return arrays on the predictions [..., n] of all test images, of which ``rows`` are shown."""
+    """Return arrays on the predictions [..., n] of all test images; the figure shows ``rows``."""
     return {
         "predictions": predicted[..., rows].numpy(),
         "labels": run.labels[rows].numpy(),

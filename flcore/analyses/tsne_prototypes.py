@@ -2,7 +2,7 @@
 
 t-SNE cannot add points to a finished embedding, so features and prototypes are embedded together: the means of k = 1, 2
 and 4 clusters of each class of the client, and the server's prototypes, if any. These are means of clients' features,
-so the features are those of the client's locally trained model, where ``evaluation.private`` keeps it. Prototypes of
+so the features come from the client's locally trained model, where ``evaluation.private`` keeps it. Prototypes of
 the projection's input (FedCSPC) are shown in that space.
 """
 

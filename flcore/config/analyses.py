@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 SUMMARIES: Mapping[str, str] = {
     "class_heatmap": "accuracy by client and class, with the models that answer for clients",
@@ -23,6 +24,11 @@ SUMMARIES: Mapping[str, str] = {
     "gradcam": "where the model looks before and after calibration: kept right, mended, broken, still wrong",
 }
 """Name → one line, in the order of reports."""
+
+if TYPE_CHECKING:
+    AnalysisName = str
+else:
+    AnalysisName = Literal[tuple(SUMMARIES)]
 
 _ROUND = "_round_"
 

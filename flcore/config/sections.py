@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flcore.aggregation.settings import Aggregation
-from flcore.config.analyses import SUMMARIES
+from flcore.config.analyses import AnalysisName
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared, param
 from flcore.data.images import Normalisation
 from flcore.data.imbalance import Imbalance
-
-if TYPE_CHECKING:
-    AnalysisName = str
-else:
-    AnalysisName = Literal[tuple(SUMMARIES)]
 
 MOST_TSNE_CLIENTS = 4
 """Largest number of models in one joint embedding, which share its points and colours."""
@@ -270,15 +265,11 @@ class EvaluationConfig:
             )
 
     def shown_by(self, analysis: str) -> dict[str, Any]:
-        """Return the chosen clients, classes and samples of an analysis, as JSON values; empty where none are chosen.
-
-        They are no part of a run's identity, so stored analyses are compared by them.
-        """
-        if not analysis.startswith("tsne") or analysis.startswith("tsne_prototypes"):
-            return {}
-        chosen = {"clients": self.tsne_clients, "classes": self.tsne_classes, "samples": self.tsne_samples}
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
-        return {key: value for key, value in values.items() if value is not None}
+        """Return an analysis's chosen clients, classes and samples, as JSON values. They do not change a run's hash."""
+        values = {"clients": self.tsne_clients, "classes": self.tsne_classes, "samples": self.tsne_samples}
+        is_tsne = analysis.startswith("tsne") and not analysis.startswith("tsne_prototypes")
+        chosen = {key: value for key, value in values.items() if is_tsne and value is not None}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
 
     def check_shown(self, num_clients: int, num_classes: int | None) -> None:
         """Refuse clients and classes that do not exist; ``num_classes`` None: unknown before data are read.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,14 +23,12 @@ from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
 from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.forward import Forward, stacked_part
+from flcore.evaluation.model_selection import ClientStates
 from flcore.experiment.experiment import Experiment
-from flcore.experiment.poisoning import poisoned_message
 from flcore.experiment.traffic import outgoing
 from flcore.io.messages import Payload, Prototypes, Weights, all_finite
 from flcore.io.records import Payloads, Record, SharedOnDevice, on_device, row_major
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
-
-ClientStates = Callable[[int], Record]
 
 ClientOutcome = tuple[Reply, Record] | Failure
 """A client's reply and its state, or its failure."""
@@ -190,8 +188,7 @@ class ClientRunner:
         if cause is not None:
             return Failure(cause, "local training")
         message, kept = experiment.method.reply(ctx, trained)
-        if ctx.client in experiment.poisoned:
-            message = poisoned_message(message, ctx, experiment.config.federation)
+        message = experiment.poisoning.message(message, ctx)
         own = kept.get(MODEL)
         keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
         if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:

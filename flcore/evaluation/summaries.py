@@ -29,7 +29,7 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
     return (
         tasks
         | ({"class_names": list(meta.class_names)} if is_named else {})
-        | _poisoned(experiment, final)
+        | experiment.poisoning.metrics(final.local_accuracy)
         | {
             "method": experiment.method.name,
             "dataset": meta.name,
@@ -77,7 +77,8 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
 
 _FIGURES = ("top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
 _COUNTS = ("round", "scalars_up", "steps")
-_TRAFFIC = ("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down")
+_NEWER = ("bytes_eval_up", "bytes_eval_down")  # missing in histories of older versions
+_TRAFFIC = ("bytes_up", "bytes_down", *_NEWER)
 _OF_TASKS = (*ACCURACIES, "by_task", "by_task_global")
 
 
@@ -112,30 +113,12 @@ def check_history(history: Sequence[Mapping[str, Any]], rounds: int, path: Path,
 
     for number, record in enumerate(history, start=1):
         name = wrong(record)
+        if name in _NEWER and name not in record:
+            raise DataError(f"{path}: written by an older protofl, without {name}; {cure}")
         if name is not None:
             raise DataError(f"{path}, line {number}: damaged, {name} is missing or not what a round writes; {cure}")
     if not history or history[-1]["round"] != rounds:
         raise DataError(f"{path}: damaged, round {rounds} is missing; {cure}")
-
-
-def _poisoned(experiment: Experiment, final: Scores) -> dict[str, Any]:
-    """Return ``poisoned``: the simulated attack and the mean accuracy of honest clients; empty without an attack."""
-    if not experiment.poisoned:
-        return {}
-    federation = experiment.config.federation
-    honest = [
-        accuracy
-        for client, accuracy in enumerate(final.local_accuracy)
-        if accuracy is not None and client not in experiment.poisoned
-    ]
-    return {
-        "poisoned": {
-            "attack": federation.attack,
-            "attack_scale": None if federation.attack == "random_labels" else federation.attack_scale,
-            "clients": list(experiment.poisoned),
-            "honest_mean_local": sum(honest) / len(honest) if honest else None,
-        }
-    }
 
 
 def best_round(history: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:

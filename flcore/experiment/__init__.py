@@ -1,1 +1,1 @@
-"""A run as an object, its folder, and the code that it was made with."""
+"""A run as an object, its folder, and the code that it uses."""

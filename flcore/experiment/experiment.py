@@ -1,4 +1,4 @@
-"""A run's fixed ingredients, rebuilt from files in any process: configuration, data, partition, initial weights."""
+"""The fixed parts of a run, rebuilt from files in any process: configuration, data, partition, initial weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flcore.core.rng import numpy_stream
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
-from flcore.experiment.poisoning import poisoned_clients, with_random_labels
+from flcore.experiment.poisoning import Poisoning
 from flcore.methods.api import Method
 from flcore.methods.types import FederationContext
 from flcore.models import Backbone, build_model, extract_weights
@@ -29,9 +29,9 @@ from flcore.models.network import Network
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """How local training is carried out: what ``engine.stack`` and ``engine.compile`` say, or what they leave to us.
+    """The way of local training: ``engine.stack`` and ``engine.compile`` without ``auto``.
 
-    ``fuse``: on a GPU a step is compiled before it is recorded, which takes half a minute, once.
+    ``fuse``: compile a step on a GPU before recording it, which takes half a minute, once.
     """
 
     stack: bool
@@ -41,10 +41,10 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a process needs to take part in a run.
+    """The parts of a run that a process needs.
 
-    ``choice`` is what was decided where ``engine.stack`` or ``engine.compile`` is ``auto``
-    (`flcore/engine/local/choice.py`); None: nothing yet.
+    ``choice`` replaces ``auto`` in ``engine.stack`` or ``engine.compile`` (`flcore/engine/local/choice.py`); None: not
+    yet chosen.
     """
 
     config: Config
@@ -54,12 +54,12 @@ class Experiment:
 
     @classmethod
     def open(cls, config: Config, prepared: Path, partition: Path, *, choice: EngineChoice | None = None) -> Experiment:
-        """Load the artefacts of the first two stages.
+        """Load prepared data and their partition, and check the configuration against them.
 
         Raises:
-            DataError: an artefact is missing, damaged, or the partition was made for other data; or no model of the
-                run would be tested.
-            ConfigError: the model cannot read these images, or the configuration does not go with data or partition.
+            DataError: an artefact is missing or damaged, the partition was made for other data, or no model of the run
+                would be tested.
+            ConfigError: the configuration does not fit the data or the partition.
         """
         refuse_missing(config)
         dataset = Dataset.load(prepared)
@@ -67,7 +67,7 @@ class Experiment:
         division.check_matches(dataset)
         experiment = cls(config, dataset, division, choice)
         experiment._check_tasks()
-        experiment._check_poison()
+        experiment.poisoning.check(division, has_tasks=bool(experiment._tasks))
         experiment._check_sampler()
         experiment._check_noise()
         experiment._check_scored()
@@ -82,12 +82,6 @@ class Experiment:
             )
         if self._tasks:
             self.config.check_tasks()
-
-    def _check_poison(self) -> None:
-        by_label = self.poisoned and self.config.federation.attack == "random_labels"
-        if by_label and (self._tasks or self.partition.overlap):
-            what = "has a stream of tasks" if self._tasks else "gives samples to several clients"
-            raise ConfigError(f"federation.attack = random_labels: the partition {what}; use sign_flip or scale")
 
     def _check_sampler(self) -> None:
         reason = self.config.sampler.refusal(len(self.partition.clients))
@@ -114,37 +108,29 @@ class Experiment:
             )
 
     @cached_property
-    def poisoned(self) -> tuple[int, ...]:
-        """Ids of the clients that are poisoned for simulation, ascending.
-
-        Raises:
-            ConfigError: there are not so many clients.
-        """
-        return poisoned_clients(self.config.federation, len(self.partition.clients), self.config.seed)
+    def poisoning(self) -> Poisoning:
+        """The simulated attack."""
+        return Poisoning.of(self.config.federation, len(self.partition.clients), self.config.seed)
 
     @cached_property
     def train_labels(self) -> Tensor:
-        """int64 [n], of the training split as clients have them: those of poisoned clients may be random."""
-        labels = self.dataset.train.labels
-        if not self.poisoned or self.config.federation.attack != "random_labels":
-            return labels
-        owned = {k: client.train for k, client in enumerate(self.partition.clients)}
-        return with_random_labels(labels, owned, self.poisoned, self.dataset.meta.num_classes, self.config.seed)
+        """Labels of the training split as clients have them, int64 [n]."""
+        return self.poisoning.labels(self.dataset.train.labels, self.partition, self.dataset.meta.num_classes)
 
     @property
     def _tasks(self) -> int:
-        """Tasks of each client that rounds go through; 0 where data do not change."""
+        """The number of tasks of each client; 0 without a stream of tasks."""
         if self.config.federation.task_schedule == "none" or self.method.data_scope == "union":
             return 0
         return len(self.partition.clients[0].tasks)
 
     def task(self, round_number: int) -> int | None:
-        """The task, from 0, of a round; None where data do not change."""
+        """Return the task, from 0, of a round; None without a stream of tasks."""
         return self.stream.task(round_number)
 
     @cached_property
     def stream(self) -> TaskStream:
-        """The tasks with the classes that they bring; a single one where data do not change."""
+        """The tasks and their classes; a single task without a stream."""
         changing = bool(self._tasks)
         counts = self.partition.task_counts if changing else self.partition.counts[:, None]
         minority = np.zeros(self.dataset.meta.num_classes, dtype=bool)
@@ -154,34 +140,34 @@ class Experiment:
 
     @property
     def keeps_private_models(self) -> bool:
-        """Whether what clients trained themselves is kept, to be scored before aggregation."""
+        """True if clients keep their locally trained models, which are scored before aggregation."""
         if self.config.evaluation.private == "auto":
             return bool(self._tasks)
         return self.config.evaluation.private and self.method.data_scope == "client"
 
     @cached_property
     def trains_models(self) -> bool:
-        """Whether clients train anything; else the model that answers for everybody is also each one's own."""
+        """True if clients train; otherwise the global model is also each client's own."""
         rounds = {1, self.config.federation.rounds}
         return any(
             exchange.phases for number in rounds for exchange in self.method.round_exchanges(number, self.setting)
         )
 
     def task_counts(self, trainer: int) -> Tensor:
-        """int64 [T, C]: a trainer's samples per task and class; one row where data do not change."""
+        """Return a trainer's samples per task and class, int64 [T, C]; one row without a stream of tasks."""
         if self._tasks:
             return torch.from_numpy(self.partition.task_counts[trainer].copy())
         return self.label_counts(trainer, 1).unsqueeze(0)
 
     def training_indices(self, trainer: int, round_number: int) -> Tensor:
-        """The training samples of a trainer in a round, int64, ascending: all of its own, or those of the task."""
+        """Return a trainer's training samples in a round, of all tasks or the round's, int64, ascending."""
         task = self.task(round_number)
         if task is None:
             return self.trainers[trainer]
         return torch.from_numpy(self.partition.clients[trainer].tasks[task].copy())
 
     def label_counts(self, trainer: int, round_number: int) -> Tensor:
-        """int64 [C]: a trainer's training samples per class in a round."""
+        """Return a trainer's training samples per class in a round, int64 [C]."""
         key = trainer, self.task(round_number)
         if key not in self._label_counts:
             labels = self.train_labels[self.training_indices(trainer, round_number)]
@@ -190,33 +176,25 @@ class Experiment:
 
     @cached_property
     def _label_counts(self) -> dict[tuple[int, int | None], Tensor]:
-        """By trainer and task what has been counted so far: it is asked for in every turn."""
+        """Cache by trainer and task."""
         return {}
 
     @property
     def stacked(self) -> bool:
-        """Whether clients are trained in stacks.
-
-        Raises:
-            ValueError: that is to be decided by measuring, and nobody has.
-        """
+        """True if clients are trained in stacks."""
         return self.chosen.stack
 
     @property
     def compiled(self) -> bool:
-        """Whether steps are compiled, or on a GPU recorded.
-
-        Raises:
-            ValueError: that is to be decided by measuring, and nobody has.
-        """
+        """True if steps are compiled, or on a GPU recorded."""
         return self.chosen.compile
 
     @property
     def chosen(self) -> EngineChoice:
-        """How local training is carried out.
+        """The way of local training.
 
         Raises:
-            ValueError: that is to be decided by measuring, and nobody has.
+            ValueError: it is ``auto`` and not yet chosen.
         """
         engine = self.config.engine
         if self.choice is not None:
@@ -227,7 +205,7 @@ class Experiment:
 
     @cached_property
     def resident_train(self) -> Split:
-        """The training split on the device, uint8; on a CPU the files' own pages, which all processes share."""
+        """The training split on the device, uint8; on a CPU the mapped files, which all processes share."""
         images, device = self.dataset.train.images, self.config.engine.device
         return Split(images.to(device), self.train_labels.to(device))
 
@@ -238,17 +216,17 @@ class Experiment:
 
     @cached_property
     def hash(self) -> str:
-        """The name of this run: configuration, data and partition."""
+        """The name of this run, from configuration, data and partition."""
         return self.config.hash(self.dataset.meta.fingerprint, self.partition.fingerprint)
 
     @property
     def batchnorm(self) -> Literal["aggregate", "local", "frozen"]:
-        """The policy for BatchNorm statistics; a trainer that stands at the server has no private ones."""
+        """The policy for BatchNorm statistics; with centralised training they are never local."""
         policy = self.config.model.batchnorm
         return "aggregate" if policy == "local" and self.method.data_scope == "union" else policy
 
     def new_module(self) -> Backbone:
-        """A fresh model with the run's initial weights, on the run's device."""
+        """Return a model with the run's initial weights, on the run's device."""
         seed = int(numpy_stream(self.config.seed, "initial weights").integers(2**31))
         try:
             meta = self.dataset.meta
@@ -265,7 +243,7 @@ class Experiment:
 
     @cached_property
     def setting(self) -> FederationContext:
-        """What every party knows before the first round."""
+        """The values that all parties know before the first round."""
         module = self.new_module()
         return FederationContext(
             seed=self.config.seed,
@@ -286,23 +264,23 @@ class Experiment:
 
     @property
     def cohort_size(self) -> int:
-        """m, the clients that a round asks: ``max(1, round(participation · K))``, a half rounded to the even number."""
+        """m, the clients of a round: ``max(1, round(participation · K))``, a half rounded to the even number."""
         return max(1, round(self.config.federation.participation * len(self.trainers)))
 
     def privacy(self, rounds: int) -> Mapping[str, Any] | None:
-        """The account of what is differentially private after so many rounds: of noisy averages, else the method's."""
+        """Return the privacy account after some rounds: of noisy averages, otherwise the method's."""
         clients = len(self.partition.clients)
         noisy = account(self.config.aggregation, rounds, cohort=self.cohort_size, clients=clients)
         return self.method.privacy(rounds) if noisy is None else noisy
 
     @cached_property
     def client_sizes(self) -> Mapping[int, int]:
-        """n_k by trainer, ids ascending: all its training samples, of all tasks."""
+        """Training samples of all tasks, n_k, by trainer; ids ascending."""
         return {trainer: len(self.trainers[trainer]) for trainer in sorted(self.trainers)}
 
     @cached_property
     def trainers(self) -> Mapping[int, Tensor]:
-        """Training indices by trainer: each client's own, or for the centralised reference the union under id 0."""
+        """Training indices by trainer: by client, or for the centralised reference their union under id 0."""
         own = {k: torch.from_numpy(client.train.copy()) for k, client in enumerate(self.partition.clients)}
         if self.method.data_scope == "union":
             return {0: torch.unique(torch.cat(list(own.values())))}
@@ -310,10 +288,10 @@ class Experiment:
 
 
 def refuse_missing(config: Config) -> None:
-    """Stop before data are read where a run asks for a device or a package that is not there.
+    """Refuse a run whose device or optional package is missing, before data are read.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: names it.
     """
     if config.aggregation.noise:
         require_accounting()

@@ -1,9 +1,9 @@
-"""The code that a run uses, by content: what a checkpoint is bound to, beside the configuration and the data.
+"""The code that a run uses, by content; a checkpoint is bound to it, to the configuration and to the data.
 
-It is the closure of imports, read from the sources, of the engine, the scorer, what makes figures of scores, and the
-classes that the configuration names. Registries are tables of strings (`flcore/core/registry.py`), so other methods are
-not in it: an edit in one of them changes no other run. Neither is what read and divided the data, since what they gave
-has fingerprints of its own.
+It is the closure of imports, read from the sources, of the engine, the scorer, the metrics, and the classes that the
+configuration names. Registries are tables of strings (`flcore/core/registry.py`), so other methods are not in it, and
+an edit of one changes no other run. The code that read and divided the data is left out, since data and partition have
+their own fingerprints.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ENTRIES = (
     "flcore.evaluation.scoring",
     "flcore.evaluation.summaries",
 )
-# Sources and partitioners, and the table of methods, in which a line more concerns nobody else.
+# A new line in the tables of sources, partitioners and methods changes no run.
 _REGISTRIES = ("flcore.data.sources", "flcore.data.partitioners")
 _LEFT_OUT = (*_REGISTRIES, "flcore.methods.registry")
 
 
 def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _ENTRIES) -> dict[str, str]:
-    """The modules that a run of a configuration uses, each with the SHA-256 of its source; plug-ins too.
+    """Return the modules that a run uses, plug-ins too, with the SHA-256 of each source.
 
     Args:
         config: the run.
@@ -58,22 +58,22 @@ def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _EN
 
 
 def code_fingerprint(config: Config, root: Path = ROOT) -> str:
-    """SHA-256 over the names and sources of :func:`code_modules`."""
+    """Return the SHA-256 over the names and sources of :func:`code_modules`."""
     return _digest(code_modules(config, root))
 
 
 def step_fingerprint(config: Config, root: Path = ROOT) -> str:
-    """SHA-256 of the code that a step of local training is made from: the loss, the model, what puts them together."""
+    """Return the SHA-256 of the code of a step of local training: loss, model and step function."""
     return _digest(code_modules(config, root, _STEP_ENTRIES))
 
 
 def preparation_fingerprint(config: Config) -> str:
-    """SHA-256 of the code that reads the configured source and brings its images into one form."""
+    """Return the SHA-256 of the code that reads and converts the configured source."""
     return _fingerprint_of(config, "flcore.data.dataset", config.source)
 
 
 def division_fingerprint(config: Config) -> str:
-    """SHA-256 of the code that divides prepared data among clients as configured."""
+    """Return the SHA-256 of the code that divides prepared data as configured."""
     return _fingerprint_of(config, "flcore.data.dividing", config.partitioner)
 
 
@@ -83,14 +83,14 @@ def _fingerprint_of(config: Config, start: str, chosen: object) -> str:
     def source_of(module: str) -> bytes | None:
         if module in plugins:
             return plugins[module]
-        return None if module in _REGISTRIES else _library_source(module, PACKAGE_SOURCES)  # these name all there are
+        return None if module in _REGISTRIES else _library_source(module, PACKAGE_SOURCES)  # tables of all
 
     found = closure((start, type(chosen).__module__, *plugins), source_of)
     return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
 
 
 def library_fingerprint(root: Path = ROOT) -> str:
-    """SHA-256 over all sources of `flcore`, used or not: the same for all methods of a comparison."""
+    """Return the SHA-256 over all sources of `flcore`, the same for all methods of a comparison."""
     return _digest({name: hashlib.sha256(source).hexdigest() for name, source in _sources(root).items()})
 
 
@@ -107,10 +107,7 @@ def _version(package: str) -> str | None:
 
 
 def refuse_edited_code(config: Config) -> None:
-    """Stop before a run begins where a file that it uses is not the one that this process has imported.
-
-    Args:
-        config: the run.
+    """Refuse a run that uses a file edited after its import.
 
     Raises:
         EditedError: names the file, of the package or of a plug-in.
@@ -123,7 +120,7 @@ def refuse_edited_code(config: Config) -> None:
 
 
 def _sources(root: Path) -> Mapping[str, bytes]:
-    """The sources of the package: as this process began, or of a copy of it, as they are now."""
+    """Return the package's sources: as this process imported them, or a copy's, as they are now."""
     return PACKAGE_SOURCES if root == ROOT else read_sources(root)
 
 

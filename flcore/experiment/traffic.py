@@ -1,4 +1,4 @@
-"""Messages as they leave a party: without what the policy for BatchNorm keeps at home; and what they cost."""
+"""Messages as they leave a party, without local BatchNorm statistics, and their cost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Traffic = Mapping[str, Size]
 
 
 def outgoing(message: Payloads, experiment: Experiment) -> Record:
-    """A message as it leaves: BatchNorm statistics of the model stay at home unless the policy aggregates them."""
+    """Return a message as it leaves: without BatchNorm statistics of the model, unless the policy aggregates them."""
     return leaving([message], experiment)[0]
 
 
 def leaving(messages: Iterable[Payloads], experiment: Experiment) -> list[Record]:
-    """Messages as they leave; a payload that several share is still one object."""
+    """Return messages as they leave; a payload that several share stays one object."""
     made: dict[int, tuple[Payload, Payload]] = {}
 
     def without_statistics(payload: Payload) -> Payload:
@@ -50,7 +50,7 @@ def cost(messages: Iterable[Payloads], experiment: Experiment) -> dict[str, Size
 
 
 def added(*parts: Traffic) -> dict[str, Size]:
-    """The sum of costs by kind, in order of kinds."""
+    """Return the sum of costs by kind, in order of kinds."""
     sums: dict[str, Size] = {}
     for kind, size in (entry for part in parts for entry in part.items()):
         sums[kind] = sums.get(kind, Size()) + size

@@ -19,7 +19,7 @@ from flcore.methods.api import Method
 from flcore.testing.checks import CHECKS, MEANINGS, NotApplicableError
 from flcore.testing.trial import Trial
 
-__all__ = ["CHECKS", "MEANINGS", "CheckError", "Outcome", "check_method", "outcomes_of"]
+__all__ = ["CHECKS", "MEANINGS", "CheckError", "CheckResult", "check_method", "outcomes_of"]
 
 
 class CheckError(AssertionError):
@@ -27,7 +27,7 @@ class CheckError(AssertionError):
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -50,7 +50,7 @@ def check_method(
     skip: Collection[str] = (),
     slow: bool = False,
     **params: Any,
-) -> list[TrainResult]:
+) -> list[CheckResult]:
     """Run all checks on a method.
 
     Args:
@@ -82,7 +82,7 @@ def outcomes_of(
     skip: Collection[str] = (),
     slow: bool = False,
     **params: Any,
-) -> list[TrainResult]:
+) -> list[CheckResult]:
     """Return the outcome of each check of :func:`check_method`; nothing follows a failure of ``runs``."""
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="protofl-check-") as place, alone():
@@ -92,7 +92,7 @@ def outcomes_of(
         for name, check in CHECKS.items():
             left_out = name in skip or (name == "workers" and not slow)
             outcomes.append(
-                TrainResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
+                CheckResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
             )
             if name == "runs" and outcomes[-1].problem is not None:
                 break

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import ClientRunner, ClientStates
+from flcore.engine.client import ClientRunner
 from flcore.engine.failures import ClientError, LocatedError, client_step, failed, failure_of, is_the_machines
 from flcore.engine.turns import ClientResult, Failure, LegWork, leg_of
+from flcore.evaluation.model_selection import ClientStates
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record
 

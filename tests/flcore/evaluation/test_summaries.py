@@ -132,6 +132,7 @@ def test_noise_on_the_average_has_its_account(lab: Any) -> None:
         (lambda records: records[0].update(bytes_up=[3]), "line 1: damaged, bytes_up"),
         (lambda records: records[1].update(round=True), "line 2: damaged, round"),
         (lambda records: records[0].update(tasks={}), "line 1: damaged, tasks"),
+        (lambda records: records[1].pop("bytes_eval_down"), "written by an older protofl, without bytes_eval_down"),
         (lambda records: records.pop(), "round 2 is missing"),
         (lambda records: records.clear(), "round 2 is missing"),
     ],

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from flcore.config.sections import FederationConfig
 from flcore.core.errors import ConfigError
-from flcore.experiment.poisoning import poisoned_clients, poisoned_message, with_random_labels
+from flcore.experiment.poisoning import Poisoning
 from flcore.io.messages import Count, Prototypes, Weights
 from flcore.io.records import Record
 from flcore.methods.types import ClientContext
 
 T = torch.tensor
+
+
+def poisoned_clients(federation: FederationConfig, num_clients: int, seed: int) -> tuple[int, ...]:
+    return Poisoning.of(federation, num_clients, seed).clients
 
 
 def test_who_is_poisoned() -> None:
@@ -49,8 +52,10 @@ def sent(lab: Any, attack: str, scale: float) -> Record:
         "prototypes": Prototypes(T([[1.0, -2.0], [0.0, 0.0]]), T([True, False])),
         "num_samples": Count(7),
     }
-    federation = FederationConfig(poisoned=1, attack=attack, attack_scale=scale)  # type: ignore[arg-type]
-    return poisoned_message(message, ctx, federation)
+    federation = FederationConfig(attack=attack, attack_scale=scale)  # type: ignore[arg-type]
+    honest = Poisoning(federation, 0, (ctx.client + 1,))
+    assert honest.message(message, ctx) is message
+    return Record(Poisoning(federation, 0, (ctx.client,)).message(message, ctx))
 
 
 @pytest.mark.parametrize(
@@ -73,16 +78,20 @@ def test_what_leaves_a_poisoned_client(
     assert (found["prototypes"].present.tolist(), found["num_samples"]) == ([True, False], Count(7))
 
 
-def test_random_labels() -> None:
+def test_random_labels(lab: Any) -> None:
     """Of the poisoned alone, of all classes alike: 3,000 labels in 10 classes, 300 ± 5·√270 each."""
+    dataset = lab.toy_dataset([[0]] * 6000, [0] * 6000, [[0]], [0])
+    partition = lab.by_hand(dataset, [list(range(3000)), list(range(3000, 6000))], [[0], []])
+
+    def changed(seed: int) -> torch.Tensor:
+        return Poisoning(FederationConfig(attack="random_labels"), seed, (1,)).labels(labels, partition, 10)
+
     labels = torch.zeros(6000, dtype=torch.int64)
-    owned = {0: np.arange(0, 3000), 1: np.arange(3000, 6000)}
-    changed = with_random_labels(labels, owned, [1], 10, 0)
-    assert torch.equal(changed[:3000], labels[:3000]) and not labels.any()
-    counts = torch.bincount(changed[3000:], minlength=10)
+    found = changed(0)
+    assert torch.equal(found[:3000], labels[:3000]) and not labels.any()
+    counts = torch.bincount(found[3000:], minlength=10)
     assert counts.sum() == 3000 and (counts - 300).abs().max() < 83
-    assert torch.equal(changed, with_random_labels(labels, owned, [1], 10, 0))
-    assert not torch.equal(changed, with_random_labels(labels, owned, [1], 10, 1))
+    assert torch.equal(found, changed(0)) and not torch.equal(found, changed(1))
 
 
 def test_a_poisoned_client_trains_on_its_random_labels(lab: Any) -> None:
