@@ -1,1 +1,1 @@
-"""How the server makes one model of what clients send: the mean, robust rules, noise, a server optimiser."""
+"""Aggregation of clients' messages on the server: the mean, robust rules, noise, a server optimiser."""

@@ -1,12 +1,11 @@
 """Client-level differential privacy of the global model: the account of noisy averages.
 
-Protects: one client with all its samples, against whoever sees the global models of all rounds. Neighbours differ in
-what *one* client holds; their number K is public. Replacing a client moves the sum of updates clipped to C by at most
-2C, so that noise of z·C is z/2 times what it is to hide.
+It protects one client with all its samples against an observer of the global models of all rounds. Neighbours differ in
+the data of *one* client; their number K is public. Replacing a client moves the sum of updates clipped to C by at most
+2C, so noise of z·C is z/2 times the sensitivity.
 
-Sampling: a round asks m of K clients, drawn without replacement and of fixed size, which amplifies (Wang, Balle,
-Kasiviswanathan, AISTATS 2019); who drops out of it, by chance or by failing, only sends nothing. Whoever sees who takes
-part cannot be promised that: for them the account with m = K holds.
+Sampling m of K clients, without replacement and of fixed size, amplifies (Wang, Balle, Kasiviswanathan, AISTATS 2019).
+A client that drops out sends nothing. For an observer of the participants the account with m = K holds.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from typing import Any
 from flcore.aggregation.settings import Aggregation
 from flcore.core.errors import require_accounting
 
-COVERS = (
+COVERS = (  # its wording is part of metrics.json
     "the global models of all rounds, against who sees nothing else; the server sees each update as it is, facts of "
     "rounds and scores are not covered"
 )
 
 
 def account(how: Aggregation, rounds: int, *, cohort: int, clients: int) -> Mapping[str, Any] | None:
-    """What ``metrics.json`` says under ``privacy``; None without noise.
+    """Return ``privacy`` for ``metrics.json``; None without noise.
 
     Args:
         how: the section ``aggregation``.
-        rounds: that took place.
-        cohort: m, clients asked in a round. clients: K.
+        rounds: finished ones.
+        cohort: m, clients of a round. clients: K.
     """
     if how.noise == 0:
         return None
@@ -47,21 +46,18 @@ def account(how: Aggregation, rounds: int, *, cohort: int, clients: int) -> Mapp
 
 
 def client_epsilon(noise: float, rounds: int, delta: float, *, cohort: int, clients: int) -> float:
-    """ε after so many noisy averages, by Rényi differential privacy (``dp-accounting``).
+    """Return ε ≥ 0 after some noisy averages, infinite without noise.
 
-    The smaller of two bounds, both valid: with amplification by sampling, which near m = K is the worse one, and
-    without.
+    The smaller of two valid bounds by Rényi differential privacy (``dp-accounting``): with amplification by sampling,
+    which is worse near m = K, and without.
 
     Args:
         noise: z, standard deviation of the noise on the sum in units of the clipping norm.
         rounds: noisy averages. delta: δ.
         cohort: m. clients: K.
 
-    Returns:
-        ε ≥ 0; infinite without noise.
-
     Raises:
-        ValueError: an argument is out of range. ConfigError: with noise, the package for it is not installed.
+        ValueError: an argument is out of range. ConfigError: dp-accounting is not installed.
     """
     if not noise >= 0 or rounds < 0 or not 0 < delta < 1 or not 1 <= cohort <= clients:
         raise ValueError(
@@ -74,7 +70,7 @@ def client_epsilon(noise: float, rounds: int, delta: float, *, cohort: int, clie
         return 0.0
     if noise == 0:
         return math.inf
-    import dp_accounting  # not one of the packages that flcore itself needs
+    import dp_accounting  # an optional package
     from dp_accounting import rdp
 
     release = dp_accounting.GaussianDpEvent(noise / 2)

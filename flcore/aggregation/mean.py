@@ -16,8 +16,8 @@ _BLOCK = 2**16  # values whose sums a processor's cache holds
 def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> Weights:
     """Σ_k (n_k / N) w_k over the clients present (FedAvg, McMahan et al. 2017).
 
-    Sums run in float64 and in ascending client id, so that the result depends neither on who finished first nor, to
-    float32 precision, on the order at all. Integer buffers (BatchNorm's counters) are averaged and rounded.
+    Sums run in float64 and in ascending client id, so the result does not depend on the order of arrival. Integer
+    buffers (BatchNorm's counters) are averaged and rounded.
 
     Args:
         models: client id to weights, all with the same names and shapes.
@@ -52,7 +52,7 @@ def _folded(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def _fold_by_blocks(mean: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
-    """Of vectors [n], into ``mean``."""
+    """Add vectors [n] to ``mean``."""
     for start in range(0, len(mean), _BLOCK):
         part = mean[start : start + _BLOCK]
         for share, tensor in zip(shares, tensors, strict=True):
@@ -60,13 +60,13 @@ def _fold_by_blocks(mean: Tensor, tensors: Sequence[Tensor], shares: Sequence[fl
 
 
 def _folded_there(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Means of floating values whose twins lie on the device that trained them, folded there: the same sums, sooner."""
+    """Return means of floating values with twins, computed on the device that trained them: the same sums, faster."""
     names = [name for name, tensor in values[0].items() if tensor.dtype == torch.float32 and twin(tensor) is not None]
     mean: Tensor | None = None
     for share, own in zip(shares, values, strict=True):
         found = [twin(own[name]) for name in names]
         there = [tensor.reshape(-1) for tensor in found if tensor is not None]
-        if not there or len(there) < len(found):  # of some client only the copy is left
+        if not there or len(there) < len(found):  # some client has no twin
             return {}
         joined = torch.cat(there)
         mean = torch.zeros_like(joined, dtype=torch.float64) if mean is None else mean

@@ -1,4 +1,4 @@
-"""Optimisers on the server: a step from the model before a round towards the fold of what clients sent.
+"""Optimisers on the server: a step from the model before a round towards the folded answers of clients.
 
 The update Δ_t = fold − before takes the place of a negative gradient (Reddi, Charles, Zaheer, Garrett, Rush, Konečný,
 Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295, Algorithm 2)::
@@ -11,7 +11,7 @@ Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295, 
 
 Algorithm 2 reuses Δ_t for the mean m_t, so that v_t takes the square of m_t, and it corrects no bias. It asks for
 v_{-1} ≥ τ²; here they are equal. Its experiments have β1 = 0.9 and β2 = 0.99, but β1 = 0 with Adagrad, and τ = 10⁻³; η
-is tuned there, and the defaults for it here are Flower's.
+is tuned there; the defaults here are Flower's.
 
 ``momentum`` is FedAvgM (Hsu, Qi, Brown, 2019): m_t = β1 m_{t-1} + Δ_t, x_{t+1} = x_t + η m_t.
 
@@ -36,16 +36,16 @@ SECOND_MOMENT = Key("server_second_moment", Weights)
 
 
 def server_step(before: Weights, fold: Weights, server: Record, how: Aggregation) -> tuple[Weights, Payloads]:
-    """Return the model after one step of the server's optimiser, and what the server keeps for the next step.
+    """Return the model after one step of the server's optimiser, and the optimiser's state.
 
     Sums are in float64; model and state are rounded to the parameters' type. ``momentum`` with β1 = 0 and η = 1 returns
     the fold to the bit: x + η m is computed as fold + (η − 1) Δ + η β1 m_{t-1}.
 
     Args:
         before: the server's model, with every parameter of ``fold``.
-        fold: what clients' models became: clipped, folded by the rule, noisy, as the section says.
-        server: the server's record, with the optimiser's state after the last step; before the first without.
-        how: the section ``aggregation``; with ``optimizer: none`` the fold is returned as it is, and nothing is kept.
+        fold: the aggregate of clients' models, after clipping, rule and noise.
+        server: the server's record, with the state after the last step, if any.
+        how: the section ``aggregation``; ``optimizer: none`` returns the fold, without state.
     """
     if how.optimizer == "none":
         return fold, {}
@@ -55,16 +55,16 @@ def server_step(before: Weights, fold: Weights, server: Record, how: Aggregation
         model[name], means[name], variance = _stepped(before.params[name], tensor, mean, variance, how)
         if variance is not None:
             variances[name] = variance
-    kept: dict[str, Payload] = {MOMENTUM: Weights(means)}
+    state: dict[str, Payload] = {MOMENTUM: Weights(means)}
     if variances:
-        kept[SECOND_MOMENT] = Weights(variances)
-    return Weights(model, fold.buffers), kept
+        state[SECOND_MOMENT] = Weights(variances)
+    return Weights(model, fold.buffers), state
 
 
 def _stepped(
     before: Tensor, fold: Tensor, momentum: Tensor | None, second: Tensor | None, how: Aggregation
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One parameter after the step, its mean update m_t, and v_t where the optimiser is adaptive."""
+    """Return one parameter after the step, its mean update m_t, and v_t of an adaptive optimiser."""
     dtype, lr, beta = before.dtype, how.learning_rate, how.first_decay
     start, aim = before.double(), fold.double()
     update = aim - start
@@ -74,12 +74,12 @@ def _stepped(
         return model.to(dtype), (beta * last + update).to(dtype), None
     mean = beta * last + (1 - beta) * update
     square = mean.square()
-    before_it = torch.full_like(start, how.tau**2) if second is None else second.double()
+    earlier = torch.full_like(start, how.tau**2) if second is None else second.double()
     if how.optimizer == "adagrad":
-        variance = before_it + square
+        variance = earlier + square
     elif how.optimizer == "yogi":
-        variance = before_it - (1 - how.beta2) * square * torch.sign(before_it - square)
+        variance = earlier - (1 - how.beta2) * square * torch.sign(earlier - square)
     else:
-        variance = how.beta2 * before_it + (1 - how.beta2) * square
+        variance = how.beta2 * earlier + (1 - how.beta2) * square
     model = start + lr * mean / (variance.sqrt() + how.tau)
     return model.to(dtype), mean.to(dtype), variance.to(dtype)

@@ -10,7 +10,7 @@ from flcore.core.params import param
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the server folds what clients send, for weights and class prototypes; at its defaults as the method says."""
+    """The server's fold of weights and class prototypes; by default the method's own."""
 
     rule: Literal["mean", "median", "trimmed_mean"] = param(
         "mean",
@@ -24,10 +24,10 @@ class Aggregation:
         below=0.5,
     )
     clip: float | Literal["median"] | None = param(
-        None, "largest norm of a client's update of the weights; median: that of the round's norms; null: any", above=0
+        None, "largest norm of a client's update of the weights; median: of the round's norms; null: any", above=0
     )
     prototype_clip: float | Literal["median"] | None = param(
-        None, "largest norm of a prototype; median: that of the norms sent for the class; null: any", above=0
+        None, "largest norm of a prototype; median: of the norms sent for the class; null: any", above=0
     )
     noise: float = param(
         0.0,
@@ -38,8 +38,8 @@ class Aggregation:
     delta: float = param(1e-5, "δ of that account; less than one over the number of clients", above=0, below=1)
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = param(
         "none",
-        "step of the server towards the folded weights, after clipping, rule and noise: all the way (none), or that of "
-        "an optimiser, for which model before minus fold is the gradient",
+        "step of the server towards the folded weights, after clipping, rule and noise: all the way (none), or an "
+        "optimiser's, for which model before minus fold is the gradient",
     )
     server_lr: float | None = param(
         None,
@@ -55,7 +55,7 @@ class Aggregation:
     )
 
     def __post_init__(self) -> None:
-        """Refuse noise whose size would say nothing about what it hides."""
+        """Refuse noise without a bound to measure it against."""
         if self.noise > 0 and not isinstance(self.clip, float):
             raise ValueError(
                 "noise needs clip, a number: the norm that the noise is measured against (a median depends on the data)"
@@ -65,7 +65,7 @@ class Aggregation:
 
     @property
     def leaves_weights(self) -> bool:
-        """Whether weights are folded as the method says."""
+        """True if weights are folded by the method's own mean."""
         return self.rule == "mean" and self.clip is None and self.noise == 0
 
     @property
@@ -77,12 +77,12 @@ class Aggregation:
 
     @property
     def first_decay(self) -> float:
-        """β1 of the server's optimiser: how much of the mean update a round keeps."""
+        """β1 of the server's optimiser, the share of the mean update that a round keeps."""
         if self.momentum is not None:
             return self.momentum
         return 0.0 if self.optimizer == "adagrad" else 0.9
 
     @property
     def leaves_prototypes(self) -> bool:
-        """Whether prototypes are folded as the method says."""
+        """True if prototypes are folded by the method's own mean."""
         return self.rule == "mean" and self.prototype_clip is None
