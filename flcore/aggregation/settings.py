@@ -24,10 +24,10 @@ class Aggregation:
         below=0.5,
     )
     clip: float | Literal["median"] | None = param(
-        None, "largest norm of a client's update of the weights; median: of the round's norms; null: any", above=0
+        None, "largest norm of a client's update of the weights; median: the round's median norm; null: any", above=0
     )
     prototype_clip: float | Literal["median"] | None = param(
-        None, "largest norm of a prototype; median: of the norms sent for the class; null: any", above=0
+        None, "largest norm of a prototype; median: the class's median norm; null: any", above=0
     )
     noise: float = param(
         0.0,

@@ -1,10 +1,10 @@
-"""How a federation fares on a stream of tasks (evaluation.md sections 2 and 2.1; FedMLP, FedNTD).
+"""Scores on a stream of tasks (evaluation.md sections 2 and 2.1; FedMLP, FedNTD).
 
-All figures follow from two counts per evaluated round: how many test images of each class the global model, and each
-client's own model after local training and before aggregation, get right. ``a_glo``: the global model on the whole
-(balanced) test set; ``a_loc``: mean over all clients of their own models there; ``a_sel``: likewise on the classes that
-the client has met, whatever it trained on in this round. ``…_minority``: on the half of the classes with the fewest
-training samples. A client that was never sampled has the initial model; one without such a class is left out.
+All figures follow from two counts per evaluated round: correct test images by class of the global model, and of each
+client's own model after local training and before aggregation. ``a_glo``: the global model on the whole (balanced) test
+set; ``a_loc``: mean over all clients of their own models there; ``a_sel``: likewise on the classes that the client has
+met so far. ``…_minority``: on the half of the classes with the fewest training samples. A client that was never sampled
+has the initial model; one without such a class is left out.
 """
 
 from __future__ import annotations
@@ -39,66 +39,59 @@ def task_scores(
     shared: np.ndarray | None,
     vote: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The accuracies of one evaluated round, fractions or None.
+    """Return the accuracies of one evaluated round, fractions or None.
 
     Args:
         stream: the tasks.
         round_number: 1-based.
-        tested: int64 [C], test images per class.
-        private: int64 [K, C], those that each client's own model gets right.
-        shared: int64 [C], those that the global model gets right; None where there is none.
-        vote: int64 [C], those that the majority vote of clients' models gets right; None where it was not taken.
+        tested: test images per class, int64 [C].
+        private: correct ones of each client's own model, int64 [K, C].
+        shared, vote: of the global model, and of the majority vote of clients' models, int64 [C]; None where there is
+            none.
 
     Returns:
         :data:`ACCURACIES`, and per task, in the order they are met, the mean over clients of the accuracy on the
         classes of that task: ``by_task`` of clients' own models, ``by_task_global`` of the global one; None for a task
         not yet begun.
     """
-    every = np.ones_like(stream.met(round_number))
-    met, few = stream.met(round_number), stream.minority
-    begun = stream.begun(round_number)
-
-    def of_clients(right: np.ndarray, chosen: np.ndarray) -> float | None:
-        return _mean_accuracy(right, tested, chosen)
-
-    def of_everybody(right: np.ndarray | None, chosen: np.ndarray) -> float | None:
-        return None if right is None else _mean_accuracy(right[None], tested, chosen[None])
+    met, few, begun = stream.met(round_number), stream.minority, stream.begun(round_number)
+    every = np.ones_like(met)
 
     def by_task(right: np.ndarray) -> list[float | None]:
-        tasks = range(stream.num_tasks)
-        return [of_clients(right, stream.classes[:, task]) if task < begun else None for task in tasks]
+        classes = [stream.classes[:, task] if task < begun else None for task in range(stream.num_tasks)]
+        return [None if chosen is None else _mean_accuracy(right, tested, chosen) for chosen in classes]
 
     return {
-        "a_glo": of_everybody(shared, np.ones_like(few)),
-        "a_loc": of_clients(private, every),
-        "a_sel": of_clients(private, met),
-        "a_glo_minority": of_everybody(shared, few),
-        "a_loc_minority": of_clients(private, every & few),
-        "a_sel_minority": of_clients(private, met & few),
-        "a_glo_vote": of_everybody(vote, np.ones_like(few)),
-        "a_glo_vote_minority": of_everybody(vote, few),
+        "a_glo": _mean_accuracy(shared, tested, every[:1]),
+        "a_loc": _mean_accuracy(private, tested, every),
+        "a_sel": _mean_accuracy(private, tested, met),
+        "a_glo_minority": _mean_accuracy(shared, tested, few[None]),
+        "a_loc_minority": _mean_accuracy(private, tested, every & few),
+        "a_sel_minority": _mean_accuracy(private, tested, met & few),
+        "a_glo_vote": _mean_accuracy(vote, tested, every[:1]),
+        "a_glo_vote_minority": _mean_accuracy(vote, tested, few[None]),
         "by_task": by_task(private),
-        "by_task_global": None if shared is None else by_task(np.broadcast_to(shared, private.shape)),
+        "by_task_global": None if shared is None else by_task(shared),
     }
 
 
-def _mean_accuracy(right: np.ndarray, tested: np.ndarray, chosen: np.ndarray) -> float | None:
-    """Mean over rows of right / tested, both summed over the chosen classes; rows without a test image are left out."""
+def _mean_accuracy(right: np.ndarray | None, tested: np.ndarray, chosen: np.ndarray) -> float | None:
+    """Return the mean over rows of right / tested, both summed over the chosen classes, bool [rows, C].
+
+    Rows without a test image are left out. ``right``: by row, or of all rows; None: there is no such model.
+    """
     images = (tested * chosen).sum(axis=1)
     known = images > 0
-    if not known.any():
+    if right is None or not known.any():
         return None
     return float(((right * chosen).sum(axis=1)[known] / images[known]).mean())
 
 
 def forgetting(after: Sequence[Sequence[float]]) -> float | None:
-    """F = (1/(T-1)) Σ_{j<T} (max_{j≤l<T} a[l][j] - a[T][j]): how far accuracy fell from its best (section 2.1).
+    """Return F = (1/(T-1)) Σ_{j<T} (max_{j≤l<T} a[l][j] - a[T][j]), the mean fall from the best accuracy (section 2.1).
 
     Args:
-        after: a[t][j], the accuracy on task j at the end of task t, for j ≤ t.
-
-    Returns:
-        None for fewer than two tasks.
+        after: a[t][j], the accuracy on task j at the end of task t, for j ≤ t; fewer than two tasks give None.
     """
     last = len(after) - 1
     if last < 1:
@@ -107,7 +100,7 @@ def forgetting(after: Sequence[Sequence[float]]) -> float | None:
 
 
 def backward_transfer(after: Sequence[Sequence[float]]) -> float | None:
-    """BWT = (1/(T-1)) Σ_{j<T} (a[T][j] - a[j][j]): what later tasks did to earlier ones; see :func:`forgetting`."""
+    """Return BWT = (1/(T-1)) Σ_{j<T} (a[T][j] - a[j][j]), the effect of later tasks on earlier ones."""
     last = len(after) - 1
     if last < 1:
         return None
@@ -115,14 +108,11 @@ def backward_transfer(after: Sequence[Sequence[float]]) -> float | None:
 
 
 def roundwise_forgetting(class_accuracy: Sequence[Sequence[float | None]], *, clip: bool = False) -> float | None:
-    """(1/C) Σ_c (max_{t<R} acc_c^t - acc_c^R) over the classes with test images (FedNTD's sense; section 2.1).
+    """Return (1/C) Σ_c (max_{t<R} acc_c^t - acc_c^R) over the classes with test images (FedNTD; section 2.1).
 
     Args:
         class_accuracy: per evaluated round the accuracies by class, None for classes without test images.
         clip: count a class that is now at its best as 0, not as negative.
-
-    Returns:
-        None for fewer than two rounds.
     """
     if len(class_accuracy) < 2:
         return None
@@ -137,10 +127,10 @@ def roundwise_forgetting(class_accuracy: Sequence[Sequence[float | None]], *, cl
 
 
 def summarise_tasks(stream: TaskStream, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a whole run, from its records of evaluated rounds.
+    """Return the figures of a whole run.
 
     ``last_epochs``: means of :data:`ACCURACIES` over the last ten epochs (an epoch is T rounds), of each its last
-    evaluated round; ``num_last_epochs`` says how many of these ten were evaluated, or were there.
+    evaluated round; ``num_last_epochs``: the number evaluated among these ten.
     ``a_loc_participants`` has only the clients of that round. ``stage_ends``: the values at the end of each task of a
     blocked schedule, from which ``forgetting`` and ``backward_transfer`` follow; both None otherwise, since a cyclic
     schedule visits every task again.
@@ -156,11 +146,8 @@ def summarise_tasks(stream: TaskStream, history: Sequence[Mapping[str, Any]]) ->
 
     def at_ends(name: str) -> list[list[float]] | None:
         rows = [record["tasks"][name] for record in ends]
-        return (
-            rows
-            if complete and all(row is not None and None not in row[: t + 1] for t, row in enumerate(rows))
-            else None
-        )
+        known = all(row is not None and None not in row[: t + 1] for t, row in enumerate(rows))
+        return rows if complete and known else None
 
     private, shared = at_ends("by_task"), at_ends("by_task_global")
     by_class = [record["class_accuracy"] for record in history if record["class_accuracy"] is not None]

@@ -1,4 +1,4 @@
-"""Client samplers by name; adding one is adding a file and its line here."""
+"""Client samplers by name; adding one is adding a class and its line here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ from flcore.sampling.base import Sampler
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "sampler",
     {
-        "uniform": "flcore.sampling.uniform:Uniform",
-        "by_size": "flcore.sampling.by_size:BySize",
-        "round_robin": "flcore.sampling.round_robin:RoundRobin",
+        "uniform": "flcore.sampling.samplers:Uniform",
+        "by_size": "flcore.sampling.samplers:BySize",
+        "round_robin": "flcore.sampling.samplers:RoundRobin",
         "trace": "flcore.sampling.trace:Trace",
     },
 )

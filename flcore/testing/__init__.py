@@ -1,7 +1,7 @@
-"""Checks that every method passes, for the package's own and for anybody's: :func:`check_method`.
+"""Checks for every method, in the package or outside: :func:`check_method`.
 
-They train on 100 made-up images, on the CPU, in seconds, among clients as real ones may be: one with a single sample,
-one with a single class, a class that nobody holds, and one that is not sampled before a later round.
+They train on 100 made-up images, on the CPU, in seconds. One client has a single sample, one a single class, one is
+first sampled in a later round; one class has no samples.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        check: its name. meaning: what a method that passes guarantees.
-        problem: what is wrong, in one line; None: it passes.
+        check: its name. meaning: the guarantee of a method that passes.
+        problem: in one line; None: it passes.
         reason: why it does not apply; None: it does.
     """
 
@@ -88,7 +88,7 @@ def outcomes_of(
     with tempfile.TemporaryDirectory(prefix="protofl-check-") as place, alone():
         single_thread()
         trial = Trial(cls, settings or {}, params, Path(place))
-        trial.config(trial.method())  # refuses what no method could be run with
+        trial.config(trial.method())  # refuses invalid settings
         for name, check in CHECKS.items():
             left_out = name in skip or (name == "workers" and not slow)
             outcomes.append(
@@ -104,6 +104,6 @@ def _asked(check: Callable[[Trial], str | None], trial: Trial) -> dict[str, str 
         return {"problem": check(trial)}
     except NotApplicableError as error:
         return {"reason": str(error)}
-    except Exception as error:  # whatever a method's own code raises is the finding
+    except Exception as error:  # an error in the method is a finding
         what = str(error) if isinstance(error, ProtoflError) else f"{type(error).__name__}: {error}"
         return {"problem": shorten(" ".join(what.split()), 300)}

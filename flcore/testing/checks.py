@@ -1,4 +1,4 @@
-"""The checks: each returns what is wrong with a method, in one line, or None."""
+"""The checks: each returns the problem of a method, in one line, or None; :data:`MEANINGS` describes them."""
 
 from __future__ import annotations
 
@@ -22,48 +22,39 @@ from flcore.testing.trial import EQUAL, ROUNDS, Trial, difference
 from flcore.testing.watching import Recording
 
 TOLERANCE = 1e-3
-"""Of messages of clients that train in a stack, relative to the largest value of a payload."""
+"""Largest difference of messages from a stack, relative to the largest value of a payload."""
 
 
 class NotApplicableError(Exception):
-    """A check has nothing to look at in this method; the message says why."""
+    """A check does not apply to this method; the message gives the reason."""
 
 
 class _Stop(BaseException):
-    """As sudden as a kill: nothing catches it."""
+    """Stops a run as a kill does: no handler catches it."""
 
 
 def _runs(trial: Trial) -> str | None:
-    """Look for numbers that are not finite."""
-    run = trial.first
-    for owner, record in [
-        ("the server's", run.server),
-        *((f"client {k}'s", own) for k, own in run.client_states.items()),
-    ]:
+    for owner, record in trial.first.records.items():
         for name, payload in record.items():
             if not all(bool(torch.isfinite(value).all()) for value in payload.arrays().values()):
                 return f"{owner} {name} has a value that is not finite"
-    for entry in run.history:
+    for entry in trial.first.history:
         if any(isinstance(value, float) and not math.isfinite(value) for value in _pytree.tree_leaves(entry)):
             return f"the history of round {entry['round']} has a value that is not finite"
     return None
 
 
 def _repeats(trial: Trial) -> str | None:
-    """Compare with the watched run, after draws from the global generators."""
     torch.rand(3), np.random.rand(3), random.random()
     return trial.first.difference(trial.recorded[0])
 
 
 def _pure(trial: Trial) -> str | None:
-    """Return the first impure act of the watched run."""
     impure = trial.recorded[1].impure
     return impure[0] if impure else None
 
 
 def _resumes(trial: Trial) -> str | None:
-    """Stop after each round, then finish."""
-
     def stop(number: int, record: Any) -> None:
         raise _Stop
 
@@ -77,12 +68,8 @@ def _resumes(trial: Trial) -> str | None:
 
 
 def _state(trial: Trial) -> str | None:
-    """Save and load every record."""
-    run, path = trial.first, trial.home / "record.safetensors"
-    for owner, record in [
-        ("the server's", run.server),
-        *((f"client {k}'s", own) for k, own in run.client_states.items()),
-    ]:
+    path = trial.home / "record.safetensors"
+    for owner, record in trial.first.records.items():
         save_record(path, record)
         if (where := difference(record, load_record(path)[0])) is not None:
             return f"{owner} {where} is not what was saved"
@@ -90,7 +77,6 @@ def _state(trial: Trial) -> str | None:
 
 
 def _traffic(trial: Trial) -> str | None:
-    """Compare lengths of serialised messages with the history."""
     run, recording = trial.recorded
     for way, messages in (("down", recording.down), ("up", recording.up)):
         sent = sum(len(serialise(message)) for message in messages.values())
@@ -131,7 +117,6 @@ def _stacks(trial: Trial) -> str | None:
 
 
 def _switched_off(trial: Trial) -> str | None:
-    """Compare with FedAvg."""
     off = vars(trial.cls).get("reduces_to_fedavg")
     if off is None:
         raise NotApplicableError("reduces_to_fedavg is not set")
@@ -142,7 +127,6 @@ def _switched_off(trial: Trial) -> str | None:
 
 
 def _workers(trial: Trial) -> str | None:
-    """Compare with a run of one worker."""
     if METHODS.get(trial.cls.name) is not trial.cls:
         raise NotApplicableError("it is not registered")
     experiment = trial.experiment(trial.method(), engine={"workers": 1})
@@ -168,10 +152,10 @@ CHECKS: Mapping[str, Callable[[Trial], str | None]] = {
     "switched-off": _switched_off,
     "workers": _workers,
 }
-"""By name, in the order in which they run."""
+"""Checks by name, in order."""
 
 MEANINGS: Mapping[str, str] = {
-    "runs": "trains with one sample, one class, a class nobody holds and late clients; all numbers are finite",
+    "runs": "trains with one sample, one class, a class without samples and late clients; all numbers are finite",
     "repeats": "gives the same bytes when repeated",
     "pure": "changes nothing that it is given, draws from no global generator",
     "resumes": "gives the same bytes when killed after any round and resumed",
@@ -181,4 +165,4 @@ MEANINGS: Mapping[str, str] = {
     "switched-off": "is FedAvg to the bit where reduces_to_fedavg says so",
     "workers": "gives the same bytes in a worker process",
 }
-"""What a method that passes guarantees."""
+"""The guarantee of a method that passes, by check."""

@@ -1,4 +1,4 @@
-"""The runs that checks share: a method on made-up images, among clients as real ones may be."""
+"""The runs that checks share: a method on made-up images, with uneven clients."""
 
 from __future__ import annotations
 
@@ -46,20 +46,24 @@ COMMON: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves."""
+    """The results of a run."""
 
     server: Record
     client_states: dict[int, Record]
     history: list[dict[str, Any]]
 
+    @property
+    def records(self) -> dict[str, Record]:
+        """The records by owner: ``the server's``, ``client 0's``, ..."""
+        clients = {f"client {client}'s": record for client, record in self.client_states.items()}
+        return {"the server's": self.server, **clients}
+
     def difference(self, other: Finished) -> str | None:
-        """Name what is not the same in another run, to the bit; None: nothing."""
-        if (where := difference(self.server, other.server)) is not None:
-            return f"other bytes in the server's {where}"
-        for client in sorted(self.client_states.keys() | other.client_states.keys()):
-            pair = (run.client_states.get(client, Record()) for run in (self, other))
+        """Name the first difference from another run, to the bit; None: there is none."""
+        for owner in {**self.records, **other.records}:
+            pair = (run.records.get(owner, Record()) for run in (self, other))
             if (where := difference(*pair)) is not None:
-                return f"other bytes in client {client}'s {where}"
+                return f"other bytes in {owner} {where}"
         for one, two in zip(self.history, other.history, strict=True):
             apart = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
             if apart:
@@ -68,7 +72,7 @@ class Finished:
 
 
 def difference(one: Record, two: Record) -> str | None:
-    """Name the first payload that is not the same, to the bit; None: all are."""
+    """Name the first payload that differs, to the bit; None: all are equal."""
     if one.keys() != two.keys():
         return f"names, {', '.join(sorted(one)) or 'none'} and {', '.join(sorted(two)) or 'none'}"
     return next((name for name in sorted(one) if serialise(one.only(name)) != serialise(two.only(name))), None)
@@ -116,7 +120,7 @@ class Trial:
         return make_partition(self.dataset, Imported(path=str(path)), num_clients=len(clients), seed=0)
 
     def config(self, method: Method, **changes: Mapping[str, Any]) -> Config:
-        """The configuration of a run, with what the method needs."""
+        """Return the configuration of a run, with the settings that the method requires."""
         raw: dict[str, dict[str, Any]] = {section: dict(values) for section, values in COMMON.items()}
         needs = {key: allowed[0] for key, allowed in method.required_config.items()}
         if "model.name" in needs:
@@ -156,19 +160,19 @@ class Trial:
 
     @cached_property
     def first(self) -> Finished:
-        """The run that the others are compared with."""
+        """The reference run."""
         return self.run(self.experiment(self.method()))
 
     @cached_property
     def recorded(self) -> tuple[Finished, Recording]:
-        """The same run, of a method that is watched."""
+        """The same run, with a watched method."""
         recording = Recording()
         method = recording.watch(self.method())
         return self.run(self.experiment(method)), recording
 
 
 def _plugins_of(method: Method) -> tuple[plugins.Plugin, ...]:
-    """The files that a method from outside the package is made of."""
+    """Return the plug-ins of a method from outside the package."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{plugins.PACKAGE}.")]
     files = [Path(str(module.__file__)) for module in modules]
     return plugins.used([plugins.load(file) for file in files if file.is_file()], [method])

@@ -1,4 +1,4 @@
-"""A method that is watched: its messages, and what no pure function does."""
+"""A watched method: its messages and its side effects."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flcore.methods.api import Method
 
 
 class Recording:
-    """Messages of a run, and what its method did that no pure function does."""
+    """Messages of a run, and side effects of its method."""
 
     def __init__(self, *, purity: bool = True) -> None:
-        self.purity = purity  # of a stack's loss no value can be asked
+        self.purity = purity  # values cannot be read in the loss of a stack
         self.down: dict[tuple[int, str, int], Record] = {}
         self.up: dict[tuple[int, str, int], Record] = {}
         self.impure: list[str] = []
 
     def watch(self, method: Method) -> Method:
-        """Return a method that does the same and is watched."""
+        """Return a watched copy of a method."""
         cls = type(method)
         recording = self
 
@@ -69,7 +69,7 @@ class Recording:
 
 
 class _Pure(AbstractContextManager[None]):
-    """Notes what changes its inputs, or draws from the generators that all of a process share."""
+    """Notes changes of inputs, and draws from global generators."""
 
     def __init__(self, noted: list[str], what: str, inputs: Any) -> None:
         self.noted, self.what, self.inputs = noted, what, inputs

@@ -18,7 +18,7 @@ from flcore.engine.cohort import Cohort, groups, leg_steps, participants_of, sel
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import serialise
 from flcore.methods.types import Exchange, Phase
-from flcore.sampling.uniform import Uniform
+from flcore.sampling.samplers import Uniform
 
 
 def trainers(experiment: Any, number: int) -> list[int]:

@@ -13,10 +13,8 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.core.rng import numpy_stream
 from flcore.sampling import SAMPLERS
-from flcore.sampling.by_size import BySize
-from flcore.sampling.round_robin import RoundRobin
+from flcore.sampling.samplers import BySize, RoundRobin, Uniform
 from flcore.sampling.trace import Trace
-from flcore.sampling.uniform import Uniform
 
 EQUAL = dict.fromkeys(range(6), 10)
 TRACE = Trace(rounds={"1": [0, 2, 5], "2": [1], "4": [3, 4]})

@@ -1,0 +1,64 @@
+"""Samplers that need nothing but sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from flcore.core.rng import numpy_stream
+from flcore.sampling.base import Sampler
+
+
+@dataclass(frozen=True)
+class Uniform(Sampler):
+    """All sets of ``count`` clients are equally likely: the default, and the assumption of FedAvg's analysis."""
+
+    name: ClassVar[str] = "uniform"
+    summary: ClassVar[str] = "every client alike, without replacement"
+
+    def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
+        """Draw ``count`` clients."""
+        return numpy_stream(seed, "cohort", round_number).choice(list(sizes), count, replace=False).tolist()
+
+
+@dataclass(frozen=True)
+class BySize(Sampler):
+    """Probability proportional to n_k, without replacement; clients without samples come last.
+
+    The first client is drawn with probability n_k / N, the next one likewise from the rest, and so on (successive
+    sampling): the smallest values of E_k / n_k are taken, with exponential E_k (Efraimidis and Spirakis, Information
+    Processing Letters 2006).
+
+    The fold still weighs by n_k, so a large client counts twice: it is drawn more often, and it weighs more. This
+    biases the global model towards large clients. An unbiased estimate would weigh the drawn clients alike and draw
+    them with replacement (Li et al., "On the Convergence of FedAvg on Non-IID Data", ICLR 2020, scheme I).
+    """
+
+    name: ClassVar[str] = "by_size"
+    summary: ClassVar[str] = "with probability proportional to a client's samples, without replacement"
+
+    def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
+        """Draw ``count`` clients."""
+        clients, samples = np.array(list(sizes)), np.array(list(sizes.values()), dtype=np.float64)
+        waits = numpy_stream(seed, "cohort", round_number).exponential(size=len(clients))
+        order = np.where(samples > 0, waits / np.maximum(samples, 1), np.inf)
+        return clients[np.argsort(order, kind="stable")[:count]].tolist()
+
+
+@dataclass(frozen=True)
+class RoundRobin(Sampler):
+    """Take all clients in turn: places (t - 1)·m to t·m - 1, modulo K, of an order that the seed draws once.
+
+    A random order separates clients with neighbouring ids, which a partition may have made similar.
+    """
+
+    name: ClassVar[str] = "round_robin"
+    summary: ClassVar[str] = "all clients in turn, in an order drawn once"
+
+    def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
+        """Take the next ``count`` clients of the order."""
+        order = numpy_stream(seed, "cohort order").permutation(list(sizes))
+        return [int(order[place % len(order)]) for place in range((round_number - 1) * count, round_number * count)]
