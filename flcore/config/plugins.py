@@ -336,7 +336,7 @@ def _problem_of(registry: Registry[Any], cls: Any) -> str | None:
     for attribute in ("name", "summary", *(["citation"] if registry is METHODS else [])):
         value = vars(cls).get(attribute)
         if not isinstance(value, str) or not value.strip():
-            return f'has no {attribute} of its own; write {attribute}: ClassVar[str] = "..."'
+            return f'has no {attribute} of its own; write {attribute}="..." in the class statement'
     if not _NAME.fullmatch(cls.name):
         return f"is called {cls.name!r}; a name is made of a-z, 0-9 and _, a letter first"
     if cls.name in registry:

@@ -8,9 +8,34 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
+
+from flcore.core.text import first_line
 
 T = TypeVar("T")
+
+
+class Named:
+    """Base of classes in registries: the class statement sets attributes, the docstring's first line the summary.
+
+    As in ``class FedProx(FedAvg, name="fedprox", citation="Li et al., MLSys 2020")``.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        """Set the attributes of the class statement, and the summary: the first line of the docstring.
+
+        Raises:
+            TypeError: no base class declares an attribute.
+        """
+        if cls.__doc__ and "summary" not in vars(cls):
+            cls.summary = first_line(cls.__doc__)
+        for attribute, value in attributes.items():
+            if not any(attribute in vars(base).get("__annotations__", {}) for base in cls.__mro__):
+                raise TypeError(f"{cls.__name__}: unknown argument {attribute} of the class statement")
+            setattr(cls, attribute, value)
 
 
 class Registry(Mapping[str, T]):

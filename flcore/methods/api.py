@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from flcore.core.text import first_line
+from flcore.core.registry import Named
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy
@@ -48,7 +48,7 @@ class ValidatedParams:
         """Accept all values."""
 
 
-class Method(ValidatedParams, ABC):
+class Method(ValidatedParams, Named, ABC):
     """A federated method. By default it has no server state, messages or client state; override what the paper changes.
 
     Name, citation and ``reduces_to_fedavg`` are arguments of the class statement::
@@ -78,8 +78,6 @@ class Method(ValidatedParams, ABC):
     """
 
     AUTHORS: ClassVar[Mapping[str, Any]] = {}
-    name: ClassVar[str]
-    summary: ClassVar[str]
     citation: ClassVar[str]
     trains: ClassVar[Literal["cohort", "all"]] = "cohort"
     data_scope: ClassVar[Literal["client", "union"]] = "client"
@@ -89,17 +87,6 @@ class Method(ValidatedParams, ABC):
     needs_linear_head: ClassVar[bool] = False
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     reduces_to_fedavg: ClassVar[Mapping[str, Any] | None] = None
-
-    def __init_subclass__(
-        cls, name: str | None = None, citation: str | None = None, reduces_to_fedavg: Mapping[str, Any] | None = None
-    ) -> None:
-        """Set the attributes that a class statement names, and the summary: the first line of the docstring."""
-        declared = {"name": name, "citation": citation, "reduces_to_fedavg": reduces_to_fedavg}
-        if cls.__doc__ and "summary" not in vars(cls):
-            declared["summary"] = first_line(cls.__doc__)
-        for attribute, value in declared.items():
-            if value is not None:
-                setattr(cls, attribute, value)
 
     def num_outputs(self, num_classes: int) -> int:
         """Return the number of head outputs: the classes first, then any auxiliary classes of the method."""

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from torch import nn
 
 from flcore.core.registry import Registry
 from flcore.core.rng import seeded_globally
-from flcore.models.base import Backbone, DropoutMasks, extract_weights, load_weights, widen_head
+from flcore.models.base import Backbone, DropoutMasks, ModelSpec, extract_weights, load_weights, widen_head
 
 __all__ = ["MODELS", "Backbone", "DropoutMasks", "ModelSpec", "build_model", "extract_weights", "load_weights"]
-
-
-class ModelSpec(Protocol):
-    """A model's hyper-parameters, able to build it."""
-
-    @property
-    def name(self) -> str:
-        """The registry's name."""
-
-    @property
-    def summary(self) -> str:
-        """One line: the architecture and its users."""
-
-    @abstractmethod
-    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W)."""
 
 
 MODELS: Registry[type[ModelSpec]] = Registry(

@@ -7,6 +7,7 @@ random numbers: dropout takes uniform numbers as an argument, so that a step giv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcore.core.registry import Named
 from flcore.io.messages import Weights
 
 DropoutMasks = Mapping[str, Tensor]
@@ -79,6 +81,14 @@ class Backbone(nn.Module):
         """Features and logits of a batch."""
         features = self.features(images, dropout_masks)
         return features, self.classify(features, dropout_masks)
+
+
+class ModelSpec(Named, ABC):
+    """A model's hyper-parameters, able to build it; the summary names the architecture and its users."""
+
+    @abstractmethod
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        """Assemble the network for images of ``shape`` (C, H, W)."""
 
 
 def dropout(values: Tensor, masks: Tensor, rate: float) -> Tensor:

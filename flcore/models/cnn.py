@@ -11,19 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.core.params import param
-from flcore.models.base import Backbone, DropoutMasks, HiddenHead, MaxPool, dropout, flat_size, max_pool
+from flcore.models.base import Backbone, DropoutMasks, HiddenHead, MaxPool, ModelSpec, dropout, flat_size, max_pool
 
 
 @dataclass(frozen=True)
-class FedGenCnn:
-    """FedGen/FedPA's CNN: two 3×3 convolutions of stride 2 with BatchNorm, a linear feature *without* activation.
+class FedGenCnn(ModelSpec, name="fedgen_cnn"):
+    """2 conv (stride 2, BatchNorm) + 2 fc; FedGen and FedPA on MNIST, EMNIST, Fashion.
 
-    26,434 parameters for 1×28×28 images and 10 classes (fedpa.md section 2). ``projection_dim`` adds a ReLU and a
-    two-layer projection before the head, for FedCSPC.
+    3×3 convolutions, a linear feature *without* activation. 26,434 parameters for 1×28×28 images and 10 classes
+    (fedpa.md section 2). ``projection_dim`` adds a ReLU and a two-layer projection before the head, for FedCSPC.
     """
 
-    name: ClassVar[str] = "fedgen_cnn"
-    summary: ClassVar[str] = "2 conv (stride 2, BatchNorm) + 2 fc; FedGen and FedPA on MNIST, EMNIST, Fashion"
     feature_dim: int = param(32, "length d of the feature, or e of what a projection reads", low=1)
     projection_dim: int | None = param(None, "length d of a projection, which the head reads then; null: none", low=1)
 
@@ -38,14 +36,12 @@ class FedGenCnn:
 
 
 @dataclass(frozen=True)
-class CelebaCnn:
-    """FedGen's and FedPA's CNN for CelebA: as :class:`FedGenCnn` with three convolutions, each with a pooling.
+class CelebaCnn(ModelSpec, name="celeba_cnn"):
+    """3 conv (stride 2, BatchNorm) with pooling + 2 fc; FedGen and FedPA on CelebA.
 
     25,954 parameters for 3×84×84 images and 2 classes (fedpa.md section 2).
     """
 
-    name: ClassVar[str] = "celeba_cnn"
-    summary: ClassVar[str] = "3 conv (stride 2, BatchNorm) with pooling + 2 fc; FedGen and FedPA on CelebA"
     feature_dim: int = param(32, "length d of the feature", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
@@ -82,27 +78,22 @@ class DropoutCnn(Backbone):
 
 
 @dataclass(frozen=True)
-class FedProtoCnn:
-    """FedProto's and GFPL's CNN: 21,840 parameters for 1×28×28 images and 10 classes (baselines.md section 15)."""
+class FedProtoCnn(ModelSpec, name="fedproto_cnn"):
+    """2 conv 5×5 with pooling and dropout + 2 fc; FedProto and GFPL on MNIST.
 
-    name: ClassVar[str] = "fedproto_cnn"
-    summary: ClassVar[str] = "2 conv 5×5 with pooling and dropout + 2 fc; FedProto and GFPL on MNIST"
+    21,840 parameters for 1×28×28 images and 10 classes (baselines.md section 15).
+    """
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         return _dropout_cnn(nn.Conv2d(shape[0], 10, 5), shape, num_classes, cure="28 or 32")
 
 
 @dataclass(frozen=True)
-class FemnistCnn:
-    """FedProto's and GFPL's CNN for FEMNIST: as :class:`FedProtoCnn` with a first convolution of 3×3.
+class FemnistCnn(ModelSpec, name="femnist_cnn"):
+    """2 conv (3×3, 5×5) with pooling and dropout + 2 fc; FedProto and GFPL on FEMNIST at 128×128.
 
     849,332 parameters for 1×128×128 images and 62 classes (gfpl.md section 2).
     """
-
-    name: ClassVar[str] = "femnist_cnn"
-    summary: ClassVar[str] = (
-        "2 conv (3×3, 5×5) with pooling and dropout + 2 fc; FedProto and GFPL on FEMNIST at 128×128"
-    )
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         return _dropout_cnn(nn.Conv2d(shape[0], 10, 3), shape, num_classes, cure="128")
@@ -131,11 +122,11 @@ class ThreeConvDropoutCnn(Backbone):
 
 
 @dataclass(frozen=True)
-class FedMlpCnn:
-    """FedMLP's five-layer CNN: 18,032 parameters for 1×28×28 images and 10 classes (fedmlp.md section 2)."""
+class FedMlpCnn(ModelSpec, name="fedmlp_cnn"):
+    """3 conv (5×5, 5×5, 3×3) with pooling and dropout + 2 fc; FedMLP on MNIST and FEMNIST.
 
-    name: ClassVar[str] = "fedmlp_cnn"
-    summary: ClassVar[str] = "3 conv (5×5, 5×5, 3×3) with pooling and dropout + 2 fc; FedMLP on MNIST and FEMNIST"
+    18,032 parameters for 1×28×28 images and 10 classes (fedmlp.md section 2).
+    """
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         first, second, third = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5), nn.Conv2d(20, 32, 3)
@@ -145,14 +136,12 @@ class FedMlpCnn:
 
 
 @dataclass(frozen=True)
-class FedCspcCnn:
-    """FedCSPC's and MOON's CNN for CIFAR-10: LeNet encoder, two-layer projection, linear head (fedcspc.md section 2).
+class FedCspcCnn(ModelSpec, name="fedcspc_cnn"):
+    """2 conv 5×5 with pooling + 2 fc encoder, 2-layer projection, 1-layer head; FedCSPC, MOON.
 
-    92,626 parameters for 3×32×32 images, 10 classes and a projection of 256.
+    92,626 parameters for 3×32×32 images, 10 classes and a projection of 256 (fedcspc.md section 2).
     """
 
-    name: ClassVar[str] = "fedcspc_cnn"
-    summary: ClassVar[str] = "2 conv 5×5 with pooling + 2 fc encoder, 2-layer projection, 1-layer head; FedCSPC, MOON"
     projection_dim: int = param(256, "length d of the projection, which the head reads", low=1)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
@@ -169,16 +158,14 @@ _WIDTHS = (32, 64, 64, 128, 128)
 
 
 @dataclass(frozen=True)
-class ConvNet5:
-    """FedPG's network for FEMNIST, FederatedScope's ``ConvNet5``: five blocks, then a head with a hidden layer.
+class ConvNet5(ModelSpec, name="convnet5"):
+    """5 conv 5×5 (BatchNorm, pooling) + head with a hidden layer; FedPG on FEMNIST at 64×64.
 
-    A block is a padded 5×5 convolution, BatchNorm, ReLU and a 2×2 max-pooling; five of them leave 2×2×128 = 512 values
-    of 64×64 pixels, the feature that prototypes are made of (fedpg.md section 2). 1,947,710 parameters for one channel
-    and 62 classes. ``hidden: 0`` is a linear head. Methods that solve for a linear head refuse a hidden layer in it.
+    FederatedScope's ``ConvNet5``: blocks of a padded convolution, BatchNorm, ReLU and a 2×2 max-pooling leave 2×2×128 =
+    512 values of 64×64 pixels, the feature that prototypes are made of (fedpg.md section 2). 1,947,710 parameters for
+    one channel and 62 classes. Methods that solve for a linear head refuse a hidden layer in it.
     """
 
-    name: ClassVar[str] = "convnet5"
-    summary: ClassVar[str] = "5 conv 5×5 (BatchNorm, pooling) + head with a hidden layer; FedPG on FEMNIST at 64×64"
     hidden: int = param(2048, "units of the head's hidden layer; 0: the head is linear", low=0)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
@@ -192,16 +179,14 @@ class ConvNet5:
 
 
 @dataclass(frozen=True)
-class FedPgCnn:
-    """The network of our figures on digits and MNIST (fedpg.md section 11).
+class FedPgCnn(ModelSpec, name="fedpg_cnn"):
+    """2 conv 3×3 (BatchNorm, stride 2) + 2 fc; FedPG's figures on digits and MNIST.
 
-    Two padded 3×3 convolutions (16, 32) with BatchNorm and ReLU, a linear layer to d = 64 with ReLU, a linear head.
+    Two padded convolutions (16, 32) with ReLU, a linear layer to d = 64 with ReLU, a linear head (fedpg.md section 11).
     With the 96 running means and variances 106,058 scalars for 28×28 images and 10 classes, and 38,474 for 8×8 images
     with ``first_stride: 1``. The paper states no strides; these give both numbers.
     """
 
-    name: ClassVar[str] = "fedpg_cnn"
-    summary: ClassVar[str] = "2 conv 3×3 (BatchNorm, stride 2) + 2 fc; FedPG's figures on digits and MNIST"
     first_stride: Literal[1, 2] = param(2, "stride of the first convolution; 1 for images of 8×8")
     feature_dim: int = param(64, "length d of the feature", low=1)
 
@@ -230,16 +215,14 @@ class TwiceDroppedCnn(Backbone):
 
 
 @dataclass(frozen=True)
-class PflCnn:
-    """``simple_cnn`` of pfl-research (Granqvist et al., NeurIPS 2024), in its PyTorch form.
+class PflCnn(ModelSpec, name="pfl_cnn"):
+    """2 conv 3×3 with one pooling, dropout + 2 fc; pfl-research on CIFAR-10.
 
-    Two unpadded 3×3 convolutions (32 and 64 maps) with ReLU, one 2×2 max-pooling, dropout 0.25, a hidden layer of 128
-    with ReLU, dropout 0.5, a linear head; weights drawn as Glorot and Bengio (2010) do, biases as PyTorch does.
-    1,626,442 parameters for 3×32×32 images and 10 classes.
+    ``simple_cnn`` of pfl-research (Granqvist et al., NeurIPS 2024), in its PyTorch form: two unpadded convolutions (32
+    and 64 maps) with ReLU, one 2×2 max-pooling, dropout 0.25, a hidden layer of 128 with ReLU, dropout 0.5, a linear
+    head; weights drawn as Glorot and Bengio (2010) do, biases as PyTorch does. 1,626,442 parameters for 3×32×32 images
+    and 10 classes.
     """
-
-    name: ClassVar[str] = "pfl_cnn"
-    summary: ClassVar[str] = "2 conv 3×3 with one pooling, dropout + 2 fc; pfl-research on CIFAR-10"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network for images of ``shape`` (C, 32, 32).

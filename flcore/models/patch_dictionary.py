@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.core.params import param
-from flcore.models.base import Backbone
+from flcore.models.base import Backbone, ModelSpec
 
 _ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
 _CACHED = 2**20  # values of a map at a time: larger ones do not stay in the cache, and cost three times as much
@@ -100,14 +100,13 @@ class PatchFeatures(nn.Module):
 
 
 @dataclass(frozen=True)
-class PatchDictionary:
-    """K filters of p×p, thresholds, g×g cells: D = K·g² features (2·K·g² with both signs), and a linear head.
+class PatchDictionary(ModelSpec, name="patch_dictionary"):
+    """One convolution as a dictionary of patches, thresholds, pooling, linear head; ProtoLDA.
 
-    With the defaults and 10 classes 111·(100 + 1) + 999·10 + 10 = 21,211 parameters for 1×28×28 images.
+    K filters of p×p and g×g cells give D = K·g² features (2·K·g² with both signs). With the defaults and 10 classes
+    111·(100 + 1) + 999·10 + 10 = 21,211 parameters for 1×28×28 images.
     """
 
-    name: ClassVar[str] = "patch_dictionary"
-    summary: ClassVar[str] = "one convolution as a dictionary of patches, thresholds, pooling, linear head; ProtoLDA"
     atoms: int = param(111, "K, filters of the dictionary", low=1)
     patch: int = param(10, "p, side of a patch in pixels", low=1)
     grid: int = param(3, "g, cells in each direction over which features are averaged", low=1)

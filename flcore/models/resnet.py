@@ -9,7 +9,7 @@ from torch import nn
 
 from flcore.core.params import param
 from flcore.io.files import given_path
-from flcore.models.base import Backbone
+from flcore.models.base import Backbone, ModelSpec
 from flcore.models.pretrained import PretrainedFile, load_pretrained
 
 _LEFT_OUT = ("conv1.", "bn1.", "fc.")
@@ -17,7 +17,7 @@ _LEFT_OUT = ("conv1.", "bn1.", "fc.")
 
 
 @dataclass(frozen=True)
-class _ResNet:
+class _ResNet(ModelSpec):
     """torchvision's network of this name (He et al., CVPR 2016) with random initial weights.
 
     ``projection_dim`` adds FedCSPC's two-layer projection before the head: e → e, ReLU, → d, e the length of the
@@ -25,7 +25,6 @@ class _ResNet:
     and the classifier starts from a file under torchvision's names (gfpl.md section 2); nothing is downloaded.
     """
 
-    name: ClassVar[str]
     ENCODED: ClassVar[int]
 
     stem: Literal["small", "imagenet"] = param("small", "small: 3×3 stride 1 for images of 28 to 64 pixels")
@@ -76,22 +75,17 @@ class _ResNet:
 
 
 @dataclass(frozen=True)
-class ResNet18(_ResNet):
-    """ResNet-18.
+class ResNet18(_ResNet, name="resnet18", ENCODED=512):
+    """ResNet-18, feature 512; FedPG, FedCSPC, FedMLP and GFPL on CIFAR.
 
     The small stem (3×3, stride 1, no pooling) has 11,173,962 parameters for 10 classes, the ImageNet stem 11,181,642
     (data.md section 1.4).
     """
 
-    name: ClassVar[str] = "resnet18"
-    summary: ClassVar[str] = "ResNet-18, feature 512; FedPG, FedCSPC, FedMLP and GFPL on CIFAR"
-    ENCODED: ClassVar[int] = 512
-
 
 @dataclass(frozen=True)
-class ResNet50(_ResNet):
-    """ResNet-50: 23,705,252 parameters with the small stem for 100 classes (fedpg.md section 2)."""
+class ResNet50(_ResNet, name="resnet50", ENCODED=2048):
+    """ResNet-50, feature 2048; FedPG on CIFAR-100.
 
-    name: ClassVar[str] = "resnet50"
-    summary: ClassVar[str] = "ResNet-50, feature 2048; FedPG on CIFAR-100"
-    ENCODED: ClassVar[int] = 2048
+    23,705,252 parameters with the small stem for 100 classes (fedpg.md section 2).
+    """

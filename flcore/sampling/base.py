@@ -6,18 +6,17 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
+
+from flcore.core.registry import Named
 
 
 @dataclass(frozen=True)
-class Sampler(abc.ABC):
+class Sampler(Named, abc.ABC):
     """A rule that chooses the clients of a round. Its options are fields made with ``flcore.core.params.param``.
 
     Simulated drop-out, oversampling and deadlines come after it and are the same for every sampler.
     """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
 
     @abc.abstractmethod
     def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +12,11 @@ from flcore.sampling.base import Sampler
 
 
 @dataclass(frozen=True)
-class Uniform(Sampler):
-    """All sets of ``count`` clients are equally likely: the default, and the assumption of FedAvg's analysis."""
+class Uniform(Sampler, name="uniform"):
+    """Every client alike, without replacement.
 
-    name: ClassVar[str] = "uniform"
-    summary: ClassVar[str] = "every client alike, without replacement"
+    All sets of ``count`` clients are equally likely: the default, and the assumption of FedAvg's analysis.
+    """
 
     def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
         """Draw ``count`` clients."""
@@ -25,8 +24,10 @@ class Uniform(Sampler):
 
 
 @dataclass(frozen=True)
-class BySize(Sampler):
-    """Probability proportional to n_k, without replacement; clients without samples come last.
+class BySize(Sampler, name="by_size"):
+    """With probability proportional to a client's samples, without replacement.
+
+    Clients without samples come last.
 
     The first client is drawn with probability n_k / N, the next one likewise from the rest, and so on (successive
     sampling): the smallest values of E_k / n_k are taken, with exponential E_k (Efraimidis and Spirakis, Information
@@ -37,9 +38,6 @@ class BySize(Sampler):
     them with replacement (Li et al., "On the Convergence of FedAvg on Non-IID Data", ICLR 2020, scheme I).
     """
 
-    name: ClassVar[str] = "by_size"
-    summary: ClassVar[str] = "with probability proportional to a client's samples, without replacement"
-
     def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
         """Draw ``count`` clients."""
         clients, samples = np.array(list(sizes)), np.array(list(sizes.values()), dtype=np.float64)
@@ -49,14 +47,13 @@ class BySize(Sampler):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Sampler):
-    """Take all clients in turn: places (t - 1)·m to t·m - 1, modulo K, of an order that the seed draws once.
+class RoundRobin(Sampler, name="round_robin"):
+    """All clients in turn, in an order drawn once.
+
+    Round t takes places (t - 1)·m to t·m - 1, modulo K, of an order of the clients that the seed draws.
 
     A random order separates clients with neighbouring ids, which a partition may have made similar.
     """
-
-    name: ClassVar[str] = "round_robin"
-    summary: ClassVar[str] = "all clients in turn, in an order drawn once"
 
     def sample(self, count: int, sizes: Mapping[int, int], round_number: int, seed: int) -> Sequence[int]:
         """Take the next ``count`` clients of the order."""

@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import param
@@ -27,14 +27,13 @@ from flcore.sampling.base import Sampler
 
 
 @dataclass(frozen=True)
-class Trace(Sampler):
-    """Draws uniformly from the available clients of a round, without replacement; all, if they are too few.
+class Trace(Sampler, name="trace"):
+    """Of the clients that a file says are available in the round, every one alike.
+
+    Draws uniformly from the available clients of a round, without replacement; all, if they are too few.
 
     After its last round the trace starts again. In a round that it does not name no client is available.
     """
-
-    name: ClassVar[str] = "trace"
-    summary: ClassVar[str] = "of the clients that a file says are available in the round, every one alike"
 
     file: str | None = param(None, "CSV with columns round and client, or JSON {round: [client, ...]}")
     rounds: Mapping[str, Any] = param({}, "in place of a file, its content: {round: [client, ...]}, rounds from 1")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from flcore.core.errors import DataError
+from flcore.core.registry import Named
 
 Indices = np.ndarray
 
@@ -32,8 +33,7 @@ class Assignment:
 
     Attributes:
         clients: per client the indices of its samples, int64 and ascending.
-        complete: every sample must have an owner.
-        overlap: a sample may have several owners.
+        complete: every sample must have an owner. overlap: a sample may have several.
         retries: discarded attempts.
         notes: facts about the result for readers of the results.
         tasks: per client its indices by task, in order; None without tasks.
@@ -50,11 +50,8 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Partitioner(abc.ABC):
+class Partitioner(Named, abc.ABC):
     """A rule that divides training samples among clients. Its options are fields made with ``param``."""
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
 
     def options(self) -> dict[str, Any]:
         """Return the options for the manifest."""
@@ -71,24 +68,15 @@ class Partitioner(abc.ABC):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        """Divide the samples.
+        """Divide the samples, or raise DataError with the reason and what would work.
 
-        Args:
-            labels: int64 [N], classes from 0.
-            rng: the only source of randomness.
-            groups: int64 [N], the writer or user of each sample, if the dataset knows it.
-
-        Raises:
-            DataError: the request cannot be met; the message says why and what would work.
+        ``labels`` int64 [N] are classes from 0; ``rng`` is the only source of randomness; ``groups`` int64 [N] are the
+        writer or user of each sample, if the dataset knows it.
         """
 
 
 def check_request(labels: np.ndarray, num_clients: int, min_size: int = 1) -> None:
-    """Refuse no clients, or fewer samples than the clients need.
-
-    Raises:
-        DataError: always with a number of clients that would work.
-    """
+    """Refuse no clients, or fewer samples than the clients need, with a number of clients that would work."""
     if num_clients < 1:
         raise DataError(f"partition.num_clients = {num_clients}: at least 1 client is needed")
     if len(labels) < num_clients * max(min_size, 1):
@@ -100,7 +88,7 @@ def check_request(labels: np.ndarray, num_clients: int, min_size: int = 1) -> No
 
 
 def refuse(partitioner: Partitioner, num_clients: int, num_classes: int) -> None:
-    """Raise :meth:`Partitioner.refusal`, if any, as DataError: a configuration may not know the classes."""
+    """Raise :meth:`Partitioner.refusal`, if any, as DataError."""
     reason = partitioner.refusal(num_clients, num_classes)
     if reason is not None:
         raise DataError(reason)
@@ -114,9 +102,8 @@ def either(key: str, values: list[int]) -> str:
 def split_by_shares(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:
     """Cut ``indices`` at ``floor(cumsum(shares)[:-1] * len(indices))``; the last part takes the rest.
 
-    The parts are in order, disjoint and cover ``indices``. For example 10 indices and shares (0.25, 0.25, 0.5) give
-    cumulative shares 0.25, 0.5 and cuts at floor(2.5) = 2 and floor(5) = 5, hence parts of 2, 3 and 5. ``shares`` [k]
-    are not negative, with sum 1.
+    For example 10 indices and shares (0.25, 0.25, 0.5) give cumulative shares 0.25, 0.5 and cuts at floor(2.5) = 2 and
+    floor(5) = 5, hence parts of 2, 3 and 5. ``shares`` [k] are not negative, with sum 1.
     """
     return np.split(indices, np.cumsum(cut_sizes(len(indices), shares))[:-1])
 
@@ -129,10 +116,7 @@ def cut_sizes(total: int, shares: np.ndarray) -> np.ndarray:
 
 
 def indices_by_class(labels: np.ndarray, num_classes: int = 0) -> list[Indices]:
-    """Return per class the ascending indices of its samples; classes without samples give empty arrays.
-
-    ``num_classes`` is a minimum, for last classes without samples; ``labels`` int64 [N].
-    """
+    """Return per class the ascending indices of samples in ``labels`` int64 [N], ``num_classes`` or more."""
     order = np.argsort(labels, kind="stable").astype(np.int64)
     return np.split(order, np.cumsum(np.bincount(labels, minlength=num_classes))[:-1])
 

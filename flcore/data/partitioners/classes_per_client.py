@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -23,16 +23,13 @@ from flcore.data.partitioners.base import (
 
 
 @dataclass(frozen=True)
-class ClassesPerClient(Partitioner):
-    """Each class is cut into equal parts and each client is dealt parts of ``classes`` distinct classes.
+class ClassesPerClient(Partitioner, name="classes_per_client"):
+    """Every client holds exactly so many classes (FedPG: two).
 
-    ``parts``: K · classes / C parts per class, dealt at random and repaired by swaps; all samples are used and every
-    class has exactly that many owners. ``nbench`` (NIID-Bench's "#label"): client i has class i mod C and random
-    others, so that the number of owners varies between classes; a class without owner stays unused.
+    ``parts``: each class is cut into K · classes / C equal parts, dealt at random and repaired by swaps; all samples
+    are used and every class has exactly that many owners. ``nbench`` (NIID-Bench's "#label"): client i has class i mod
+    C and random others, so that the number of owners varies between classes; a class without owner stays unused.
     """
-
-    name: ClassVar[str] = "classes_per_client"
-    summary: ClassVar[str] = "every client holds exactly so many classes (FedPG: two)"
 
     classes: int = param(2, "classes of each client", low=1)
     rule: Literal["parts", "nbench"] = param(

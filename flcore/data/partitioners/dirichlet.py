@@ -1,14 +1,14 @@
 """Dirichlet label skew (LDA), in the four variants found in published code (data.md, section 2.2).
 
 The papers say "Dirichlet with alpha"; their code differs in whether full clients stop receiving, in the smallest size
-and in how much of the data is used, and the difference changes results. The variant is therefore always recorded.
+and in how much of the data is used. The difference changes results, so that the variant is always recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -32,22 +32,18 @@ _REDRAWS = 10_000
 
 
 @dataclass(frozen=True)
-class Dirichlet(Partitioner):
-    """Per class, shares drawn from Dir(alpha) decide how much of it each client gets.
+class Dirichlet(Partitioner, name="dirichlet"):
+    """Label skew: each class is divided by shares drawn from a Dirichlet distribution.
 
     - ``balanced`` (MOON, FedCSPC, PFLlib, NIID-Bench): a client that has N/K samples gets nothing of further classes.
     - ``plain`` (FederatedScope, used by FedPG): no balancing.
     - ``subsampled`` (FedGen, FedPA): balanced on ``ratio`` of the data; the cap per client also limits each class.
     - ``equalised`` (FedDF, CReFF): balanced in groups of ten clients, then cut again into equal sizes.
 
-    All variants are disjoint; all but ``subsampled`` use every sample.
-
-    With ``tasks`` above 1 (FedMLP's DDA, which is ``plain``; data.md 2.6) the shares are drawn over all K · T tasks,
-    and client k has tasks k · T to k · T + T - 1; or over clients first and then, ``nested``, over each one's tasks.
+    All variants are disjoint; all but ``subsampled`` use every sample. With ``tasks`` above 1 (FedMLP's DDA, which is
+    ``plain``; data.md 2.6) the shares are drawn over all K · T tasks, of which client k has k · T to k · T + T - 1; or,
+    ``nested``, over clients first and then over each one's tasks.
     """
-
-    name: ClassVar[str] = "dirichlet"
-    summary: ClassVar[str] = "label skew: each class is divided by shares drawn from a Dirichlet distribution"
 
     alpha: float = param(
         0.5, "concentration: small is skewed, large is close to IID", above=0, search=Search(0.05, 10, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +24,13 @@ _CLIENT_KEYS = {"train", "val", "test", "tasks"}
 
 
 @dataclass(frozen=True)
-class Imported(Partitioner):
-    """Clients as a JSON file lists them: indices into the prepared training split, in any order.
+class Imported(Partitioner, name="imported"):
+    """Made elsewhere: a JSON file with the indices of every client, checked.
 
-    Validation and test sets are taken from the file if it has them, else cut as for any other partition. ``test``
-    indexes the official test split or, with ``test_source: train``, the training split. Tasks divide ``train``. Clients
-    must be disjoint unless the file says ``"overlap": true``.
+    Indices are of the prepared training split, in any order. Validation and test sets are taken from the file if it has
+    them, else cut as for any other partition. ``test`` indexes the official test split or, with ``test_source: train``,
+    the training split. Tasks divide ``train``. Clients must be disjoint unless the file says ``"overlap": true``.
     """
-
-    name: ClassVar[str] = "imported"
-    summary: ClassVar[str] = "made elsewhere: a JSON file with the indices of every client, checked"
 
     path: str | None = param(None, "the JSON file with every client's training indices")
 

@@ -1,10 +1,10 @@
-"""w-way s-shot: each client has a few classes with a few samples of each (data.md, section 2.8; FedProto, GFPL)."""
+"""w-way s-shot (data.md, section 2.8)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,19 +22,17 @@ from flcore.data.partitioners.base import (
 
 
 @dataclass(frozen=True)
-class WaysShots(Partitioner):
-    """Client k draws its number of classes, the classes, and one number of samples for each of them.
+class WaysShots(Partitioner, name="ways_shots"):
+    """Few-shot: each client has w classes with s samples of each (FedProto, GFPL).
 
-    The ``fedproto`` kinds have the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)];
-    shots in [s - q + 1, s + q] as for CIFAR-10 and FEMNIST, with ``fedproto_mnist`` in [s - q + 1, s + q - 2] (an
-    off-by-one of the code, hence q at least 2), with ``fedproto_cifar100`` exactly s. ``uniform`` is symmetric, [m - r,
-    m + r]; ``normal`` is rounded N(m, r²); both are clipped to [1, C] for ways and to at least 1 for shots. Not all
-    samples are used. Clients are disjoint while the classes last; beyond that samples are reused, with a note, or the
-    request is refused (``strict``).
+    Client k draws its number of classes, the classes, and one number of samples for each of them. The ``fedproto``
+    kinds have the ranges of FedProto's published code: ways in [max(2, w - r), min(C - 1, w + r)]; shots in [s - q + 1,
+    s + q] as for CIFAR-10 and FEMNIST, with ``fedproto_mnist`` in [s - q + 1, s + q - 2] (an off-by-one of the code,
+    hence q at least 2), with ``fedproto_cifar100`` exactly s. ``uniform`` is symmetric, [m - r, m + r]; ``normal`` is
+    rounded N(m, r²); both are clipped to [1, C] for ways and to at least 1 for shots. Not all samples are used. Clients
+    are disjoint while the classes last; beyond that samples are reused, with a note, or the request is refused
+    (``strict``).
     """
-
-    name: ClassVar[str] = "ways_shots"
-    summary: ClassVar[str] = "few-shot: each client has w classes with s samples of each (FedProto, GFPL)"
 
     ways: int = param(3, "mean number of classes per client (w)", low=1)
     shots: int = param(100, "mean number of samples per class and client (s)", low=1)

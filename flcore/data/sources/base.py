@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from flcore.core.errors import DataError, listed
+from flcore.core.registry import Named
 from flcore.core.text import shorten
 
 _SPLIT_SEED = 0
@@ -90,7 +91,7 @@ class RawDataset:
 
 
 @dataclass(frozen=True)
-class Source(abc.ABC):
+class Source(Named, abc.ABC):
     """A dataset family. Options of a source are dataclass fields made with :func:`flcore.core.params.param`.
 
     Attributes:
@@ -100,8 +101,6 @@ class Source(abc.ABC):
         bad_file_cure: advice for files that cannot be decoded.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
     num_classes: ClassVar[int | None] = None
     channels: ClassVar[int | None] = None
     unsaid: ClassVar[frozenset[str]] = frozenset()

@@ -95,12 +95,9 @@ class _Cifar(Source):
 
 
 @dataclass(frozen=True)
-class Cifar10(_Cifar):
-    """50,000 / 10,000 images, 5,000 / 1,000 per class."""
+class Cifar10(_Cifar, name="cifar10", num_classes=10):
+    """Objects 32x32 in colour, 50,000 / 10,000 images, 10 classes; torchvision (Krizhevsky)."""
 
-    name: ClassVar[str] = "cifar10"
-    summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 10 classes; torchvision (Krizhevsky)"
-    num_classes: ClassVar[int | None] = 10
     kind, folder, label = "CIFAR10", "cifar-10-batches-py", 0
     files = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
     binary_folder = "cifar-10-batches-bin"
@@ -109,12 +106,12 @@ class Cifar10(_Cifar):
 
 
 @dataclass(frozen=True)
-class Cifar100(_Cifar):
-    """50,000 / 10,000 images with the 100 fine labels, 500 / 100 per class."""
+class Cifar100(_Cifar, name="cifar100", num_classes=100):
+    """Objects 32x32 in colour, 50,000 / 10,000 images, 100 classes; torchvision (Krizhevsky).
 
-    name: ClassVar[str] = "cifar100"
-    summary: ClassVar[str] = "objects 32x32 in colour, 50,000 / 10,000 images, 100 classes; torchvision (Krizhevsky)"
-    num_classes: ClassVar[int | None] = 100
+    The labels are the fine ones.
+    """
+
     kind, folder, label = "CIFAR100", "cifar-100-python", 1
     files = ("train", "test", "meta")
     binary_folder, binary_files = "cifar-100-binary", ("train.bin", "test.bin", "fine_label_names.txt")

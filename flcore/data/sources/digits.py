@@ -1,10 +1,9 @@
-"""The 8x8 digits that come with scikit-learn: the default that needs no file and no network."""
+"""The default data, which need no file and no network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,13 +13,11 @@ _SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
-class Digits(Source):
-    """1,797 gray images 8x8; 80/20 stratified split (1,437 / 360) that is the same for every experiment seed."""
+class Digits(Source, name="digits", num_classes=10, channels=1):
+    """Handwritten digits 8x8, 1,437 / 360 images, 10 classes; bundled with scikit-learn.
 
-    name: ClassVar[str] = "digits"
-    summary: ClassVar[str] = "handwritten digits 8x8, 1,437 / 360 images, 10 classes; bundled with scikit-learn"
-    num_classes: ClassVar[int | None] = 10
-    channels: ClassVar[int | None] = 1
+    The stratified 80/20 split is the same for every experiment seed.
+    """
 
     def places(self, root: Path) -> tuple[Path, ...]:
         return ()

@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters with their writers, and the two other data sets that papers call by this name."""
+"""FEMNIST, and the two other data sets that papers call by this name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,22 +24,18 @@ _DRAW_SEED = 0
 
 
 @dataclass(frozen=True)
-class Femnist(Source):
-    """62 classes: digits, upper case, lower case. Three data sets go by this name (data.md, section 1.3).
+class Femnist(Source, name="femnist", num_classes=len(_NAMES), channels=1):
+    """Handwritten characters 28x28 by writer, 62 classes; LEAF (Caldas et al.) or EMNIST byclass.
+
+    Classes are digits, upper case, lower case; three data sets go by this name (data.md, section 1.3):
 
     - ``by_writer`` (LEAF; FedPG): all samples with their writers as groups. LEAF stores dark ink on white; images are
       inverted, so that ink is bright as in MNIST.
     - ``class_balanced`` (FedMLP): equally many images per class, without writers, drawn from EMNIST byclass; the draw
-      is the same for every seed of an experiment.
+      is
+      the same for every seed of an experiment.
     - ``byclass`` (FedProto, GFPL): all of EMNIST byclass, without writers.
     """
-
-    name: ClassVar[str] = "femnist"
-    summary: ClassVar[str] = (
-        "handwritten characters 28x28 by writer, 62 classes; LEAF (Caldas et al.) or EMNIST byclass"
-    )
-    num_classes: ClassVar[int | None] = len(_NAMES)
-    channels: ClassVar[int | None] = 1
 
     reading: Literal["by_writer", "class_balanced", "byclass"] = param(
         "by_writer", "by_writer: LEAF's files; class_balanced: equal classes (FedMLP); byclass: all of EMNIST byclass"

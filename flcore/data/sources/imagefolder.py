@@ -1,4 +1,4 @@
-"""Your own images: a folder or a zip of class folders, of class folders by site, or with a CSV."""
+"""A user's own images."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from flcore.data.sources.layouts import EXPECTED, SPLITS, Listing, Sample, Tree,
 
 
 @dataclass(frozen=True)
-class ImageFolder(Source):
-    """Images by class and perhaps by site; classes and sites are numbered in natural order, sites are the groups."""
+class ImageFolder(Source, name="imagefolder"):
+    """Your own images: a folder or zip of train/<class>/* and test/<class>/*, by site, or a CSV.
 
-    name: ClassVar[str] = "imagefolder"
-    summary: ClassVar[str] = "your own images: a folder or zip of train/<class>/* and test/<class>/*, by site, or a CSV"
+    Classes and sites are numbered in natural order; sites are the groups.
+    """
+
     unsaid: ClassVar[frozenset[str]] = frozenset({"layout", "test_fraction", "on_bad_file"})
     bad_file_cure: ClassVar[str] = "repair or remove them, or set data.on_bad_file=skip"
 

@@ -76,12 +76,12 @@ class _IdxSource(Source):
 
 
 @dataclass(frozen=True)
-class Mnist(_IdxSource):
-    """60,000 / 10,000 digits; mean and standard deviation as in the FedCSPC and FedProto code."""
+class Mnist(_IdxSource, name="mnist", num_classes=10):
+    """Handwritten digits 28x28, 60,000 / 10,000 images, 10 classes; torchvision (LeCun et al.).
 
-    name: ClassVar[str] = "mnist"
-    summary: ClassVar[str] = "handwritten digits 28x28, 60,000 / 10,000 images, 10 classes; torchvision (LeCun et al.)"
-    num_classes: ClassVar[int | None] = 10
+    Mean and standard deviation are those in the FedCSPC and FedProto code.
+    """
+
     kind = "MNIST"
     facts = (
         *(string.digits, 0.1307, 0.3081, "CC BY-SA 3.0 as commonly stated"),
@@ -90,12 +90,9 @@ class Mnist(_IdxSource):
 
 
 @dataclass(frozen=True)
-class FashionMnist(_IdxSource):
-    """60,000 / 10,000 articles of clothing, 6,000 / 1,000 per class."""
+class FashionMnist(_IdxSource, name="fashionmnist", num_classes=10):
+    """Clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)."""
 
-    name: ClassVar[str] = "fashionmnist"
-    summary: ClassVar[str] = "clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)"
-    num_classes: ClassVar[int | None] = 10
     kind = "FashionMNIST"
     facts = (
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -104,11 +101,12 @@ class FashionMnist(_IdxSource):
 
 
 @dataclass(frozen=True)
-class Emnist(_IdxSource):
-    """Handwritten letters and digits. Labels from 0 and images upright, unlike in the files (data.md, section 1.3)."""
+class Emnist(_IdxSource, name="emnist"):
+    """Handwritten letters and digits 28x28, 26 to 62 classes; torchvision (Cohen et al., NIST).
 
-    name: ClassVar[str] = "emnist"
-    summary: ClassVar[str] = "handwritten letters and digits 28x28, 26 to 62 classes; torchvision (Cohen et al., NIST)"
+    Labels start at 0 and images are upright, unlike in the files (data.md, section 1.3).
+    """
+
     num_classes = property(lambda self: len(_SIGNS[self.split]))
     kind = "EMNIST"
 

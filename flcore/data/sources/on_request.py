@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -31,17 +30,13 @@ _HALVES = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class CelebA(Source):
-    """Smiling or not, with the person as group (LEAF, FedPA). Every person's images are divided into training and test.
+class CelebA(Source, name="celeba", num_classes=2, channels=3):
+    """Faces in colour, smiling or not, by person, up to 202,599 images (Liu et al.).
 
-    FedGen and FedPA draw users with seed 42 and merge ten of them into a client: ``users: 200`` here, then partition
-    ``by_group`` with ``merge: 10``, ``min_size: 1`` and 20 clients. Their generator draws other persons.
+    The person is the group, as in LEAF and FedPA; every person's images are divided into training and test. FedGen and
+    FedPA draw users with seed 42 and merge ten of them into a client: ``users: 200`` here, then partition ``by_group``
+    with ``merge: 10``, ``min_size: 1`` and 20 clients. Their generator draws other persons.
     """
-
-    name: ClassVar[str] = "celeba"
-    summary: ClassVar[str] = "faces in colour, smiling or not, by person, up to 202,599 images; Liu et al."
-    num_classes: ClassVar[int | None] = 2
-    channels: ClassVar[int | None] = 3
 
     image_size: int = param(84, "height and width in pixels where data.size is null", low=8, high=218)
     min_images: int = param(5, "persons with fewer images are dropped (LEAF)", low=2)
@@ -88,16 +83,12 @@ class CelebA(Source):
 
 
 @dataclass(frozen=True)
-class TinyImageNet(Source):
-    """100,000 / 10,000 images, 500 / 50 per class. The official ``val`` is the test split: ``test`` has no labels.
+class TinyImageNet(Source, name="tinyimagenet", num_classes=200, channels=3):
+    """Photographs 64x64 in colour, 100,000 / 10,000 images, 200 classes; Stanford CS231n.
 
-    A class's label is the position of its wnid in sorted order; gray images become RGB.
+    The official ``val`` is the test split: ``test`` has no labels. A class's label is the position of its wnid in
+    sorted order; gray images become RGB.
     """
-
-    name: ClassVar[str] = "tinyimagenet"
-    summary: ClassVar[str] = "photographs 64x64 in colour, 100,000 / 10,000 images, 200 classes; Stanford CS231n"
-    num_classes: ClassVar[int | None] = 200
-    channels: ClassVar[int | None] = 3
 
     def places(self, root: Path) -> tuple[Path, ...]:
         return (root / "tiny-imagenet-200",)
@@ -123,17 +114,13 @@ class TinyImageNet(Source):
 
 
 @dataclass(frozen=True)
-class VireoFood172(Source):
-    """172 dishes. Train: ``TR.txt``; test: ``TE.txt``; label: the class folder's number minus 1.
+class VireoFood172(Source, name="vireofood172", num_classes=_DISHES, channels=3):
+    """Dishes in colour, any size, about 66,000 / 33,000 images, 172 classes; on request (VIREO).
 
-    Counts follow the lists: the paper's (68,175 / 25,250) agree with no published split. The shorter side is scaled to
-    8/7 of ``image_size`` (256 for 224) and the central square is cut out.
+    Train: ``TR.txt``; test: ``TE.txt``; label: the class folder's number minus 1. The paper's counts (68,175 / 25,250)
+    agree with no published split. The shorter side is scaled to 8/7 of ``image_size`` (256 for 224) and the central
+    square is cut out.
     """
-
-    name: ClassVar[str] = "vireofood172"
-    summary: ClassVar[str] = "dishes in colour, any size, about 66,000 / 33,000 images, 172 classes; on request (VIREO)"
-    num_classes: ClassVar[int | None] = _DISHES
-    channels: ClassVar[int | None] = 3
 
     image_size: int = param(
         224, "height and width in pixels where data.size is null; 64 for cheap runs", low=8, high=512

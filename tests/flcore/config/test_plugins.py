@@ -217,7 +217,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
             METHOD + METHOD.replace("Mine", "Other"),
             "mine.py: Other is called mine, and there is a method called so",
         ),
-        (METHOD.replace('    name: ClassVar[str] = "mine"\n', ""), "mine.py: Mine has no name of its own; write name:"),
+        (METHOD.replace('    name: ClassVar[str] = "mine"\n', ""), "mine.py: Mine has no name of its own; write name="),
         (METHOD.replace('"nobody, nowhere"', '""'), "mine.py: Mine has no citation of its own"),
         (METHOD.replace("@dataclass(frozen=True)", ""), "mine.py: Mine is no frozen dataclass"),
         (

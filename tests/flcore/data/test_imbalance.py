@@ -14,8 +14,7 @@ from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance, minority_classes
-from flcore.data.partitioners.iid import Iid
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import Iid, Shards
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 MNIST = np.array([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])

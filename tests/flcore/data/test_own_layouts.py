@@ -16,7 +16,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
-from flcore.data.partitioners.by_group import ByGroup
+from flcore.data.partitioners.simple import ByGroup
 from flcore.data.sources.base import hold_out_of_classes
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.layouts import natural_order

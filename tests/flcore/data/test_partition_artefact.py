@@ -26,12 +26,9 @@ from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners.base import Assignment, Partitioner
-from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dirichlet import Dirichlet
-from flcore.data.partitioners.dominant import Dominant
-from flcore.data.partitioners.iid import Iid
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import ByGroup, Dominant, Iid, Shards
 from flcore.data.partitioners.ways_shots import WaysShots
 from flcore.data.sources import SOURCES
 

@@ -13,12 +13,9 @@ from flcore.core.errors import ConfigError, DataError
 from flcore.core.params import build, declared
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.partitioners.base import Assignment, Partitioner, split_by_shares
-from flcore.data.partitioners.by_group import ByGroup
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
 from flcore.data.partitioners.dirichlet import Dirichlet
-from flcore.data.partitioners.dominant import Dominant
-from flcore.data.partitioners.iid import Iid
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import ByGroup, Dominant, Iid, Shards
 from flcore.data.partitioners.ways_shots import WaysShots
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)

@@ -11,8 +11,7 @@ from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
-from flcore.data.partitioners.dominant import Dominant
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import Dominant, Shards
 from flcore.data.partitioners.ways_shots import WaysShots
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.mnist import Mnist

@@ -14,7 +14,7 @@ from PIL import Image
 
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset, prepare_dataset
-from flcore.data.partitioners.by_group import ByGroup
+from flcore.data.partitioners.simple import ByGroup
 from flcore.data.sources.base import hold_out_of_groups
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefiles import ImageFiles

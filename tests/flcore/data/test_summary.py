@@ -12,7 +12,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partitioners.classes_per_client import ClassesPerClient
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import Shards
 from flcore.data.summary import summarise_partition
 from pipelines.stages.partition import partition, partition_table
 from pipelines.stages.prepare import prepare

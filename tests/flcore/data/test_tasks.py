@@ -15,8 +15,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
 from flcore.data.partition import Partition
 from flcore.data.partitioners.dirichlet import Dirichlet
-from flcore.data.partitioners.iid import Iid
-from flcore.data.partitioners.shards import Shards
+from flcore.data.partitioners.simple import Iid, Shards
 from flcore.data.tasks import TaskSchedule, cumulative_tests, new_classes, task_of_round
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
