@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flcore.aggregation.settings import Aggregation
 from flcore.config.analyses import AnalysisName
 from flcore.core.errors import ConfigError
 from flcore.core.params import declared, param
-from flcore.data.images import Normalisation
 from flcore.data.imbalance import Imbalance
+
+if TYPE_CHECKING:
+    from flcore.data.images import Normalisation  # imports torch
 
 MOST_TSNE_CLIENTS = 4
 """Largest number of models in one joint embedding, which share its points and colours."""

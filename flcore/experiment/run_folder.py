@@ -81,16 +81,13 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         DataError: it is missing or damaged.
     """
     path = RunFiles(directory).config
-    content = read_json(path, _CURE)
+    content = unsealed(read_json(path, _CURE))
+    if content is None:
+        raise DataError(f"{path}: damaged, or of an earlier version: its check sum is wrong or missing; {_CURE}")
     sections = content.get("config")
     whole = isinstance(sections, dict) and all(isinstance(sections.get(name), dict) for name in ("data", "partition"))
     if not whole or not isinstance(content.get("identity"), dict) or not isinstance(content.get("config_hash"), str):
         raise DataError(f"{path}: damaged, without config, identity or config_hash; {_CURE}")
-    if "check" in content:  # earlier versions wrote none for runs from DVC
-        written = unsealed(content)
-        if written is None:
-            raise DataError(f"{path}: damaged, its content is not what was written; {_CURE}")
-        content = written
     return {**content, "config": without_removed(content["config"])}
 
 

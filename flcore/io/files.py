@@ -180,8 +180,8 @@ def read_lines(path: Path, cure: str, *, growing: bool = False) -> list[dict[str
     for number, line in enumerate(lines, start=1):
         try:
             records.append(_json_object(line, f"{path}, line {number}", cure))
-        except DataError:
-            if not growing or number < len(lines):
+        except DataError as error:
+            if not (growing and number == len(lines) and isinstance(error.__cause__, NOT_JSON)):
                 raise
     return records
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import flcore
 
 SEVEN = {"torch", "torchvision", "numpy", "sklearn", "scipy", "safetensors", "pydantic"}
-ALLOWED = SEVEN | {"flcore", "PIL", "threadpoolctl", "typing_extensions"}  # requirements of the seven
+ALLOWED = SEVEN | {"flcore", "PIL", "threadpoolctl", "typing_extensions", "filelock"}  # requirements of the seven
 # Imported inside functions, and only when somebody asks for what they do.
 ON_REQUEST = {
     "flcore/engine/pool/ray.py": {"ray"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flcore.io.files import sealed, write_json
 from pipelines.orchestration import background
 from pipelines.orchestration.pages import runs_page
 
@@ -57,7 +57,7 @@ def logged(folder: Path, partition: str) -> Path:
     """A run's folder, with as much as says where it belongs."""
     folder.mkdir()
     config = {"data": {"name": "digits"}, "partition": {"name": partition}}
-    (folder / "config.json").write_text(json.dumps({"config": config, "identity": {}, "config_hash": "0" * 64}))
+    write_json(folder / "config.json", sealed({"config": config, "identity": {}, "config_hash": "0" * 64}))
     return folder
 
 

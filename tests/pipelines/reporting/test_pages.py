@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import ConfigError, DataError
+from flcore.io.files import sealed, write_json
 from pipelines.reporting.comparison_report import collect, compare
 from pipelines.reporting.run_report import report, write_run_page
 
@@ -65,7 +66,7 @@ def make_run(root: Path, method: str, seed: int, final: float | None, **config: 
     (directory / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), encoding="utf-8")
     (directory / "timing.json").write_text('{"seconds": {"train": 123.456}}', encoding="utf-8")
     described = {"identity": full, "config": {**full, "partition": {}}, "config_hash": "0", "written": str(root)}
-    (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    write_json(directory / "config.json", sealed(described))
     places = {"prepared": "../prepared", "partition": f"../partition-{seed}"}
     (directory / "inputs.json").write_text(json.dumps(places), encoding="utf-8")
     return directory
