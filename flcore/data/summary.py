@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flcore.data.dataset import Dataset
-from flcore.data.partition import Partition
 from flcore.data.tasks import new_classes
+
+if TYPE_CHECKING:  # reports import this module without torch
+    from flcore.data.dataset import Dataset
+    from flcore.data.partition import Partition
 
 
 def summarise_partition(partition: Partition) -> list[tuple[str, str]]:
