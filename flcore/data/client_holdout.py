@@ -15,15 +15,9 @@ ClientTest = Literal["label_slices", "proportional", "few_shot", "own_group", "l
 def label_slices(counts: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> list[Indices]:
     """Cut each class's test pool into K equal slices; client k gets slice k of its classes (FedGen, FedPA).
 
-    A slice has floor(n / K) of the n test samples of the class; the rest is unused.
-
-    Args:
-        counts: int [K, C], training samples per client and class.
-        pool: int64 [M], labels of the test split.
-        rng: shuffles each class once.
-
-    Returns:
-        Per client ascending indices into the test split; disjoint.
+    A slice has floor(n / K) of the n test samples of the class; the rest is unused. ``counts`` int [K, C] are training
+    samples, ``pool`` int64 [M] labels of the test split; ``rng`` shuffles each class once. Returns disjoint ascending
+    indices into the test split.
     """
     num_clients = len(counts)
 
@@ -92,20 +86,17 @@ def stratified_cut(
     The number is ``fraction`` · n rounded half up; each class gives floor(``fraction`` · n_c), and the classes with the
     largest remainders one more. The last sample of a class is never taken: a client's set of classes does not change.
 
-    Args:
-        indices: ascending, one client's samples. labels: of the whole split.
-        at_least_one: take one sample even if every class has only one, if there are two samples or more.
-
-    Returns:
-        The samples that stay and the ones held out, both ascending; never all held out.
+    ``indices`` are one client's samples, ascending; ``labels`` are of the whole split. ``at_least_one`` takes one
+    sample even if every class has only one, if there are two samples or more. Returns the samples that stay, always
+    one or more, and the ones held out, both ascending.
     """
-    own = labels[indices]
-    sizes = np.bincount(own) if len(own) else np.zeros(1, dtype=np.int64)
+    classes = labels[indices]
+    sizes = np.bincount(classes) if len(classes) else np.zeros(1, dtype=np.int64)
     take = _quotas(sizes, fraction, at_least_one)
-    aside = [rng.permutation(indices[own == c])[: take[c]] for c in np.flatnonzero(take)]
-    if not aside and at_least_one and len(indices) > 1:
-        aside = [rng.choice(indices, size=1)]
-    chosen = merge_indices(aside)
+    drawn = [rng.permutation(indices[classes == c])[: take[c]] for c in np.flatnonzero(take)]
+    if not drawn and at_least_one and len(indices) > 1:
+        drawn = [rng.choice(indices, size=1)]
+    chosen = merge_indices(drawn)
     return np.setdiff1d(indices, chosen, assume_unique=True), chosen
 
 

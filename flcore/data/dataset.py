@@ -18,10 +18,10 @@ from torch import Tensor
 from flcore.core.errors import Cure, DataError
 from flcore.core.params import LARGEST
 from flcore.core.text import shorten
-from flcore.data.images import ChannelValues, Normalisation, channel_statistics, convert_channels, of_channels, resize
+from flcore.data.images import Normalisation, channel_statistics, convert_channels, of_channels, resize
 from flcore.data.sources.base import BadFileError, RawDataset, RawSplit, Source, bad_files
 from flcore.io import disk
-from flcore.io.files import Blocks, content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.io.files import Blocks, content_digest, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.PREPARE_AGAIN
 _BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
@@ -41,9 +41,8 @@ class Split:
         return len(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the stored tensors by name, without groups if there are none."""
-        stored = {"images": self.images, "labels": self.labels}
-        return stored if self.groups is None else stored | {"groups": self.groups}
+        """Return the stored tensors by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Dataset:
 
     def save(self, directory: Path) -> None:
         """Write ``train.safetensors``, ``test.safetensors`` and ``meta.json``; same content, same bytes."""
-        # A folder without meta.json is unfinished, so that a stop in between never leaves a mixture that looks whole.
+        # A folder without meta.json is unfinished: a stop in between never leaves a mixture that looks whole.
         disk.remove(directory / "meta.json", missing_ok=True)
         for part, split in (("train", self.train), ("test", self.test)):
             write_tensors(directory / f"{part}.safetensors", split.tensors())
@@ -101,11 +100,7 @@ class Dataset:
         return sum(digest in trained for digest in test)
 
     def check_content(self, directory: Path) -> None:
-        """Compare the hash of every image and label with the fingerprint: a flipped bit changes results.
-
-        Raises:
-            DataError: the content has another fingerprint; the message names ``directory``.
-        """
+        """Raise DataError, with the ``directory``, if images and labels have another hash than the fingerprint."""
         if _fingerprint(self.train, self.test, self.meta) != self.meta.fingerprint:
             raise DataError(f"{directory}: content differs from the fingerprint in meta.json; {_CURE}")
 
@@ -116,11 +111,7 @@ class Dataset:
 
     @classmethod
     def load(cls, directory: Path) -> Dataset:
-        """Read a directory of :meth:`save`; images stay memory-mapped and are not read.
-
-        Raises:
-            DataError: a file is missing or damaged, or the files do not belong together.
-        """
+        """Map a directory of :meth:`save`; raise DataError if a file is missing, damaged or of other data."""
         path = directory / "meta.json"
         if not path.exists():  # it may be a folder of anything
             raise DataError(f"{directory}: no prepared data there (meta.json); {Cure.PREPARE}")
@@ -162,20 +153,19 @@ def prepare_dataset(
     """
     raw = source.load(root, download)
     _check(raw, source.name)
-    forms = {
-        part: _Form.of(raw_split, size, channels, limit_per_class)
-        for part, raw_split in (("train", raw.train), ("test", raw.test))
-    }
-    asked = None if normalisation is None else of_channels(normalisation, forms["train"].channels, source.name)
+    forms = [_Form.of(split, size, channels, limit_per_class) for split in (raw.train, raw.test)]
+    statistics = None if normalisation is None else of_channels(normalisation, forms[0].channels, source.name)
     if directory is not None:
         disk.remove(directory / "meta.json", missing_ok=True)
     try:
-        train, test = (form.prepared(directory and directory / f"{part}.safetensors") for part, form in forms.items())
+        train, test = (
+            form.prepared(directory and directory / f"{part}.safetensors")
+            for part, form in zip(("train", "test"), forms, strict=True)
+        )
     except BadFileError as error:
-        faults = [form.faults() for form in forms.values()]
-        raise bad_files(faults[0] | faults[1], source.bad_file_cure) from error
+        raise bad_files(forms[0].faults() | forms[1].faults(), source.bad_file_cure) from error
     _, c, h, w = train.images.shape
-    mean, std = _statistics(raw, train) if asked is None else asked
+    mean, std = statistics or _statistics(raw, train)
     meta = Meta(
         name=source.name,
         num_classes=len(raw.class_names),
@@ -190,7 +180,7 @@ def prepare_dataset(
         preparation={
             "channels": channels,
             "limit_per_class": limit_per_class,
-            **({} if normalisation is None else {"normalisation": [_as_json(values) for values in normalisation]}),
+            **({} if normalisation is None else {"normalisation": json.loads(json.dumps(normalisation))}),
             "options": source.options(),
             "size": size,
         },
@@ -202,10 +192,6 @@ def prepare_dataset(
     if directory is not None:
         write_json(directory / "meta.json", dataset.meta.to_mapping())
     return dataset
-
-
-def _as_json(values: ChannelValues) -> float | list[float]:
-    return list(values) if isinstance(values, tuple) else values
 
 
 def _check(raw: RawDataset, name: str) -> None:
@@ -236,11 +222,13 @@ class _Form:
         square = None if size is None else (size, size)
         if not isinstance(raw.images, np.ndarray):  # decoded to what is asked for: a size between would lose detail
             raw = dataclasses.replace(raw, images=raw.images.in_form(square, channels))
-        keep = _first_of_each_class(raw.labels, limit)
+        keep = np.arange(len(raw.labels))
+        if limit is not None:
+            keep = np.sort(np.concatenate([np.flatnonzero(raw.labels == c)[:limit] for c in np.unique(raw.labels)]))
         return cls(raw, keep=keep, channels=channels, size=square or (found[1], found[2]))
 
     def prepared(self, path: Path | None) -> Split:
-        """Return the split in memory or, given a path, written there and mapped."""
+        """Return the split in memory or, with a path, written there and mapped."""
         arrays = {"labels": torch.from_numpy(self.raw.labels[self.keep].astype(np.int64))}
         if self.raw.groups is not None:
             arrays["groups"] = torch.from_numpy(self.raw.groups[self.keep].astype(np.int64))
@@ -262,12 +250,6 @@ class _Form:
             block = torch.from_numpy(self.raw.take(self.keep[first : first + step]).decoded())
             block = block[:, None] if block.ndim == 3 else block.permute(0, 3, 1, 2)
             yield resize(convert_channels(block, self.channels).contiguous(), self.size)
-
-
-def _first_of_each_class(labels: np.ndarray, limit: int | None) -> np.ndarray:
-    if limit is None:
-        return np.arange(len(labels))
-    return np.sort(np.concatenate([np.flatnonzero(labels == label)[:limit] for label in np.unique(labels)]))
 
 
 def _statistics(raw: RawDataset, train: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -293,12 +275,9 @@ def _fingerprint(train: Split, test: Split, meta: Meta) -> str:
     }
     if meta.group_names:
         facts["group_names"] = meta.group_names
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for part, split in (("train", train), ("test", test)):
-        for key, tensor in sorted(split.tensors().items()):
-            for piece in content_bytes(f"{part}/{key}", tensor.numpy()):
-                digest.update(piece)
-    return digest.hexdigest()
+    splits = (("train", train), ("test", test))
+    tensors = ((f"{part}/{key}", t.numpy()) for part, split in splits for key, t in sorted(split.tensors().items()))
+    return content_digest(facts, tensors)
 
 
 def _meta_from_json(path: Path, content: Mapping[str, Any]) -> Meta:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.rng import numpy_stream
 from flcore.data.client_holdout import ClientTest, few_shot, label_slices, own_group, proportional, stratified_cut
-from flcore.data.dataset import Dataset, Split
+from flcore.data.dataset import Dataset
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import ClientSplit, Partition, fingerprint_of, is_ascending
 from flcore.data.partitioners.base import Assignment, HeldOut, Indices, Partitioner, merge_indices
@@ -36,8 +36,7 @@ def make_partition(
     owners.
 
     Args:
-        partitioner: divides the training samples.
-        seed: the experiment's seed.
+        partitioner: divides the training samples. seed: the experiment's.
         validation: share of each client's training samples to hold out, stratified (by task, if there are tasks); every
             class and task keeps a sample.
         client_test: ``label_slices``, ``proportional``, ``few_shot`` or ``own_group`` of the official test split, or
@@ -59,26 +58,32 @@ def make_partition(
     held_out = assignment.held_out or HeldOut(None, None, "train" if client_test == "local_split" else "test")
     test_labels = (dataset.train if held_out.test_source == "train" else dataset.test).labels.numpy()
 
-    # A client's samples as the list of its tasks; one that has no tasks is a list of one.
-    parts = [[own] for own in assignment.clients] if assignment.tasks is None else assignment.tasks
+    def set_aside(
+        parts: list[list[Indices]], fraction: float, stream: str, at_least_one: bool = False
+    ) -> tuple[list[list[Indices]], list[Indices]]:
+        """Take ``fraction`` of each part: the remaining parts, and the samples taken by client."""
+        if fraction == 0 and not at_least_one:
+            return parts, [np.empty(0, dtype=np.int64) for _ in parts]
+        remaining, taken = [], []
+        for client, tasks in enumerate(parts):
+            rng = numpy_stream(seed, stream, client)
+            pairs = [stratified_cut(task, labels, fraction, rng, at_least_one=at_least_one) for task in tasks]
+            remaining.append([stays for stays, _ in pairs])
+            taken.append(merge_indices([leaves for _, leaves in pairs]))
+        return remaining, taken
+
+    # The tasks of each client; without tasks all samples are one.
+    parts = [[samples] for samples in assignment.clients] if assignment.tasks is None else assignment.tasks
     vals, tests = held_out.val, held_out.test
     if tests is None and client_test == "local_split":
-        rngs = (numpy_stream(seed, "partition-test", client) for client in range(num_clients))
-        parts, tests = _set_aside(parts, labels, test_fraction, rngs, at_least_one=True)
+        parts, tests = set_aside(parts, test_fraction, "partition-test", at_least_one=True)
     if vals is None:
-        rngs = (numpy_stream(seed, "partition-validation", client) for client in range(num_clients))
-        parts, vals = _set_aside(parts, labels, validation, rngs)
-    trains = [merge_indices(own) for own in parts]
+        parts, vals = set_aside(parts, validation, "partition-validation")
+    trains = [merge_indices(tasks) for tasks in parts]
     counts = _class_counts(trains, labels, num_classes)
-    if tests is None and client_test == "own_group":
-        tests = own_group(trains, _groups(dataset.train), _groups(dataset.test))
     if tests is None:
-        drawn = _tested_images(dataset, partitioner, trains)
-        rng = numpy_stream(seed, "partition-test")
-        tests = [drawn[own] for own in _official_tests(client_test, counts, test_labels[drawn], test_shots, rng)]
-
-    task_stream_error: list[list[Indices]] = [[] for _ in parts]
-    tasks = task_stream_error if assignment.tasks is None else parts
+        tests = _official_tests(dataset, partitioner, trains, counts, client_test, test_shots, seed)
+    tasks = [[] for _ in parts] if assignment.tasks is None else parts
     task_counts = np.stack([_class_counts(own, labels, num_classes) for own in tasks])
     task_tests = [
         cumulative_tests(test, test_labels, own) if client_test == "task_cumulative" else ()
@@ -118,27 +123,16 @@ def _assign(
     dataset: Dataset, partitioner: Partitioner, num_clients: int, seed: int, imbalance: Imbalance | None
 ) -> tuple[Assignment, Indices]:
     """Return the checked division of the training samples, and the samples that were to be divided."""
-    labels = dataset.train.labels.numpy()
-    groups = None if dataset.train.groups is None else dataset.train.groups.numpy()
-    if imbalance is None:
-        assignment = partitioner.split(labels, num_clients, numpy_stream(seed, "partition"), groups)
-        _check(assignment, num_clients, len(labels), len(dataset.test))
-        return assignment, np.arange(len(labels))
-    pool = imbalance.keep(labels, dataset.meta.num_classes, numpy_stream(seed, "partition-imbalance"))
-    assignment = partitioner.split(
-        labels[pool], num_clients, numpy_stream(seed, "partition"), None if groups is None else groups[pool]
-    )
-    if assignment.held_out is not None:
+    labels, pool = dataset.train.labels.numpy(), np.arange(len(dataset.train))
+    if imbalance is not None:
+        pool = imbalance.keep(labels, dataset.meta.num_classes, numpy_stream(seed, "partition-imbalance"))
+    groups = None if dataset.train.groups is None else dataset.train.groups.numpy()[pool]
+    made = partitioner.split(labels[pool], num_clients, numpy_stream(seed, "partition"), groups)
+    if imbalance is not None and made.held_out is not None:
         raise DataError("partition.imbalance_gamma: an imported division is of all samples; set it to null")
-    _check(assignment, num_clients, len(pool), len(dataset.test))
-    return (
-        dataclasses.replace(
-            assignment,
-            clients=[pool[own] for own in assignment.clients],
-            tasks=None if assignment.tasks is None else [[pool[task] for task in own] for own in assignment.tasks],
-        ),
-        pool,
-    )
+    _check(made, num_clients, len(pool), len(dataset.test))
+    tasks = None if made.tasks is None else [[pool[task] for task in own] for own in made.tasks]
+    return dataclasses.replace(made, clients=[pool[own] for own in made.clients], tasks=tasks), pool
 
 
 def _check_protocol(assignment: Assignment, client_test: ClientTest, validation: float) -> None:
@@ -155,53 +149,37 @@ def _check_protocol(assignment: Assignment, client_test: ClientTest, validation:
         )
 
 
-def _set_aside(
-    parts: list[list[Indices]],
-    labels: np.ndarray,
-    fraction: float,
-    rngs: Iterable[np.random.Generator],
-    *,
-    at_least_one: bool = False,
-) -> tuple[list[list[Indices]], list[Indices]]:
-    """Take ``fraction`` of every part of every client: the remaining parts, and the samples taken by client."""
-    if fraction == 0 and not at_least_one:
-        return parts, [np.empty(0, dtype=np.int64) for _ in parts]
-    kept, aside = [], []
-    for own, rng in zip(parts, rngs, strict=True):
-        pairs = [stratified_cut(part, labels, fraction, rng, at_least_one=at_least_one) for part in own]
-        kept.append([stays for stays, _ in pairs])
-        aside.append(merge_indices([taken for _, taken in pairs]))
-    return kept, aside
-
-
-def _groups(split: Split) -> np.ndarray:
-    if split.groups is None:
-        raise DataError(
-            "partition.client_test = own_group: the dataset has no groups; use one that names writers or users"
-        )
-    return split.groups.numpy()
-
-
-def _tested_images(dataset: Dataset, partitioner: Partitioner, trains: list[Indices]) -> Indices:
-    """Return the official test samples that clients are tested on.
-
-    All, but with ``by_group`` only the drawn groups', which also test the global model
-    (:mod:`flcore.evaluation.eval_data`).
-    """
-    if partitioner.name != "by_group" or dataset.train.groups is None or dataset.test.groups is None:
-        return np.arange(len(dataset.test))
-    (drawn,) = own_group([merge_indices(trains)], dataset.train.groups.numpy(), dataset.test.groups.numpy())
-    return drawn
-
-
 def _official_tests(
-    protocol: ClientTest, counts: np.ndarray, test_labels: np.ndarray, shots: int, rng: np.random.Generator
+    dataset: Dataset,
+    partitioner: Partitioner,
+    trains: list[Indices],
+    counts: np.ndarray,
+    protocol: ClientTest,
+    shots: int,
+    seed: int,
 ) -> list[Indices]:
-    if protocol in ("label_slices", "task_cumulative"):
-        return label_slices(counts, test_labels, rng)
+    """Return the samples of the official test split by client.
+
+    With ``by_group`` only the drawn groups', which also test the global model (:mod:`flcore.evaluation.eval_data`).
+    """
+    groups = None
+    if dataset.train.groups is not None and dataset.test.groups is not None:
+        groups = dataset.train.groups.numpy(), dataset.test.groups.numpy()
+    if protocol == "own_group":
+        if groups is None:
+            raise DataError(
+                "partition.client_test = own_group: the dataset has no groups; use one that names writers or users"
+            )
+        return own_group(trains, *groups)
+    drawn = np.arange(len(dataset.test))
+    if partitioner.name == "by_group" and groups is not None:
+        (drawn,) = own_group([merge_indices(trains)], *groups)
+    labels, rng = dataset.test.labels.numpy()[drawn], numpy_stream(seed, "partition-test")
     if protocol == "few_shot":
-        return few_shot(counts, test_labels, shots, rng)
-    return proportional(counts, test_labels, rng)
+        tests = few_shot(counts, labels, shots, rng)
+    else:
+        tests = (proportional if protocol == "proportional" else label_slices)(counts, labels, rng)
+    return [drawn[test] for test in tests]
 
 
 def _test_notes(tests: Sequence[Indices], test_source: str) -> list[str]:
@@ -218,7 +196,6 @@ def _test_notes(tests: Sequence[Indices], test_source: str) -> list[str]:
 
 
 def _class_counts(parts: Sequence[Indices], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """int64 [parts, C]."""
     rows = [np.bincount(labels[part], minlength=num_classes) for part in parts]
     return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
 
@@ -239,9 +216,8 @@ def _check(assignment: Assignment, num_clients: int, total: int, test_total: int
                 )
         _check_indices(own, total, f"client {client:04d}")
         owners[own] += 1
-    held_out = assignment.held_out
-    if held_out is not None:
-        _check_held_out(held_out, owners, total, test_total)
+    if assignment.held_out is not None:
+        _check_held_out(assignment.held_out, owners, total, test_total)
     if not assignment.overlap and owners.max() > 1:
         raise DataError(f"training sample {owners.argmax()} has {owners.max()} owners; clients must be disjoint")
     if assignment.complete and owners.min() < 1:

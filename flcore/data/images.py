@@ -94,16 +94,14 @@ def of_channels(normalisation: Normalisation, channels: int, owner: str) -> tupl
     Raises:
         ConfigError: a list has not one value for each channel.
     """
-    mean, std = normalisation
-    return _each("mean", mean, channels, owner), _each("std", std, channels, owner)
 
+    def each(key: str, values: ChannelValues) -> tuple[float, ...]:
+        if not isinstance(values, tuple):
+            return (values,) * channels
+        if len(values) != channels:
+            number = "1 channel" if channels == 1 else f"{channels} channels"
+            key = f"data.{key} = {to_yaml(list(values))}"
+            raise ConfigError(f"{key}: images of {owner} have {number}; give one number, or one for each")
+        return values
 
-def _each(key: str, values: ChannelValues, channels: int, owner: str) -> tuple[float, ...]:
-    if not isinstance(values, tuple):
-        return (values,) * channels
-    if len(values) != channels:
-        number = "1 channel" if channels == 1 else f"{channels} channels"
-        raise ConfigError(
-            f"data.{key} = {to_yaml(list(values))}: images of {owner} have {number}; give one number, or one for each"
-        )
-    return values
+    return each("mean", normalisation[0]), each("std", normalisation[1])

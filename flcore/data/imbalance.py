@@ -18,15 +18,11 @@ Profile = Literal["exp", "step"]
 class Imbalance:
     """The number of samples of each class that stay in the training set.
 
-    n_max is the size of the smallest class, so that the profile is exact; Cao's code takes N/C, more than some classes
-    of an unbalanced dataset have.
-
-    Attributes:
-        gamma: size of the smallest class over the largest, above 0 and at most 1. 1 equalises the classes. An
-            "imbalance factor of 100" in other papers is a gamma of 0.01.
-        profile: ``exp``: the class of rank r has n_max · gamma^(r / (C - 1)) samples; ``step``: C // 2 classes have
-            gamma · n_max and the others n_max.
-        permute_classes: ranks are drawn; else a class's rank is its number.
+    ``gamma`` is the size of the smallest class over the largest, above 0 and at most 1, which equalises the classes; an
+    "imbalance factor of 100" in other papers is 0.01. With ``exp`` the class of rank r has n_max · gamma^(r / (C - 1))
+    samples; with ``step`` C // 2 classes have gamma · n_max and the others n_max. Ranks are drawn with
+    ``permute_classes``, else they are the classes' numbers. n_max is the size of the smallest class, so that the
+    profile is exact; Cao's code takes N/C, more than some classes of an unbalanced dataset have.
     """
 
     gamma: float

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +16,11 @@ from flcore.data.dataset import Dataset
 from flcore.data.imbalance import minority_classes
 from flcore.data.partitioners.base import Indices
 from flcore.io import disk
-from flcore.io.files import content_bytes, read_json, read_tensors, write_json, write_tensors
+from flcore.io.files import content_digest, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.DIVIDE_AGAIN
 _PARTS = ("train", "val", "test")
+_PLAIN = ("fingerprint", "overlap", "parameters", "retries", "source_fingerprint", "test_source")  # as in the manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +50,13 @@ class Partition:
     """Every client's samples, and the parameters that made them.
 
     Attributes:
-        clients: by client number.
         counts: int64 [K, C], training samples (after validation was cut) per client and class.
         test_counts: int64 [K, C], test samples likewise.
         test_source: the split that client tests index: the official ``test``, or ``train`` for ``local_split``.
         parameters: the partitioner with its options, long tail, seed, validation and client test.
-        retries: discarded attempts of the partitioner.
-        notes: facts about the result in words.
+        retries: discarded attempts of the partitioner. notes: facts about the result in words.
         overlap: clients may share training samples.
-        source_fingerprint: fingerprint of the dataset.
-        version: version of protofl that made it.
-        fingerprint: sha256 of all else but the version.
+        source_fingerprint: of the dataset. fingerprint: sha256 of all else but the version of protofl.
         class_counts: int64 [C], samples of each class before the division, after the long tail if any.
         task_counts: int64 [K, T, C], training samples per client, task and class; T is 0 without tasks.
     """
@@ -90,7 +85,6 @@ class Partition:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks of each client, T; 0 without tasks."""
         return int(self.task_counts.shape[1])
 
     @property
@@ -104,11 +98,7 @@ class Partition:
         return {part: [len(getattr(client, part)) for client in self.clients] for part in _PARTS}
 
     def check_matches(self, dataset: Dataset) -> None:
-        """Refuse a dataset that this partition was not made for.
-
-        Raises:
-            DataError: the fingerprints differ, or samples or classes do not exist.
-        """
+        """Raise DataError for a dataset with another fingerprint, or without some samples or classes."""
         if self.source_fingerprint != dataset.meta.fingerprint:
             raise DataError(
                 f"partition: made for other data ({self.source_fingerprint[:8]}) than the prepared {dataset.meta.name} "
@@ -132,11 +122,7 @@ class Partition:
 
     @classmethod
     def load(cls, directory: Path) -> Partition:
-        """Read a directory of :meth:`save` and compare manifest and indices.
-
-        Raises:
-            DataError: a file is missing or damaged, or the two do not belong together.
-        """
+        """Read a directory of :meth:`save`; raise DataError if a file is missing, damaged or of another partition."""
         path = directory / "manifest.json"
         if not path.exists():  # it may be a folder of anything
             raise DataError(f"{directory}: no partition there (manifest.json); {Cure.DIVIDE}")
@@ -178,29 +164,17 @@ def _describe(partition: Partition) -> dict[str, Any]:
         "minority_classes": list(partition.minority_classes),
         "notes": list(partition.notes),
         "num_classes": partition.num_classes,
-        "overlap": partition.overlap,
-        "parameters": dict(partition.parameters),
-        "retries": partition.retries,
-        "source_fingerprint": partition.source_fingerprint,
-        "test_source": partition.test_source,
+        **{key: getattr(partition, key) for key in _PLAIN if key != "fingerprint"},
     }
 
 
 def fingerprint_of(partition: Partition) -> str:
     """Return the SHA-256 of a partition, indices included, without the version of protofl."""
-    digest = hashlib.sha256(json.dumps(_describe(partition), sort_keys=True).encode())
-    for key, array in _arrays(partition.clients):
-        for piece in content_bytes(key, array):
-            digest.update(piece)
-    return digest.hexdigest()
+    return content_digest(_describe(partition), _arrays(partition.clients))
 
 
 def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Partition:
-    """Build the partition from manifest and indices.
-
-    Raises:
-        KeyError, TypeError, ValueError: they do not fit together.
-    """
+    """Build the partition; raise KeyError, TypeError or ValueError if manifest and indices do not fit together."""
     clients = tuple(_client_from(entry, arrays) for entry in manifest["clients"])
     if not clients or manifest["test_source"] not in ("test", "train"):
         raise ValueError("no clients, or a test_source that is no split")
@@ -217,16 +191,11 @@ def _from_manifest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         clients=clients,
         counts=counts,
         test_counts=test_counts,
-        test_source=manifest["test_source"],
-        parameters=manifest["parameters"],
-        retries=manifest["retries"],
         notes=tuple(manifest["notes"]),
-        overlap=manifest["overlap"],
-        source_fingerprint=manifest["source_fingerprint"],
         version=manifest["protofl_version"],
-        fingerprint=manifest["fingerprint"],
         class_counts=np.array(manifest["class_counts"], dtype=np.int64),
         task_counts=task_counts.reshape(len(clients), -1, manifest["num_classes"]),
+        **{key: manifest[key] for key in _PLAIN},
     )
 
 

@@ -49,7 +49,6 @@ class TaskStream:
 
     @property
     def num_tasks(self) -> int:
-        """T."""
         return int(self.classes.shape[1])
 
     def task(self, round_number: int) -> int | None:

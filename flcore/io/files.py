@@ -7,6 +7,7 @@ Every file is replaced in one step (:func:`replace_file`). ``durable`` files als
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import math
 import os
@@ -303,11 +304,14 @@ def read_tensors(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, An
     return arrays, header
 
 
-def content_bytes(name: str, array: np.ndarray) -> tuple[bytes, memoryview]:
-    """Return the bytes of an array for a fingerprint: name, type and shape, then the values in C order (not copied)."""
-    values = np.ascontiguousarray(array)
-    header = json.dumps([name, values.dtype.str, list(values.shape)])
-    return header.encode() + b"\n", values.data
+def content_digest(facts: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> str:
+    """Return the SHA-256 of JSON values and of named arrays: name, type and shape, then the values in C order."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, array in arrays:
+        values = np.ascontiguousarray(array)
+        digest.update(json.dumps([name, values.dtype.str, list(values.shape)]).encode() + b"\n")
+        digest.update(values.data)
+    return digest.hexdigest()
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
