@@ -68,12 +68,6 @@ class Forward:
         return concatenate(part_function(self._view, part)(block) for block in self._blocks(images))
 
     @torch.no_grad()
-    def over(self, weights: Weights, images: Images, function: Callable[[Backbone, Tensor], Tensor]) -> Tensor:
-        """Apply a function of the module and a block of normalised images; return [N, ...] on the device."""
-        module = self.with_weights(weights)
-        return concatenate(function(module, block) for block in self._blocks(images))
-
-    @torch.no_grad()
     def answers(
         self, weights: Weights, images: Images, ways: Mapping[str, Predict], known: Record, classes: Tensor | None
     ) -> dict[str, Tensor]:

@@ -26,56 +26,49 @@ def summarise_run(experiment: Experiment, final: Scores, history: Sequence[Mappi
     recent = [record["top1_global"] for record in history[-10:] if record["top1_global"] is not None]
     tasks = {"tasks": summarise_tasks(experiment.stream, history)} if "tasks" in last else {}
     is_named = meta.class_names != tuple(map(str, range(meta.num_classes)))
-    return (
-        tasks
-        | ({"class_names": list(meta.class_names)} if is_named else {})
-        | experiment.poisoning.metrics(final.local_accuracy)
-        | {
-            "method": experiment.method.name,
-            "dataset": meta.name,
-            "partition": config.partitioner.name,
-            "rounds": rounds,
-            "seed": config.seed,
-            "config_hash": experiment.hash,
-            "data_fingerprint": meta.fingerprint,
-            "partition_fingerprint": experiment.partition.fingerprint,
-            "num_clients": experiment.setting.num_clients,
-            "num_parameters": experiment.setting.initial.num_parameters,
-            "top1_global": final.top1_global,
-            "loss_global": final.loss_global,
-            "mean_local": final.mean_local,
-            "pooled_local": final.pooled_local,
-            "client_std": final.client_std,
-            "mean_local_own_classes": final.mean_local_own_classes,
-            "class_acc": final.class_accuracy,
-            "top1_vote": final.top1_vote,
-            "class_acc_vote": final.class_accuracy_vote,
-            "local_accuracy": final.local_accuracy,
-            "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
-            "last10_top1_global": sum(recent) / len(recent) if recent else None,
-            "last10_rounds": len(recent),
-            "top5_pooled_local": mean_of_best(history, "pooled_local"),
-            "top5_mean_local": mean_of_best(history, "mean_local"),
-            # The worst case: a client uploads at most once a round.
-            "privacy": experiment.privacy(rounds),
-            "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
-            "best_top1_global": None if best is None else best["top1_global"],
-            "best_round": None if best is None else best["round"],
-            "bytes_up": up,
-            "bytes_down": down,
-            "bytes_up_by_kind": last["bytes_up"],
-            "bytes_down_by_kind": last["bytes_down"],
-            "bytes_up_per_round": up / rounds,
-            "bytes_down_per_round": down / rounds,
-            "bytes_eval_up": sum(last["bytes_eval_up"].values()),
-            "bytes_eval_down": sum(last["bytes_eval_down"].values()),
-            "scalars_up_per_round": last["scalars_up"] / rounds,
-            "steps": last["steps"],
-        }
-    )
+    names = {"class_names": list(meta.class_names)} if is_named else {}
+    return {
+        **tasks,
+        **names,
+        **experiment.poisoning.metrics(final.local_accuracy),
+        **{name: getattr(final, name) for name in _SCORES},
+        "method": experiment.method.name,
+        "dataset": meta.name,
+        "partition": config.partitioner.name,
+        "rounds": rounds,
+        "seed": config.seed,
+        "config_hash": experiment.hash,
+        "data_fingerprint": meta.fingerprint,
+        "partition_fingerprint": experiment.partition.fingerprint,
+        "num_clients": experiment.setting.num_clients,
+        "num_parameters": experiment.setting.initial.num_parameters,
+        "class_acc": final.class_accuracy,
+        "class_acc_vote": final.class_accuracy_vote,
+        "clients_without_test": sum(accuracy is None for accuracy in final.local_accuracy),
+        "last10_top1_global": sum(recent) / len(recent) if recent else None,
+        "last10_rounds": len(recent),
+        "top5_pooled_local": mean_of_best(history, "pooled_local"),
+        "top5_mean_local": mean_of_best(history, "mean_local"),
+        # The worst case: a client uploads at most once a round.
+        "privacy": experiment.privacy(rounds),
+        "alternatives": {**last.get("alternatives", {}), **final.alternatives} or None,
+        "best_top1_global": None if best is None else best["top1_global"],
+        "best_round": None if best is None else best["round"],
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_up_by_kind": last["bytes_up"],
+        "bytes_down_by_kind": last["bytes_down"],
+        "bytes_up_per_round": up / rounds,
+        "bytes_down_per_round": down / rounds,
+        "bytes_eval_up": sum(last["bytes_eval_up"].values()),
+        "bytes_eval_down": sum(last["bytes_eval_down"].values()),
+        "scalars_up_per_round": last["scalars_up"] / rounds,
+        "steps": last["steps"],
+    }
 
 
 _FIGURES = ("top1_global", "mean_local", "pooled_local", "client_std", "loss_global")
+_SCORES = (*_FIGURES, "mean_local_own_classes", "top1_vote", "local_accuracy")
 _COUNTS = ("round", "scalars_up", "steps")
 _NEWER = ("bytes_eval_up", "bytes_eval_down")  # missing in histories of older versions
 _TRAFFIC = ("bytes_up", "bytes_down", *_NEWER)

@@ -66,46 +66,36 @@ class Experiment:
         division = Partition.load(partition)
         division.check_matches(dataset)
         experiment = cls(config, dataset, division, choice)
-        experiment._check_tasks()
-        experiment.poisoning.check(division, has_tasks=bool(experiment._tasks))
-        experiment._check_sampler()
-        experiment._check_noise()
-        experiment._check_scored()
-        config.evaluation.check_shown(len(division.clients), dataset.meta.num_classes)
+        experiment._check()
         return experiment
 
-    def _check_tasks(self) -> None:
-        if self._tasks and self.config.federation.rounds < self._tasks:
+    def _check(self) -> None:
+        config, clients, tasks = self.config, self.partition.clients, self._tasks
+        if tasks and config.federation.rounds < tasks:
             raise ConfigError(
-                f"federation.rounds = {self.config.federation.rounds}: the partition has {self._tasks} tasks, and each "
-                "needs a round; raise it, or set federation.task_schedule=none"
+                f"federation.rounds = {config.federation.rounds}: the partition has {tasks} tasks, and each needs a "
+                "round; raise it, or set federation.task_schedule=none"
             )
-        if self._tasks:
-            self.config.check_tasks()
-
-    def _check_sampler(self) -> None:
-        reason = self.config.sampler.refusal(len(self.partition.clients))
-        if reason is not None:
-            raise ConfigError(f"federation.sampler = {self.config.sampler.name}: {reason}")
-
-    def _check_noise(self) -> None:
-        noise = self.config.aggregation.noise
+        if tasks:
+            config.check_tasks()
+        self.poisoning.check(self.partition, has_tasks=bool(tasks))
+        if (reason := config.sampler.refusal(len(clients))) is not None:
+            raise ConfigError(f"federation.sampler = {config.sampler.name}: {reason}")
+        noise = config.aggregation.noise
         if noise > 0 and self.batchnorm == "aggregate" and self.setting.initial.buffers:
             raise ConfigError(
                 f"aggregation.noise = {noise:g}: this model has BatchNorm statistics, which noise would make negative; "
                 "set model.batchnorm=local or frozen, or take a model without"
             )
-
-    def _check_scored(self) -> None:
-        method, clients, split = self.method, self.partition.clients, self.config.evaluation.split
-        if method.has_global_model or method.has_vote or self.keeps_private_models:
-            return
-        if not any(len(client.val if split == "validation" else client.test) for client in clients):
+        method, split = self.method, config.evaluation.split
+        has_model = method.has_global_model or method.has_vote or self.keeps_private_models
+        if not has_model and not any(len(one.val if split == "validation" else one.test) for one in clients):
             raise DataError(
                 f"partition: none of the {len(clients)} clients has a {split} image, and {method.name} has no global "
                 "model, so that the run would have no score; take fewer clients or more data "
                 "(partition.num_clients, data.limit_per_class)"
             )
+        config.evaluation.check_shown(len(clients), self.dataset.meta.num_classes)
 
     @cached_property
     def poisoning(self) -> Poisoning:

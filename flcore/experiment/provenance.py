@@ -9,13 +9,13 @@ their own fingerprints.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flcore.config.imports import closure
-from flcore.config.plugins import used
+from flcore.config.plugins import Plugin, used
 from flcore.config.schema import Config
 from flcore.core.loaded_code import PACKAGE_SOURCES, EditedError, read_sources, refuse_edited, source_file
 from flcore.core.loaded_code import ROOT as ROOT
@@ -39,22 +39,11 @@ def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _EN
     Args:
         config: the run.
         root: the folder of `flcore`.
-        entries: where the run enters the library.
+        entries: modules where the run enters the library.
     """
-    plugins = {plugin.module: plugin.source for plugin in config.plugins}
-    sources = _sources(root)
-
-    def source_of(module: str) -> bytes | None:
-        if module in plugins:
-            return plugins[module]
-        if module.startswith(_LEFT_OUT):
-            return None
-        return _library_source(module, sources)
-
     named = [type(entry).__module__ for entry in (*config.methods, config.model_spec, config.sampler)]
     named += [plugin.module for plugin in used(config.plugins, config.entries)]
-    found = closure((*entries, *named), source_of)
-    return {module: hashlib.sha256(source).hexdigest() for module, source in found.items()}
+    return _modules((*entries, *named), config.plugins, lambda module: module.startswith(_LEFT_OUT), root)
 
 
 def code_fingerprint(config: Config, root: Path = ROOT) -> str:
@@ -78,15 +67,24 @@ def division_fingerprint(config: Config) -> str:
 
 
 def _fingerprint_of(config: Config, start: str, chosen: object) -> str:
-    plugins = {plugin.module: plugin.source for plugin in used(config.plugins, [chosen])}
+    plugins = used(config.plugins, [chosen])
+    entries = (start, type(chosen).__module__, *(plugin.module for plugin in plugins))
+    return _digest(_modules(entries, plugins, lambda module: module in _REGISTRIES))
+
+
+def _modules(
+    entries: Sequence[str], plugins: Sequence[Plugin], left_out: Callable[[str], bool], root: Path = ROOT
+) -> dict[str, str]:
+    """Return the digests of the closure of imports of some modules."""
+    of_plugins, library = {plugin.module: plugin.source for plugin in plugins}, _sources(root)
 
     def source_of(module: str) -> bytes | None:
-        if module in plugins:
-            return plugins[module]
-        return None if module in _REGISTRIES else _library_source(module, PACKAGE_SOURCES)  # tables of all
+        if module in of_plugins:
+            return of_plugins[module]
+        name = None if left_out(module) else source_file(module, library)
+        return None if name is None else library[name]
 
-    found = closure((start, type(chosen).__module__, *plugins), source_of)
-    return _digest({module: hashlib.sha256(source).hexdigest() for module, source in found.items()})
+    return {module: hashlib.sha256(source).hexdigest() for module, source in closure(entries, source_of).items()}
 
 
 def library_fingerprint(root: Path = ROOT) -> str:
@@ -122,11 +120,6 @@ def refuse_edited_code(config: Config) -> None:
 def _sources(root: Path) -> Mapping[str, bytes]:
     """Return the package's sources: as this process imported them, or a copy's, as they are now."""
     return PACKAGE_SOURCES if root == ROOT else read_sources(root)
-
-
-def _library_source(module: str, sources: Mapping[str, bytes]) -> bytes | None:
-    name = source_file(module, sources)
-    return None if name is None else sources[name]
 
 
 def _digest(sources: dict[str, str]) -> str:

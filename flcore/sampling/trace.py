@@ -88,9 +88,13 @@ def _read(path: str) -> dict[str, list[int]]:
         raise ConfigError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     try:
         rounds = json.loads(text) if text.lstrip().startswith("{") else _columns(text)
-        return dict(Trace(rounds=rounds).rounds) if rounds else _fail(where, "it names no round")
+        if not rounds:
+            raise ValueError("it names no round")
+        return dict(Trace(rounds=rounds).rounds)
     except (*NOT_JSON, KeyError, TypeError, AttributeError) as error:
-        return _fail(where, str(error))
+        raise ConfigError(
+            f"{where}: {error}; expected CSV with a header round,client, or JSON {{round: [client, ...]}}"
+        ) from error
 
 
 def _columns(text: str) -> dict[str, list[int]]:
@@ -98,7 +102,3 @@ def _columns(text: str) -> dict[str, list[int]]:
     for row in csv.DictReader(io.StringIO(text)):
         rounds.setdefault(str(int(row["round"])), []).append(int(row["client"]))
     return rounds
-
-
-def _fail(where: str, why: str) -> dict[str, list[int]]:
-    raise ConfigError(f"{where}: {why}; expected CSV with a header round,client, or JSON {{round: [client, ...]}}")

@@ -7,7 +7,7 @@ first sampled in a later round; one class has no samples.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from flcore.methods.api import Method
 from flcore.testing.checks import CHECKS, MEANINGS, NotApplicableError
 from flcore.testing.trial import Trial
 
-__all__ = ["CHECKS", "MEANINGS", "CheckError", "CheckResult", "check_method", "outcomes_of"]
+__all__ = ["CHECKS", "MEANINGS", "CheckError", "CheckResult", "check_method"]
 
 
 class CheckError(AssertionError):
@@ -49,61 +49,46 @@ def check_method(
     *,
     skip: Collection[str] = (),
     slow: bool = False,
+    stop: bool = True,
     **params: Any,
 ) -> list[CheckResult]:
-    """Run all checks on a method.
+    """Run all checks on a method; return their results.
 
     Args:
         cls: the method's class; it need not be registered.
         settings: sections of the configuration that it needs, such as ``{"model": {"name": "cnn"}}``.
         skip: names of checks that are left out.
         slow: also train in a worker process; only for registered methods.
+        stop: raise the first problem; False returns it with the results of the other checks, none if ``runs`` fails.
         params: the method's own parameters.
-
-    Returns:
-        The outcome of every check, all of them passed.
 
     Raises:
         CheckError: the first check that fails.
         ConfigError: the parameters or settings cannot be used.
     """
-    outcomes = outcomes_of(cls, settings, skip=skip, slow=slow, **params)
-    for outcome in outcomes:
-        if outcome.problem is not None:
-            raise CheckError(f"{cls.name}: {outcome.check}: {outcome.problem}")
-    return outcomes
-
-
-def outcomes_of(
-    cls: type[Method],
-    settings: Mapping[str, Any] | None = None,
-    /,
-    *,
-    skip: Collection[str] = (),
-    slow: bool = False,
-    **params: Any,
-) -> list[CheckResult]:
-    """Return the outcome of each check of :func:`check_method`; nothing follows a failure of ``runs``."""
-    outcomes = []
+    results = []
     with tempfile.TemporaryDirectory(prefix="protofl-check-") as place, alone():
         single_thread()
         trial = Trial(cls, settings or {}, params, Path(place))
         trial.config(trial.method())  # refuses invalid settings
-        for name, check in CHECKS.items():
+        for name in CHECKS:
             left_out = name in skip or (name == "workers" and not slow)
-            outcomes.append(
-                CheckResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _asked(check, trial)))
+            results.append(
+                CheckResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _run(name, trial)))
             )
-            if name == "runs" and outcomes[-1].problem is not None:
-                break
-    return outcomes
+            if (problem := results[-1].problem) is not None:
+                if stop:
+                    raise CheckError(f"{cls.name}: {name}: {problem}")
+                if name == "runs":
+                    break
+    return results
 
 
-def _asked(check: Callable[[Trial], str | None], trial: Trial) -> dict[str, str | None]:
+def _run(check: str, trial: Trial) -> dict[str, str | None]:
     try:
-        return {"problem": check(trial)}
+        return {"problem": CHECKS[check](trial)}
     except NotApplicableError as error:
         return {"reason": str(error)}
     except Exception as error:  # an error in the method is a finding
-        what = str(error) if isinstance(error, ProtoflError) else f"{type(error).__name__}: {error}"
-        return {"problem": shorten(" ".join(what.split()), 300)}
+        text = str(error) if isinstance(error, ProtoflError) else f"{type(error).__name__}: {error}"
+        return {"problem": shorten(" ".join(text.split()), 300)}

@@ -65,7 +65,7 @@ def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tu
     Raises:
         ConfigError: there is no such method or file, or a value cannot be used.
     """
-    from flcore.testing import outcomes_of
+    from flcore.testing import check_method
     from pipelines.config.params import override
 
     raw = {section: dict(values) for section, values in override({}, assignments).items()}
@@ -79,7 +79,7 @@ def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tu
                 "finding": one.problem or one.reason,
                 "meaning": one.meaning,
             }
-            for one in outcomes_of(cls, raw, slow=slow, **params)
+            for one in check_method(cls, raw, slow=slow, stop=False, **params)
         ]
         yield cls.name, found
 

@@ -263,7 +263,7 @@ def test_what_cannot_be_forgotten_exactly_is_refused_before_data_are_read(lab: A
     tasks = [[range(60), range(60, 120)], [range(120, 180), range(180, 240)]]
     partition = lab.by_hand(lab.dataset, [range(120), range(120, 240)], [range(60)] * 2, tasks=tasks)
     with pytest.raises(ConfigError, match=r"one task's sums alone; set it to none, or forget=\[\]$"):
-        tiny(lab, partition, rounds=2, forget=[1])._check_tasks()
+        tiny(lab, partition, rounds=2, forget=[1])._check()
 
 
 # ---- traffic -----------------------------------------------------------------------------------------------------
