@@ -39,6 +39,12 @@ from flcore.methods.types import FederationContext
 CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
 
 
+@pytest.fixture(autouse=True)
+def _few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is embedded is looked at here, not how well."""
+    monkeypatch.setattr("flcore.analyses.tsne.ITERATIONS", 250)
+
+
 def reader(order: tuple[int, ...] = (0, 1, 2)) -> Weights:
     """A linear model that says ``order[i]`` where pixel i is bright."""
     weight = torch.zeros(3, 3)
@@ -218,8 +224,9 @@ def test_clients_answer_in_analyses_as_they_are_scored(lab: Any, tmp_path: Any, 
 # ----------------------------------------------------------------------------------------------------------- t-SNE
 
 
-def test_embedding_keeps_groups_together_and_repeats() -> None:
+def test_embedding_keeps_groups_together_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups far apart in 60 dimensions (so PCA is used): each point's nearest neighbour is of its own group."""
+    monkeypatch.setattr("flcore.analyses.tsne.ITERATIONS", 1000)
     stream = torch.Generator().manual_seed(0)
     features = torch.randn(80, 60, generator=stream)
     features[40:] += 30

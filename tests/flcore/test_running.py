@@ -372,7 +372,7 @@ def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(
 def test_worker_processes_load_it_too(plugin: Path, tmp_path: Path) -> None:
     raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
     run(raw, tmp_path / "inline")
-    run({**raw, "engine": {"workers": 2}}, tmp_path / "pool")
+    run({**raw, "engine": {"workers": 1}}, tmp_path / "pool")
     run({**RAW, "method": {"name": "fedprox"}}, tmp_path / "fedprox")
     inline, pool, fedprox = (results(tmp_path / name) for name in ("inline", "pool", "fedprox"))
     assert inline == pool

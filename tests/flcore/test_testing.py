@@ -19,8 +19,8 @@ from flcore.methods.fedprox import FedProx
 from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, RoundContext, TrainedClient
 from flcore.testing import CHECKS, MEANINGS, CheckError, check_method
 
-# References, messages of another kind, a memory, a server state, two exchanges a round.
-QUICK = {"local", "fedavg", "fedproto", "scaffold", "feddyn", "ditto"}
+# Messages of another kind, a state of client and server, two exchanges a round.
+QUICK = {"fedproto", "scaffold", "ditto"}
 PATCHES = {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 5, "grid": 2}}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"protolda": PATCHES, "protolda_blocks": PATCHES}
 SMALL: Mapping[str, Mapping[str, Any]] = {

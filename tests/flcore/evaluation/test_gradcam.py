@@ -10,6 +10,7 @@ from flcore.analyses.gradcam import CASES, case_lists, clearest, gradcam
 from flcore.models import Backbone, build_model
 from flcore.models.cnn import FedGenCnn
 from flcore.models.resnet import ResNet18
+from tests.cases import quick
 
 IMAGE = torch.tensor([[[[1.0, 2], [3, 4]]]])
 
@@ -56,7 +57,7 @@ def test_activations_are_those_before_an_activation_in_place() -> None:
     assert gradcam(model, image, torch.tensor([0])).tolist() == [[[0, 0.5], [0.75, 1.0]]]
 
 
-@pytest.mark.parametrize("spec", [FedGenCnn(), ResNet18()])
+@pytest.mark.parametrize("spec", quick([FedGenCnn(), ResNet18()], 1))
 def test_maps_are_between_zero_and_one_and_as_large_as_the_image(spec: FedGenCnn | ResNet18) -> None:
     """Also one by one as together; parameters are left without gradient, and no hook stays."""
     model = build_model(spec, (3, 20, 24), 5, seed=4)

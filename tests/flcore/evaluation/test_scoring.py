@@ -23,6 +23,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Record, serialise
 from flcore.methods.types import BATCHNORM
+from tests.cases import quick
 
 CLASSES = [[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]
 
@@ -260,16 +261,19 @@ def test_by_writer_the_model_is_tested_on_the_writers_who_take_part(lab: Any) ->
     assert found.local_accuracy == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
-@pytest.mark.parametrize("batchnorm", ["aggregate", "frozen"])
+@pytest.mark.parametrize(
+    ("method", "batchnorm"),
+    quick(((method, norm) for norm in ("aggregate", "frozen") for method in ("fedproto", "fedavg", "local")), 2),
+)
 def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, batchnorm: str, tmp_path: Any) -> None:
-    run = lab.run(lab.experiment(method__name=method, model__batchnorm=batchnorm), tmp_path / "run")
+    changes = {"method__name": method, "model__batchnorm": batchnorm, "federation__rounds": 1}
+    run = lab.run(lab.experiment(**changes), tmp_path / "run")
     found = []
-    for batch_size in (1, 7, 60, 512):
-        experiment = lab.experiment(method__name=method, model__batchnorm=batchnorm, evaluation__batch_size=batch_size)
+    for batch_size in (1, 7, 512):
+        experiment = lab.experiment(**changes, evaluation__batch_size=batch_size)
         scores = Scorer(experiment).score(run.state.server, run.client_state, vote=True)
         found.append(replace(scores, loss_global=round(scores.loss_global or 0, 4)))
-    assert found[0] == found[1] == found[2] == found[3]
+    assert found[0] == found[1] == found[2]
     assert found[0].mean_local == run.history[-1]["mean_local"]
 
 
