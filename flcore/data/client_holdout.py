@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from flcore.data.partitioners.base import Indices, indices_by_class, merge_indices, split_by_shares
+from flcore.data.partitioners.base import Indices, collect, indices_by_class, merge_indices, split_by_shares
 
 ClientTest = Literal["label_slices", "proportional", "few_shot", "own_group", "local_split", "task_cumulative"]
 
@@ -69,13 +69,12 @@ def _per_class(
     share: Callable[[int, Indices, np.ndarray], list[Indices]],
 ) -> list[Indices]:
     """Distribute each class's shuffled pool by ``share`` among the clients that hold the class."""
-    owned: list[list[Indices]] = [[] for _ in counts]
+    pieces: list[tuple[int, Indices]] = []
     for c, indices in enumerate(indices_by_class(pool, counts.shape[1])):
         holders = np.flatnonzero(counts[:, c])
         # Shuffled, because files are not in random order: the first half of MNIST's test set is easier than the second.
-        for client, part in zip(holders, share(c, rng.permutation(indices), holders), strict=True):
-            owned[client].append(part)
-    return [merge_indices(parts) for parts in owned]
+        pieces += zip(holders, share(c, rng.permutation(indices), holders), strict=True)
+    return collect(len(counts), pieces)
 
 
 def stratified_cut(

@@ -1,9 +1,10 @@
-"""The interface of partitioners, and shared functions: cutting, class indices, refusals (data.md, section 2.0)."""
+"""The interface of partitioners, and shared functions: cutting, class indices (data.md, section 2.0)."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +65,14 @@ class Partitioner(Named, abc.ABC):
         """
         return None
 
+    def _by_class(self, labels: np.ndarray, num_clients: int) -> list[Indices]:
+        """Return :func:`indices_by_class`; raise DataError for too few samples or a :meth:`refusal`."""
+        check_request(labels, num_clients)
+        by_class = indices_by_class(labels)
+        if (reason := self.refusal(num_clients, len(by_class))) is not None:
+            raise DataError(reason)
+        return by_class
+
     @abc.abstractmethod
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
@@ -85,13 +94,6 @@ def check_request(labels: np.ndarray, num_clients: int, min_size: int = 1) -> No
             f"partition.num_clients = {num_clients}: {len(labels)} training samples cannot give every client "
             f"{max(min_size, 1)}; the largest number possible is {most}"
         )
-
-
-def refuse(partitioner: Partitioner, num_clients: int, num_classes: int) -> None:
-    """Raise :meth:`Partitioner.refusal`, if any, as DataError."""
-    reason = partitioner.refusal(num_clients, num_classes)
-    if reason is not None:
-        raise DataError(reason)
 
 
 def either(key: str, values: list[int]) -> str:
@@ -124,3 +126,11 @@ def indices_by_class(labels: np.ndarray, num_classes: int = 0) -> list[Indices]:
 def merge_indices(parts: list[Indices]) -> Indices:
     """Merge disjoint parts into one ascending int64 array; no parts give an empty one."""
     return np.sort(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+
+
+def collect(num_clients: int, pieces: Iterable[tuple[int, Indices]]) -> list[Indices]:
+    """Return the merged pieces of each client from pairs of client and piece."""
+    owned: list[list[Indices]] = [[] for _ in range(num_clients)]
+    for client, piece in pieces:
+        owned[client].append(piece)
+    return [merge_indices(parts) for parts in owned]

@@ -10,16 +10,7 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.params import param
-from flcore.data.partitioners.base import (
-    Assignment,
-    Indices,
-    Partitioner,
-    check_request,
-    either,
-    indices_by_class,
-    merge_indices,
-    refuse,
-)
+from flcore.data.partitioners.base import Assignment, Indices, Partitioner, collect, either
 
 
 @dataclass(frozen=True)
@@ -56,12 +47,22 @@ class ClassesPerClient(Partitioner, name="classes_per_client"):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        check_request(labels, num_clients)
-        by_class = indices_by_class(labels)
-        refuse(self, num_clients, len(by_class))
+        by_class = self._by_class(labels, num_clients)
         deal = self._deal_parts if self.rule == "parts" else self._deal_nbench
-        hands = deal(num_clients, len(by_class), rng)
-        return _hand_out(by_class, hands, rng)
+        held = _held(deal(num_clients, len(by_class), rng), len(by_class))
+        pieces: list[tuple[int, Indices]] = []
+        for c, indices in enumerate(by_class):
+            owners = np.flatnonzero(held[:, c])
+            if len(indices) < len(owners):
+                raise DataError(
+                    f"class {c} has {len(indices)} training samples for {len(owners)} clients; "
+                    "lower partition.num_clients or partition.classes, or raise data.limit_per_class"
+                )
+            if len(owners):
+                pieces += zip(owners, np.array_split(rng.permutation(indices), len(owners)), strict=True)
+        unused = np.flatnonzero(held.sum(0) == 0)
+        notes = (f"classes without owner: {', '.join(map(str, unused))}",) if len(unused) else ()
+        return Assignment(collect(num_clients, pieces), complete=not len(unused), notes=notes)
 
     def _deal_parts(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         parts = num_clients * self.classes // num_classes
@@ -106,28 +107,8 @@ def _swap_one(client: int, hands: np.ndarray, held: np.ndarray, rng: np.random.G
     others, positions = np.nonzero(is_welcome & (held[:, twice] == 0)[:, None])
     chosen = int(rng.integers(len(others)))
     other, position = others[chosen], positions[chosen]
-    given = hands[other, position]
-    hands[client, mine], hands[other, position] = given, twice
-    for owner, gained, lost in ((client, given, twice), (other, twice, given)):
+    new = hands[other, position]
+    hands[client, mine], hands[other, position] = new, twice
+    for owner, gained, lost in ((client, new, twice), (other, twice, new)):
         held[owner, gained] += 1
         held[owner, lost] -= 1
-
-
-def _hand_out(by_class: list[Indices], hands: np.ndarray, rng: np.random.Generator) -> Assignment:
-    held = _held(hands, len(by_class))
-    owned: list[list[Indices]] = [[] for _ in hands]
-    unused = []
-    for c, indices in enumerate(by_class):
-        owners = np.flatnonzero(held[:, c])
-        if len(owners) == 0:
-            unused.append(c)
-            continue
-        if len(indices) < len(owners):
-            raise DataError(
-                f"class {c} has {len(indices)} training samples for {len(owners)} clients; "
-                "lower partition.num_clients or partition.classes, or raise data.limit_per_class"
-            )
-        for client, piece in zip(owners, np.array_split(rng.permutation(indices), len(owners)), strict=True):
-            owned[client].append(piece)
-    notes = (f"classes without owner: {', '.join(map(str, unused))}",) if unused else ()
-    return Assignment([merge_indices(parts) for parts in owned], complete=not unused, notes=notes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -83,9 +84,8 @@ class Dirichlet(Partitioner, name="dirichlet"):
         if self.variant == "subsampled":
             return self._subsampled(by_class, num_clients, min_size, rng)
         capacity = len(labels) / num_clients if self.variant == "balanced" else None
-        clients, retries = self._until(
-            min_size, num_clients, lambda: _divide(by_class, num_clients, self.alpha, capacity, rng)
-        )
+        attempt = partial(_divide, by_class, num_clients, self.alpha, capacity, rng)
+        clients, retries = self._until(min_size, num_clients, attempt)
         return Assignment([np.sort(client) for client in clients], retries=retries)
 
     def _with_tasks(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Assignment:
@@ -128,21 +128,16 @@ class Dirichlet(Partitioner, name="dirichlet"):
         deck = rng.permutation(len(labels)).astype(np.int64)
         sizes = [min(_GROUP, num_clients - first) for first in range(0, num_clients, _GROUP)]
         sequence: list[Indices] = []
-        retries = 0
-        for size, piece in zip(sizes, split_by_shares(deck, np.array(sizes) / num_clients), strict=True):
-            members, again = self._equalised_group(labels, np.sort(piece), size, rng)
+        discarded = 0
+        for size, part in zip(sizes, split_by_shares(deck, np.array(sizes) / num_clients), strict=True):
+            piece, average = np.sort(part), len(part) / size
+            by_class = [piece[rows] for rows in indices_by_class(labels[piece])]
+            attempt = partial(_divide, by_class, size, self.alpha, average, rng)
+            members, retries = self._until(self.min_size or int(average / 2), size, attempt)
             sequence += members
-            retries += again
+            discarded += retries
         clients = np.array_split(np.concatenate(sequence), num_clients)
-        return Assignment([np.sort(client) for client in clients], retries=retries)
-
-    def _equalised_group(
-        self, labels: np.ndarray, piece: Indices, num_clients: int, rng: np.random.Generator
-    ) -> tuple[list[Indices], int]:
-        by_class = [piece[local] for local in indices_by_class(labels[piece])]
-        average = len(piece) / num_clients
-        min_size = self.min_size or int(average / 2)
-        return self._until(min_size, num_clients, lambda: _divide(by_class, num_clients, self.alpha, average, rng))
+        return Assignment([np.sort(client) for client in clients], retries=discarded)
 
     def _until(
         self, min_size: int, num_clients: int, attempt: Callable[[], list[Indices]], unit: str = "client"

@@ -13,9 +13,9 @@ from flcore.data.partitioners.base import (
     Indices,
     Partitioner,
     check_request,
+    collect,
     indices_by_class,
     merge_indices,
-    refuse,
     split_by_shares,
 )
 
@@ -113,39 +113,24 @@ class Dominant(Partitioner, name="dominant"):
     def refusal(self, num_clients: int, num_classes: int | None) -> str | None:
         if num_classes is None or (num_classes > 1 and num_clients % num_classes == 0):
             return None
+        step = max(num_classes, 2)
         return (
             f"partition.num_clients = {num_clients}: a dominant class per client needs a multiple of the "
-            f"{num_classes} classes (at least 2); use {_nearest_multiple(num_classes, num_clients)} clients"
+            f"{num_classes} classes (at least 2); use {step * max(1, round(num_clients / step))} clients"
         )
 
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        check_request(labels, num_clients)
-        by_class = indices_by_class(labels)
-        num_classes = len(by_class)
-        refuse(self, num_clients, num_classes)
-        owned: list[list[Indices]] = [[] for _ in range(num_clients)]
+        by_class = self._by_class(labels, num_clients)
+        pieces: list[tuple[int, Indices]] = []
         for c, indices in enumerate(by_class):
-            shares = self._shares(c, num_clients, num_classes)
-            for client, piece in enumerate(split_by_shares(rng.permutation(indices), shares)):
-                owned[client].append(piece)
-        clients = [merge_indices(parts) for parts in owned]
-        _refuse_empty(clients)
+            is_main = np.arange(num_clients) % len(by_class) == c
+            mains = int(is_main.sum())
+            shares = np.where(is_main, self.share / mains, (1 - self.share) / (num_clients - mains))
+            pieces += enumerate(split_by_shares(rng.permutation(indices), shares))
+        clients = collect(num_clients, pieces)
+        for client, own in enumerate(clients):
+            if len(own) == 0:
+                raise DataError(f"client {client} would get no samples; lower partition.num_clients or use more data")
         return Assignment(clients)
-
-    def _shares(self, c: int, num_clients: int, num_classes: int) -> np.ndarray:
-        is_main = np.arange(num_clients) % num_classes == c
-        mains = int(is_main.sum())
-        return np.where(is_main, self.share / mains, (1 - self.share) / (num_clients - mains))
-
-
-def _nearest_multiple(num_classes: int, num_clients: int) -> int:
-    step = max(num_classes, 2)
-    return step * max(1, round(num_clients / step))
-
-
-def _refuse_empty(clients: list[Indices]) -> None:
-    for client, indices in enumerate(clients):
-        if len(indices) == 0:
-            raise DataError(f"client {client} would get no samples; lower partition.num_clients or use more data")

@@ -10,15 +10,7 @@ import numpy as np
 
 from flcore.core.errors import DataError
 from flcore.core.params import param
-from flcore.data.partitioners.base import (
-    Assignment,
-    Indices,
-    Partitioner,
-    check_request,
-    indices_by_class,
-    merge_indices,
-    refuse,
-)
+from flcore.data.partitioners.base import Assignment, Partitioner, merge_indices
 
 
 @dataclass(frozen=True)
@@ -59,15 +51,25 @@ class WaysShots(Partitioner, name="ways_shots"):
     def split(
         self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> Assignment:
-        check_request(labels, num_clients)
-        by_class = indices_by_class(labels)
-        num_classes = len(by_class)
-        refuse(self, num_clients, num_classes)
+        by_class = self._by_class(labels, num_clients)
         hands = []
         for _ in range(num_clients):
-            ways, shots = self._draw_ways(num_classes, rng), self._draw_shots(rng)
-            hands.append((np.sort(rng.choice(num_classes, size=ways, replace=False)), shots))
-        return self._hand_out(by_class, hands, rng)
+            ways, shots = self._draw_ways(len(by_class), rng), self._draw_shots(rng)
+            hands.append((np.sort(rng.choice(len(by_class), size=ways, replace=False)), shots))
+        queues = [rng.permutation(indices) for indices in by_class]
+        taken = np.zeros(len(by_class), dtype=np.int64)
+        clients = []
+        for client, (classes, shots) in enumerate(hands):
+            pieces = []
+            for c in classes.tolist():
+                self._check_capacity(client, c, shots, int(taken[c]), len(queues[c]))
+                # A queue that wraps around: disjoint until the class is used up, then from the beginning again.
+                pieces.append(queues[c][np.arange(taken[c], taken[c] + shots) % len(queues[c])])
+                taken[c] += shots
+            clients.append(merge_indices(pieces))
+        short = [c for c, queue in enumerate(queues) if taken[c] > len(queue)]
+        notes = (f"samples used by several clients in classes {', '.join(map(str, short))}",) if short else ()
+        return Assignment(clients, complete=False, overlap=bool(short), notes=notes)
 
     def _range_of_ways(self, num_classes: float) -> tuple[int, int]:
         return max(2, self.ways - self.ways_spread), int(min(num_classes - 1, self.ways + self.ways_spread))
@@ -86,24 +88,6 @@ class WaysShots(Partitioner, name="ways_shots"):
             low, high = mean - spread + 1, mean + spread - (2 if self.kind == "fedproto_mnist" else 0)
             return max(1, int(rng.integers(low, high + 1)))
         return max(1, _around(self.shots, self.shots_spread, self.kind, rng))
-
-    def _hand_out(
-        self, by_class: list[Indices], hands: list[tuple[np.ndarray, int]], rng: np.random.Generator
-    ) -> Assignment:
-        queues = [rng.permutation(indices) for indices in by_class]
-        taken = np.zeros(len(by_class), dtype=np.int64)
-        clients = []
-        for client, (classes, shots) in enumerate(hands):
-            own = []
-            for c in classes:
-                self._check_capacity(client, int(c), shots, int(taken[c]), len(queues[c]))
-                # A queue that wraps around: disjoint until the class is used up, then from the beginning again.
-                own.append(queues[c][np.arange(taken[c], taken[c] + shots) % len(queues[c])])
-                taken[c] += shots
-            clients.append(merge_indices(own))
-        short = [c for c, queue in enumerate(queues) if taken[c] > len(queue)]
-        notes = (f"samples used by several clients in classes {', '.join(map(str, short))}",) if short else ()
-        return Assignment(clients, complete=False, overlap=bool(short), notes=notes)
 
     def _check_capacity(self, client: int, c: int, shots: int, taken: int, size: int) -> None:
         if shots > size:

@@ -18,7 +18,7 @@ from flcore.data.partitioners.dirichlet import Dirichlet
 from flcore.data.partitioners.simple import ByGroup, Dominant, Iid, Shards
 from flcore.data.partitioners.ways_shots import WaysShots
 
-bounded = settings(max_examples=60, deadline=None, derandomize=True)
+bounded = settings(max_examples=15, deadline=None, derandomize=True)
 thorough = settings(max_examples=500, deadline=None)
 
 
