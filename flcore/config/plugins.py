@@ -1,8 +1,7 @@
 """Load a user's own methods, data sources, partitioners, models and client samplers.
 
-The code is a file listed under ``plugins``, or an importable module: every ``name`` of a section,
-``federation.sampler`` and ``method.base`` accept ``module:Class``. Every public subclass of a base class in
-:data:`KINDS` is checked and registered.
+The code is a file listed under ``plugins``, or an importable module: the keys of :data:`KINDS` and the methods of a
+comparison accept ``module:Class``. Every public subclass of a base class in :data:`KINDS` is checked and registered.
 
 A configuration stores path and SHA-256 of each file, so that every worker runs the same code. The identity of a run
 contains the hashes of the files that the run uses, with their imports of `flcore`, of other listed files
@@ -52,6 +51,7 @@ PACKAGE = "protofl_plugins"
 KINDS: tuple[tuple[Registry[Any], type, str], ...] = (
     (METHODS, Method, "method.name"),
     (METHODS, Method, "method.base"),
+    (METHODS, Method, "compare.baseline"),
     (SOURCES, Source, "data.name"),
     (PARTITIONERS, Partitioner, "partition.name"),
     (MODELS, ModelSpec, "model.name"),
@@ -130,21 +130,36 @@ def with_classes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Plugin, 
         ConfigError: a module or class does not exist or is not usable.
     """
     result, plugins = dict(raw), {plugin.module: plugin for plugin in load_all(raw.get("plugins"))}
-    for registry, _, place in KINDS:
-        section, _, key = place.partition(".")
-        values = result.get(section)
-        value = values.get(key) if isinstance(values, Mapping) else None
+
+    def registered(registry: Registry[Any], key: str, value: Any) -> Any:
         if not isinstance(value, str) or not _CLASS.fullmatch(value):
-            continue
+            return value
         module, _, name = value.partition(":")
-        modules = _modules(module, f"{place} = {value}")
+        modules = _modules(module, f"{key} = {value}")
         _load(modules)
         cls = getattr(importlib.import_module(module), name, None)
-        registered = str(getattr(cls, "name", ""))
-        if registered not in registry or registry[registered] is not cls:
-            raise ConfigError(f"{place} = {value}: there is no {registry.kind} called {name} in {module}")
-        plugins = {plugin.module: plugin for plugin in modules} | plugins
-        result[section] = {**result[section], key: registered}
+        entry = str(getattr(cls, "name", ""))
+        if entry not in registry or registry[entry] is not cls:
+            raise ConfigError(f"{key} = {value}: there is no {registry.kind} called {name} in {module}")
+        for plugin in modules:
+            plugins.setdefault(plugin.module, plugin)
+        return entry
+
+    for registry, _, key in KINDS:
+        section, _, name = key.partition(".")
+        if isinstance(values := result.get(section), Mapping) and name in values:
+            result[section] = {**values, name: registered(registry, key, values[name])}
+    if isinstance(compare := result.get("compare"), Mapping):
+        result["compare"] = compare = dict(compare)
+        if isinstance(methods := compare.get("methods"), list | tuple):
+            compare["methods"] = [registered(METHODS, "compare.methods", method) for method in methods]
+        if isinstance(variants := compare.get("variants"), Mapping):
+            compare["variants"] = {
+                name: {**row, "method": registered(METHODS, f"compare.variants.{name}.method", row["method"])}
+                if isinstance(row, Mapping) and "method" in row
+                else row
+                for name, row in variants.items()
+            }
     return result, tuple(plugins.values())
 
 
@@ -173,13 +188,12 @@ def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, 
 
 def keep(plugins: Iterable[Plugin], folder: Path) -> tuple[Plugin, ...]:
     """Copy plug-ins into ``folder/plugins``, and return these copies."""
-    copies = []
-    for plugin in plugins:
-        path = folder.absolute() / PLUGIN_FOLDER / f"{plugin.name}.py"
-        if not path.is_file() or path.read_bytes() != plugin.source:
-            replace_file(path, methodcaller("write", plugin.source))
-        copies.append(dataclasses.replace(plugin, path=path))
-    return tuple(copies)
+    home = folder.absolute() / PLUGIN_FOLDER
+    copies = tuple(dataclasses.replace(plugin, path=home / f"{plugin.name}.py") for plugin in plugins)
+    for copy in copies:
+        if not copy.path.is_file() or copy.path.read_bytes() != copy.source:
+            replace_file(copy.path, methodcaller("write", copy.source))
+    return copies
 
 
 def brought(raw: Mapping[str, Any], sources: Mapping[str, bytes], folder: Path) -> dict[str, Any]:
@@ -216,23 +230,24 @@ def _read(entry: Any) -> Plugin:
 
 def _modules(module: str, key: str) -> list[Plugin]:
     """Return a module and its imports from its own top-level package; nothing for modules of `flcore`."""
-    top, found = module.partition(".")[0], dict[str, Plugin]()
+    top, modules = module.partition(".")[0], dict[str, Plugin]()
 
     def source_of(name: str) -> bytes | None:
         if name.partition(".")[0] != top or (path := _file_of(name)) is None:
             return None
-        found[name] = Plugin.of(name, path, path.read_bytes())
-        return found[name].source
+        modules[name] = Plugin.of(name, path, path.read_bytes())
+        return modules[name].source
 
-    if top != "flcore":
-        try:
-            closure([module], source_of, lambda name: found[name].path.name == "__init__.py")
-        except SyntaxError as error:
-            path = list(found.values())[-1].path
-            raise ConfigError(f"{key}: {path}:{error.lineno}: {error.msg}") from error
-        if module not in found:
-            raise ConfigError(f"{key}: there is no Python module {module}; install it, or set PYTHONPATH to its folder")
-    return sorted(found.values(), key=lambda plugin: plugin.module)
+    if top == "flcore":
+        return []
+    try:
+        closure([module], source_of, lambda name: modules[name].path.name == "__init__.py")
+    except SyntaxError as error:
+        path = list(modules.values())[-1].path
+        raise ConfigError(f"{key}: {path}:{error.lineno}: {error.msg}") from error
+    if module not in modules:
+        raise ConfigError(f"{key}: there is no Python module {module}; install it, or set PYTHONPATH to its folder")
+    return sorted(modules.values(), key=lambda plugin: plugin.module)
 
 
 def _file_of(module: str) -> Path | None:
@@ -304,8 +319,8 @@ def _import(plugin: Plugin) -> ModuleType:
     try:
         return importlib.import_module(plugin.module)
     except SyntaxError as error:
-        place = f"{error.filename}:{error.lineno}" if error.lineno else str(plugin.path)
-        raise ConfigError(f"plug-in {place}: {error.msg}") from error
+        line = f"{error.filename}:{error.lineno}" if error.lineno else str(plugin.path)
+        raise ConfigError(f"plug-in {line}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f":{frame.lineno}" for frame in frames if frame.filename == str(plugin.path)]

@@ -144,7 +144,7 @@ class Config:
         if self.evaluation.split == "validation" and self.partition.validation == 0:
             raise ConfigError("evaluation.split = validation: needs partition.validation above 0, for example 0.2")
         if len(set(self.evaluation.analyses)) < len(self.evaluation.analyses):
-            raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name stands twice")
+            raise ConfigError(f"evaluation.analyses = {list(self.evaluation.analyses)}: a name appears twice")
         beyond = [number for number in self.evaluation.snapshots if number > self.federation.rounds]
         if beyond:
             raise ConfigError(f"evaluation.snapshots = {beyond}: the run has {self.federation.rounds} rounds")
@@ -167,13 +167,13 @@ class Config:
 
     def _check_comparison(self) -> None:
         compare = self.compare
-        for variant, own in compare.variants.items():
-            if not isinstance(own, Mapping) or own.get("method") not in METHODS:
+        for variant, row in compare.variants.items():
+            if not isinstance(row, Mapping) or row.get("method") not in METHODS:
                 raise ConfigError(
                     f"compare.variants.{variant}: expected a method and dotted keys, such as "
                     "{method: fedavg, local.lr: 0.001}"
                 )
-            if variant in METHODS and variant != own["method"]:
+            if variant in METHODS and variant != row["method"]:
                 raise ConfigError(f"compare.variants.{variant}: is the name of another method; choose another")
         rows = {*METHODS, *compare.variants}
         for key, name in (*(("methods", name) for name in compare.methods), ("baseline", compare.baseline)):
@@ -187,7 +187,7 @@ class Config:
         for key, noun in (("seeds", "seed"), ("methods", "method"), ("partition_seeds", "seed")):
             given = getattr(compare, key) or ()
             if len(set(given)) < len(given):
-                raise ConfigError(f"compare.{key} = {list(given)}: a {noun} stands twice")
+                raise ConfigError(f"compare.{key} = {list(given)}: a {noun} appears twice")
 
     def _check_needs(self) -> None:
         mapping = self.to_mapping()
@@ -220,14 +220,14 @@ class Config:
                 raise ConfigError(f"aggregation.{key} = {to_yaml(value)}: {reason}; {cure}")
         if how.noise > 0 and not self.method.releases_weights_alone:
             raise ConfigError(
-                f"aggregation.noise = {how.noise:g}: beside the noisy mean of weights the server of {name} uses other "
-                "messages, which it would not cover; take a method that averages weights and does nothing else"
+                f"aggregation.noise = {how.noise:g}: the server of {name} also uses messages that the noise would not "
+                "cover; take a method that only averages weights"
             )
         by_chance = self.federation.sampler == "uniform" and self.federation.oversampling == 1
         if how.noise > 0 and (not by_chance or self.federation.deadline is not None):
             raise ConfigError(
-                f"aggregation.noise = {how.noise:g}: the account is of a cohort drawn by chance, not of the fastest; "
-                "set federation.sampler=uniform, federation.oversampling=1 and federation.deadline=null"
+                f"aggregation.noise = {how.noise:g}: the privacy account needs a cohort drawn by chance; set "
+                "federation.sampler=uniform, federation.oversampling=1 and federation.deadline=null"
             )
         sent = self.method.data_scope == "client" and self.method.poisonable_payloads
         if self.federation.simulates_poison and self.federation.attack != "random_labels" and not sent:

@@ -106,7 +106,8 @@ class FederationConfig:
         high=1,
     )
     sampler: str = param(
-        "uniform", "who is sampled: uniform, by_size, round_robin, trace, or a sampler of one's own; before dropout"
+        "uniform",
+        "client sampler: uniform, by_size, round_robin, trace, or a class of your own; applied before dropout",
     )
     sampler_options: Mapping[str, Any] = param({}, "parameters of that sampler, see `protofl show sampler NAME`")
     dropout: float = param(
@@ -122,10 +123,10 @@ class FederationConfig:
     speed_spread: float = param(
         0.0, "how much clients differ in speed: standard deviation of the logarithm, fixed per client", low=0
     )
-    speed_jitter: float = param(0.0, "likewise, drawn anew per client and round", low=0)
+    speed_jitter: float = param(0.0, "likewise, drawn for every client and round", low=0)
     on_client_error: Literal["stop", "drop"] = param(
         "stop",
-        "a client that fails stops the run, or is left out of the round and counted; if all of a round fail, it stops",
+        "a failing client stops the run, or is left out of the round and counted; if all of a round fail, it stops",
     )
     task_schedule: Literal["cyclic", "blocked", "none"] = param(
         "cyclic",
@@ -141,11 +142,10 @@ class FederationConfig:
     attack_scale: float = param(10.0, "s of sign_flip and scale", above=0)
 
     def __post_init__(self) -> None:
-        """Refuse contradictory or repeated poisoned clients."""
         if self.poisoned and self.poisoned_clients:
-            raise ValueError("poisoned says how many and poisoned_clients who; set one of them")
+            raise ValueError("poisoned is a number of clients and poisoned_clients are ids; set one of them")
         if len(set(self.poisoned_clients)) < len(self.poisoned_clients):
-            raise ValueError(f"poisoned_clients = {list(self.poisoned_clients)}: an id stands twice")
+            raise ValueError(f"poisoned_clients = {list(self.poisoned_clients)}: an id appears twice")
 
     @property
     def simulates_poison(self) -> bool:
@@ -234,8 +234,8 @@ class EvaluationConfig:
     analyses: tuple[AnalysisName, ...] = param((), "analyses of the finished run, by name, for its report")
     snapshots: tuple[int, ...] = param(
         (),
-        "rounds (0: before the first) of which the folder keeps what server and clients held then; every analysis is "
-        "made of each of them too",
+        "rounds (0: before the first) after which the folder keeps the state of server and clients; every analysis is "
+        "made for each of them too",
         low=0,
     )
     tsne_clients: tuple[int, ...] | None = param(
@@ -255,16 +255,12 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        """Refuse empty, repeated or too many clients or classes."""
         for key, chosen in (("tsne_clients", self.tsne_clients), ("tsne_classes", self.tsne_classes)):
             if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
-                wrong = "a number stands twice" if chosen else "name at least one, or set it to null"
+                wrong = "a number appears twice" if chosen else "name at least one, or set it to null"
                 raise ValueError(f"{key} = {list(chosen)}: {wrong}")
-        clients = list(self.tsne_clients or ())
-        if len(clients) > MOST_TSNE_CLIENTS:
-            raise ValueError(
-                f"tsne_clients = {clients}: one embedding shows {MOST_TSNE_CLIENTS} clients; leave some out"
-            )
+        if len(clients := list(self.tsne_clients or ())) > MOST_TSNE_CLIENTS:
+            raise ValueError(f"tsne_clients = {clients}: one embedding shows {MOST_TSNE_CLIENTS} clients at most")
 
     def shown_by(self, analysis: str) -> dict[str, Any]:
         """Return an analysis's chosen clients, classes and samples, as JSON values. They do not change a run's hash."""
@@ -307,7 +303,7 @@ class CompareConfig:
     methods: tuple[str, ...] = param(("local", "fedavg", "fedproto"), "names of methods, and of variants")
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds; each one a run per method", low=0)
     partition_seeds: tuple[int, ...] | None = param(
-        None, "seeds of divisions; each one a run per method and seed; null: partition.seed, or that of the run", low=0
+        None, "seeds of divisions; each one a run per method and seed; null: partition.seed, or the run's seed", low=0
     )
     baseline: str = param("fedavg", "the method, or variant, that paired differences are taken to")
     target_fraction: float = param(0.95, "share of the baseline's final accuracy to be reached", above=0, high=1)

@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
             ]
             flag = action.option_strings[0]
             if len(given) > 1 and action.type in (names, whole_numbers):
-                self.error(f"{flag} stands twice; write one list, {flag} A,B")
+                self.error(f"{flag} appears twice; write one list, {flag} A,B")
             if len(set(given)) > 1:
                 self.error(f"{flag} is given twice with different values; remove one")
 
@@ -183,5 +183,5 @@ def _once(text: str, values: Iterable[T]) -> tuple[T, ...]:
     found = tuple(values)
     for value in found:
         if found.count(value) > 1:
-            raise argparse.ArgumentTypeError(f"{shorten(text)!r}: {shorten(str(value))} stands twice; name each once")
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r}: {shorten(str(value))} appears twice; name each once")
     return found

@@ -222,7 +222,7 @@ def _varied(assignments: Sequence[str]) -> dict[str, list[Any]]:
             )
         _check_key(key)
         if key in varied:
-            raise ConfigError(f"--vary {shorten(key)}: stands twice; give all its values at once")
+            raise ConfigError(f"--vary {shorten(key)}: appears twice; give all its values at once")
         varied[key] = values
     if not varied:
         raise ConfigError("--vary: name at least one key with its values, such as --vary local.lr=0.01,0.1")
@@ -247,7 +247,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     if not seeds:
         raise ConfigError("--seeds: name at least one seed, such as --seeds 0,1")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {','.join(map(str, seeds))}: a seed stands twice; name each once")
+        raise ConfigError(f"--seeds {','.join(map(str, seeds))}: a seed appears twice; name each once")
 
 
 def _check_number(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
@@ -262,7 +262,7 @@ def _check_baselines(names: Sequence[str]) -> None:
         if name not in METHODS:
             raise ConfigError(f"--baselines: {unknown_key(name, name, METHODS).replace('key', 'method', 1)}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"--baselines {','.join(names)}: a method stands twice; name each once")
+        raise ConfigError(f"--baselines {','.join(names)}: a method appears twice; name each once")
 
 
 def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str, Any]) -> Config:

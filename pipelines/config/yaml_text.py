@@ -107,7 +107,7 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
         node: of a composed document. known: counts by node, of those that were seen. above: the nodes that it is in.
 
     Raises:
-        ValueError: too many, too deep, in itself, or a key stands twice.
+        ValueError: too many, too deep, in itself, or a key appears twice.
     """
     import yaml
 
@@ -136,12 +136,12 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
 
 
 def _refuse_twice(node: yaml.MappingNode) -> None:
-    """YAML forbids a key that stands twice, and its reader here would take the last one."""
+    """YAML forbids a key that appears twice, and its reader here would take the last one."""
     seen = set()
     for key, _ in node.value:
         name = (key.tag, key.value) if isinstance(key.value, str) else None
         if name in seen:
-            raise ValueError(f"line {key.start_mark.line + 1}: {shorten(key.value)} stands twice")
+            raise ValueError(f"line {key.start_mark.line + 1}: {shorten(key.value)} appears twice")
         if name is not None and not key.tag.endswith(":merge"):
             seen.add(name)
 

@@ -73,11 +73,11 @@ def refusal(**raw: Any) -> str:
         ),
         (
             {"aggregation": {"clip": 1, "noise": 1}, "method": {"name": "fedpa"}},
-            "aggregation.noise = 1: beside the noisy mean of weights the server of fedpa uses other messages",
+            "aggregation.noise = 1: the server of fedpa also uses messages that the noise would not",
         ),
         (
             {"aggregation": {"clip": 1, "noise": 1}, "federation": {"deadline": 9.0}},
-            "aggregation.noise = 1: the account is of a cohort drawn by chance, not of the fastest",
+            "aggregation.noise = 1: the privacy account needs a cohort drawn by chance",
         ),
         (
             {"federation": {"poisoned": 1}, "method": {"name": "gfpl"}},
@@ -89,9 +89,9 @@ def refusal(**raw: Any) -> str:
         ),
         (
             {"federation": {"poisoned": 1, "poisoned_clients": [1]}},
-            "federation: poisoned says how many and poisoned_clients who",
+            "federation: poisoned is a number of clients and poisoned_clients are ids",
         ),
-        ({"federation": {"poisoned_clients": [1, 1]}}, "federation: poisoned_clients = [1, 1]: an id stands twice"),
+        ({"federation": {"poisoned_clients": [1, 1]}}, "federation: poisoned_clients = [1, 1]: an id appears twice"),
     ],
 )
 def test_refused(raw: dict[str, Any], words: str) -> None:

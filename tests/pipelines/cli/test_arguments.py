@@ -45,14 +45,14 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "compare --seeds a",
             "protofl compare: --seeds 'a': expected whole numbers separated by commas, such as 0,1,2;",
         ),
-        ("compare --seeds 0,0", "protofl compare: --seeds '0,0': 0 stands twice; name each once; see"),
+        ("compare --seeds 0,0", "protofl compare: --seeds '0,0': 0 appears twice; name each once; see"),
         ("compare --methods a,,b", "protofl compare: --methods 'a,,b': expected names separated by commas, such as"),
-        ("compare --methods a,a", "protofl compare: --methods 'a,a': a stands twice; name each once; see"),
+        ("compare --methods a,a", "protofl compare: --methods 'a,a': a appears twice; name each once; see"),
         (
             "compare --methods a --methods=b",
-            "protofl compare: --methods stands twice; write one list, --methods A,B; see",
+            "protofl compare: --methods appears twice; write one list, --methods A,B; see",
         ),
-        ("compare --seeds 0 --seeds 1", "protofl compare: --seeds stands twice; write one list, --seeds A,B; see"),
+        ("compare --seeds 0 --seeds 1", "protofl compare: --seeds appears twice; write one list, --seeds A,B; see"),
         (
             "tune --method x --max-bytes 5MiB",
             "protofl tune: --max-bytes '5MiB': expected a size such as 800kB, 50MB or",

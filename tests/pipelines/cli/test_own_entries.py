@@ -14,6 +14,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.engine.rounds import Observers
 from pipelines.cli.app import main
+from pipelines.execution.bodies import comparison_runs
 
 ALL_KINDS = '''
 from dataclasses import dataclass
@@ -205,6 +206,20 @@ def test_the_base_of_a_wrapper_method_may_be_an_importable_class(own: Path) -> N
     config = Config.from_mapping({"method": {"name": "ccvr", "base": "own_lab.everything:Method"}})
     assert [method.name for method in config.methods] == ["ccvr", "own_method"]
     assert set(config.identity()["plugins"]) == {"own_lab", "own_lab.everything", "own_lab.words"}
+
+
+def test_rows_of_a_comparison_may_be_importable_classes(own: Path) -> None:
+    """Two methods and a variant, with one seed: three runs, two of which have the class and its code."""
+    mine = "own_lab.everything:Method"
+    variant = {"method": mine, "method.mu": 0.2}
+    compare = {"methods": ["fedavg", mine], "baseline": mine, "seeds": [0], "variants": {"more": variant}}
+    config = Config.from_mapping({"compare": compare})
+    assert (config.compare.methods, config.compare.baseline) == (("fedavg", "own_method"), "own_method")
+    runs = [run.config for run in comparison_runs({"compare": compare}, None, None)]
+    assert [run.method.name for run in runs] == ["fedavg", "own_method", "own_method"]
+    assert ["plugins" in run.identity() for run in runs] == [False, True, True]
+    assert [run.to_mapping()["method"].get("mu") for run in runs[1:]] == [0.01, 0.2]
+    assert comparison_runs({"compare": compare}, [mine], None)[0].config == runs[1]
 
 
 def test_a_class_that_is_not_there(own: Path) -> None:

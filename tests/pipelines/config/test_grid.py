@@ -116,7 +116,7 @@ def test_the_federation_is_told_without_what_varies() -> None:
         (["seed=0,1"], "--vary seed: every point is run with every seed; name them with --seeds"),
         (["compare.baseline=local,fedavg"], "--vary compare.baseline: changes no result"),
         (["data.name=mnist,digits"], "--vary data.name: a sweep is on one set of images"),
-        (["local.lr=0.1", "local.lr=1"], "--vary local.lr: stands twice"),
+        (["local.lr=0.1", "local.lr=1"], "--vary local.lr: appears twice"),
         (["local.lr=1,0.1,1.0"], "'fedprox, local.lr = 1' and 'fedprox, local.lr = 1' are the same run"),
         (["engine.workers=1,2"], "are the same run"),
         (["method.mu=0.1,-1"], "method.mu = -1: must be >= 0"),
@@ -146,10 +146,10 @@ def test_a_rule_about_several_keys_is_told_with_the_point_that_breaks_it() -> No
     ("changes", "message"),
     [
         ({"seeds": []}, "--seeds: name at least one seed"),
-        ({"seeds": [1, 0, 1]}, "--seeds 1,0,1: a seed stands twice"),
+        ({"seeds": [1, 0, 1]}, "--seeds 1,0,1: a seed appears twice"),
         ({"seeds": [-1]}, "seed = -1: expected a whole number >= 0"),
         ({"baselines": ["fedavgg"]}, "--baselines: fedavgg: unknown method; did you mean 'fedavg'"),
-        ({"baselines": ["local", "local"]}, "--baselines local,local: a method stands twice"),
+        ({"baselines": ["local", "local"]}, "--baselines local,local: a method appears twice"),
     ],
 )
 def test_seeds_and_baselines_are_checked(changes: dict[str, Any], message: str) -> None:

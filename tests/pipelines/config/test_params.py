@@ -328,7 +328,7 @@ def test_a_variant_that_is_called_as_its_method_is_that_methods_row_alone() -> N
         ({"variants": {"slow": {"method": "fedovg"}}}, r"compare\.variants\.slow: expected a method and dotted keys"),
         ({"variants": {"slow": 3}}, r"compare\.variants\.slow: expected a method and dotted keys"),
         ({"methods": ["slow"]}, "compare.methods: slow: unknown method"),
-        ({"partition_seeds": [1, 1]}, r"compare\.partition_seeds = \[1, 1\]: a seed stands twice"),
+        ({"partition_seeds": [1, 1]}, r"compare\.partition_seeds = \[1, 1\]: a seed appears twice"),
     ],
 )
 def test_what_cannot_be_a_variant(compare: dict[str, Any], message: str) -> None:
