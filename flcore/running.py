@@ -35,7 +35,6 @@ from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
 from flcore.engine.pool.process import local_pool
 from flcore.engine.pool.ray import ray_pool
-from flcore.engine.pool.workers import worker_count
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Scorer
@@ -199,8 +198,8 @@ def train(
             experiment,
             checkpoint,
             executor,
-            orchestrator or InlineOrchestrator(worker_count(config.engine)),
-            observers or Observers(meter=machine_meter(config.engine.device)),
+            orchestrator or InlineOrchestrator(config.engine.worker_count),
+            observers or Observers(meters={"joules": machine_meter(config.engine.device)}),
             restart=restart,
         )
     finally:
@@ -218,7 +217,7 @@ def describe_environment(config: Config) -> dict[str, Any]:
         "processor": processor_class(),
         "device": torch.cuda.get_device_name() if config.engine.device == "cuda" else "cpu",
         "engine": config.engine.name,
-        "workers": worker_count(config.engine),
+        "workers": config.engine.worker_count,
         "code_hash": library_fingerprint(),
     }
 
@@ -262,7 +261,7 @@ def _executor(experiment: Experiment, prepared: Path, partition: Path, checkpoin
     engine = experiment.config.engine
     if engine.name == "ray":
         return ray_pool(experiment, prepared, partition, checkpoint)
-    if worker_count(engine) == 0:
+    if engine.worker_count == 0:
         return InlineExecutor(experiment, checkpoint)
     return local_pool(experiment, prepared, partition, checkpoint)
 
@@ -296,9 +295,9 @@ def _timing(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     clients: dict[str, dict[str, Any]] = {}
     for record in rounds:
         for kind, phases in totals.items():
-            for phase, value in record[kind].items():
+            for phase, value in record.get(kind, {}).items():
                 phases[phase] = phases.get(phase, 0.0) + value
-        whole, joules = sum(record["clients"].values()), record["joules"].get(record["leg"])
+        whole, joules = sum(record["clients"].values()), record.get("joules", {}).get(record["leg"])
         for client, seconds in record["clients"].items():
             spent = clients.setdefault(client, {"seconds": 0.0, "joules": None})
             spent["seconds"] += seconds

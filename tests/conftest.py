@@ -24,16 +24,15 @@ from flcore.data.dividing import make_partition
 from flcore.data.partition import ClientSplit, Partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.sources.base import RawDataset, RawSplit, Source
-from flcore.engine.broadcast import broadcast
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
+from flcore.engine.exchange import ExchangeWork, Failure, Reply, round_context
 from flcore.engine.local.program import Function
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
-from flcore.engine.rounds import Observers, run_rounds
+from flcore.engine.rounds import Observers, broadcast, run_rounds
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.forward import Forward, StoredImages
 from flcore.evaluation.model_selection import scoring_messages
 from flcore.experiment.experiment import Experiment
@@ -283,13 +282,13 @@ def _train_stack(
 
 def _work(
     experiment: Experiment, clients: Sequence[int], *, number: int = 1, exchange: int = 0, server: Any = None
-) -> LegWork:
+) -> ExchangeWork:
     """What the server hands out in a leg."""
     server = experiment.method.start_server(experiment.setting) if server is None else server
     return broadcast(experiment, RunState(number - 1, Record(server), exchange=exchange), clients)[0]
 
 
-def _handed_out(experiment: Experiment, state: RunState) -> LegWork:
+def _handed_out(experiment: Experiment, state: RunState) -> ExchangeWork:
     """What the server hands out in the leg after a state, to everybody."""
     return broadcast(experiment, state, range(experiment.setting.num_clients))[0]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flcore.aggregation.settings import Aggregation
 from flcore.config.analyses import AnalysisName
 from flcore.core.errors import ConfigError
+from flcore.core.host import physical_cores
 from flcore.core.params import declared, param
 from flcore.data.imbalance import Imbalance
 
@@ -218,6 +219,12 @@ class EngineConfig:
         low=0,
     )
 
+    @property
+    def worker_count(self) -> int:
+        """``workers``, one per physical core if it is null; 0 means training in the main process."""
+        count = physical_cores() if self.workers is None else self.workers
+        return max(count, 1) if self.name == "ray" else count
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -327,12 +334,7 @@ SHARED: Mapping[str, type | None] = {
 }
 """Sections with the ``name`` of a registry entry → their keys that do not depend on it."""
 
-DEFAULT_NAMES: Mapping[str, str] = {
-    "data": "digits",
-    "partition": "dirichlet",
-    "model": "fedgen_cnn",
-    "method": "fedavg",
-}
+DEFAULT_NAMES: Mapping[str, str] = dict(zip(SHARED, ("digits", "dirichlet", "fedgen_cnn", "fedavg"), strict=True))
 """Default entries of these sections."""
 
 PLAIN: Mapping[str, type] = {

@@ -60,6 +60,20 @@ def began_at(process: int) -> str | None:
     return text.rpartition(")")[2].split()[19]  # the 22nd field; the name in brackets may hold anything
 
 
+def physical_cores() -> int:
+    """Return the number of physical cores that this process may use; of logical ones if the system does not say."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            package, core = ((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+        except OSError:
+            return len(usable)
+        cores.add((package, core))
+    return len(cores)
+
+
 def python(*arguments: str) -> list[str]:
     """Return the command of a Python process of this environment that ignores the working folder."""
     return [sys.executable, "-P", *arguments]

@@ -12,18 +12,17 @@
       legs/0008/0003.safetensors         reply of client 3 in the current exchange (0003.json: its failure)
 
 A round has one exchange with nearly every method; then exchanges count rounds. The state names the exchange of every
-payload and of every client's state, and the number of committed lines of the records. Anything else in the folder, such
-as a state of the interrupted exchange or later lines, is reused or dropped. No pickle: safetensors and JSON.
+payload and client state, and the number of committed lines. Anything else in the folder, such as a client state of the
+interrupted exchange or later lines, is reused or dropped. No pickle: safetensors and JSON.
 
-Every file has a check sum and names its run, client and exchange. A changed or moved file is refused; a changed reply
-is made again. A flipped bit would otherwise change later results.
+Every file has a check sum and names its run, client and exchange: a flipped bit would otherwise change later results. A
+changed or moved file is refused; a changed reply is made again.
 
-Everything that a commit names survives a kill. It survives a power failure if ``engine.durable_every`` seconds have
-passed since the last durable commit (0: always): syncing at every exchange would take a quarter of the time of small
-models. If check sums show that a power failure has damaged the newest state, the durable one replaces it; its files are
-kept until there is a later one.
+A commit survives a kill. It survives a power failure if ``engine.durable_every`` seconds have passed since the last
+durable commit (0: always): syncing at every exchange would take a quarter of the time of small models. If a power
+failure damages the newest state, the durable one replaces it; its files stay until the next durable commit.
 
-:mod:`flcore.engine.turn_results` writes clients' replies and states.
+:mod:`flcore.engine.client_results` writes clients' replies and states.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import Cure, DataError, RunError
-from flcore.engine.energy import Clock
-from flcore.engine.record_lines import RecordLines
+from flcore.engine.client_results import ClientResults, Clock
+from flcore.engine.committed_log import CommittedLog
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.tagged_records import Snapshots, load_tagged, save_tagged
-from flcore.engine.turn_results import TurnResults
 from flcore.io import disk
 from flcore.io.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
 from flcore.io.messages import Payload, Size
@@ -53,23 +51,21 @@ class Checkpoint:
     """The folder of one running run."""
 
     def __init__(self, directory: Path, *, durable_every: float = 0.0, clock: Clock = time.monotonic) -> None:
-        """Point at a folder, which need not exist yet.
+        """Use a folder, which need not exist yet.
 
         Args:
             directory: the folder.
-            durable_every: seconds between two commits that survive a power failure; 0: all do.
-            clock: of these seconds.
+            durable_every: seconds between two commits that survive a power failure; 0: all do. clock: of these seconds.
         """
         self.directory = directory
         self.durable_every, self._clock = durable_every, clock
         self._synced_at = clock()
         self._synced: set[Path] = set()  # files of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
-        self.client_results = TurnResults(directory, CURE, durable_every, clock)
-        """Replies of the current exchange, and clients' states."""
+        self.client_results = ClientResults(directory, durable_every, clock)
         self._run = ""
         """Digest of the run's name; empty until it is known."""
-        self._lines = RecordLines(directory, CURE)
+        self._log = CommittedLog(directory)
 
     @property
     def state_file(self) -> Path:
@@ -77,19 +73,17 @@ class Checkpoint:
 
     @property
     def durable_file(self) -> Path:
-        """The last one that survives a power failure, where the committed one may not."""
+        """The last state that survives a power failure, if the committed one may not."""
         return self.directory / "durable.json"
 
     def server_file(self, exchange: int) -> Path:
-        """Payloads of the server that an exchange changed; 0: those that it started with."""
+        """Return the file of the server's payloads that an exchange changed; 0: the initial ones."""
         return self.directory / f"server.{exchange:04d}.safetensors"
 
     def state_files(self) -> list[Path]:
-        """The files that the state is made of, clients' memories aside."""
+        """Return the files of the state, without clients' states."""
         exchanges = set(read_json(self.state_file, CURE)["server"].values())
         return [self.state_file, *map(self.server_file, sorted(exchanges))]
-
-    # ---- the state -----------------------------------------------------------------------------------------------
 
     def start(self, state: RunState, *, replace: bool = False) -> None:
         """Start with an empty folder.
@@ -107,17 +101,17 @@ class Checkpoint:
             disk.remove_tree(self.directory)
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
-        self.client_results.committed()
+        self.client_results.clear()
         self._server, self._synced = {}, set()
         self._run = state.run.digest
-        self._lines.start()
+        self._log.start()
         disk.make_folder(self.directory / "clients")
         self._write_state(state, durable=True)
 
     def load(self, name: RunName) -> RunState | None:
         """Return the state after the last complete exchange, None without any; drop later records.
 
-        Where a power failure has damaged the newest state, the last durable one takes its place.
+        If a power failure has damaged the newest state, the last durable one replaces it.
 
         Raises:
             DataError: a file is damaged. RunError: the state is of another run or other code; names the differences.
@@ -151,15 +145,11 @@ class Checkpoint:
         state = self._state(content)
         for client in state.client_states:
             self.client_state(client, state.client_states)  # better now than hours later
-        self._lines.keep(state.evaluated, state.exchanges, content["history"])
+        self._log.restore(state.evaluated, state.exchanges, content["history"])
         return state
 
     def refuse_other(self, name: RunName) -> None:
-        """Refuse the state of another run, or of other code, as :meth:`load` does, before anything is written.
-
-        Raises:
-            RunError: it is one; says what differs.
-        """
+        """Raise RunError if the folder has the state of another run or other code; name the difference."""
         with suppress(DataError):  # nothing, or damaged: load knows what to do
             self._refuse(self._content(self.state_file), name)
 
@@ -169,7 +159,6 @@ class Checkpoint:
             raise RunError(f"{self.directory}: holds {difference}; {CURE}")
 
     def _content(self, path: Path) -> dict[str, Any]:
-        """The content of a state's file, as it was written."""
         content = read_json(path, CURE)
         if "check" not in content:
             raise RunError(f"{path}: of another version of protofl; {CURE}")
@@ -187,10 +176,10 @@ class Checkpoint:
         return bool(found - begun)
 
     def read_state(self) -> RunState:
-        """The committed state, as a worker process reads it; payloads that it knows already are not read again.
+        """Return the committed state; payloads already in memory are not read again.
 
         Raises:
-            DataError: there is none, or it is damaged.
+            DataError: it is missing or damaged.
         """
         return self._state(self._content(self.state_file))
 
@@ -203,8 +192,8 @@ class Checkpoint:
             return RunState(
                 server=self._read_server(content["server"]),
                 client_states={int(client): exchange for client, exchange in content["memories"].items()},
-                told=[
-                    {**exchange, "server": {fact: float(value) for fact, value in exchange["server"].items()}}
+                metrics=[
+                    {**exchange, "server": {name: float(value) for name, value in exchange["server"].items()}}
                     for exchange in content["told"]
                 ],
                 failures=tuple((number, client, cause) for number, client, cause in content["failures"]),
@@ -216,9 +205,7 @@ class Checkpoint:
 
     def _read_server(self, exchanges: Mapping[str, int]) -> Record:
         missing = {exchange for name, exchange in exchanges.items() if self._server.get(name, (None,))[0] != exchange}
-        files = {
-            exchange: load_tagged(self.server_file(exchange), exchange, self._run, CURE) for exchange in sorted(missing)
-        }
+        files = {exchange: load_tagged(self.server_file(exchange), exchange, self._run) for exchange in sorted(missing)}
         self._server = {
             name: (exchange, files[exchange][name] if exchange in files else self._server[name][1])
             for name, exchange in exchanges.items()
@@ -226,17 +213,17 @@ class Checkpoint:
         return Record({name: payload for name, (_, payload) in self._server.items()})
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
-        """Close a leg: append its records, replace the state, and clear what is no longer needed."""
-        self.client_results.save_client_states(state.client_states, self._run)
-        lines = self._lines.add(history, timing)
-        self._write_state(state, lines.check, durable=self._clock() - self._synced_at >= self.durable_every)
-        self._lines.count = lines  # last: a failed commit is repeated
-        self.client_results.committed()
+        """Commit an exchange: append its records, replace the state, and remove files no longer needed."""
+        self.client_results.flush(state.client_states, self._run)
+        lengths = self._log.append(history, timing)
+        self._write_state(state, lengths.check, durable=self._clock() - self._synced_at >= self.durable_every)
+        self._log.committed = lengths  # last: a failed commit is repeated
+        self.client_results.clear()
         self._clear(state)
 
     def _write_state(self, state: RunState, history_check: int = 0, *, durable: bool) -> None:
-        """Write what the state names, then the state; durable, all that it names is so first."""
-        # Records are immutable: a payload that is still the same object is on the disk already.
+        """Write changed payloads, then the state; if ``durable``, sync all files that it names first."""
+        # Records are immutable: the same object is on the disk already.
         known = {
             name: exchange for name, (exchange, payload) in self._server.items() if state.server.get(name) is payload
         }
@@ -252,16 +239,16 @@ class Checkpoint:
             "memories": {str(client): exchange for client, exchange in state.client_states.items()},
             **{name: {kind: vars(size) for kind, size in getattr(state, name).items()} for name in _TRAFFIC},
             "failures": list(state.failures),
-            # Text where JSON has no number for a fact: a resumed round then has the record of an uninterrupted one.
+            # NaN and infinity as text: a resumed round has the record of an uninterrupted one.
             "told": [
-                {**exchange, "server": {fact: _jsonable(value) for fact, value in exchange["server"].items()}}
-                for exchange in state.told
+                {**exchange, "server": {name: _jsonable(value) for name, value in exchange["server"].items()}}
+                for exchange in state.metrics
             ],
             "history": history_check,
         }
         if durable:
             named = self._files_of(content)
-            make_durable([*sorted(named - self._synced), *self._lines.files()])
+            make_durable([*sorted(named - self._synced), *self._log.files()])
             self._replace(self.durable_file if self.durable_every else self.state_file, content, durable=True)
             self._synced, self._synced_at = named, self._clock()
         if self.durable_every or not durable:
@@ -273,18 +260,17 @@ class Checkpoint:
         replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
-        """Return the files that a state names: the server's payloads and the clients' states."""
         client_states = {
             self.client_results.state_file(exchange, int(client)) for client, exchange in content["memories"].items()
         }
         return client_states | {self.server_file(exchange) for exchange in content["server"].values()}
 
     def _clear(self, state: RunState) -> None:
-        """Remove what no longer counts. What cannot be removed now is no reason to do a committed exchange again."""
+        """Remove files that the state does not name; ignore errors, since the exchange is committed."""
         disk.try_to_remove(self.directory / "legs")
         named = {self.client_results.state_file(exchange, client) for client, exchange in state.client_states.items()}
         named |= {self.server_file(exchange) for exchange, _ in self._server.values()} | self._synced
-        with suppress(OSError):  # a file system that is away for a moment
+        with suppress(OSError):  # an unavailable file system
             unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
             for path in (*(self.directory / "clients").iterdir(), *self.directory.glob("server.*"), *unfinished):
                 if path not in named:
@@ -294,38 +280,33 @@ class Checkpoint:
 
     @property
     def snapshots(self) -> Snapshots:
-        """States that are kept for analyses of the finished run."""
-        return Snapshots(self.directory, self._run, CURE)
+        return Snapshots(self.directory, self._run)
 
     def keep_round(self, state: RunState) -> None:
-        """Put aside what server and clients hold after a round that is about to be committed."""
+        """Write a snapshot of a round that is about to be committed."""
         client_states = {
             client: self.client_state(client, state.client_states) for client in sorted(state.client_states)
         }
         self.snapshots.keep_round(state.round, state.server, client_states)
 
     def flush(self, client_states: Mapping[int, int]) -> str:
-        """Write what clients remember, held in memory until now, so that workers can read it: by client its exchange.
+        """Write buffered client states for workers to read; return the digest of the run's name.
 
-        Returns:
-            The digest of the run's name, under which it is found.
+        Args:
+            client_states: client to the exchange that left its state.
         """
-        self.client_results.save_client_states(client_states, self._run)
+        self.client_results.flush(client_states, self._run)
         return self._run
 
-    # ---- records -------------------------------------------------------------------------------------------------
-
     def records(self, name: str) -> list[dict[str, Any]]:
-        """The records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
-        return self._lines.read(name)
-
-    # ---- clients -------------------------------------------------------------------------------------------------
+        """Return the records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
+        return self._log.read(name)
 
     def client_state(self, client: int, client_states: Mapping[int, int]) -> Record:
         """Return a client's state; empty before its first participation or if its method keeps none.
 
         Raises:
-            DataError: it is gone, or damaged.
+            DataError: it is missing or damaged.
         """
         if client not in client_states:
             return Record()

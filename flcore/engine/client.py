@@ -1,6 +1,6 @@
-"""A client's turn: receive, train, answer; for one client, or for a stack of them at once.
+"""A client's work in an exchange: receive, train, reply; for one client, or for a stack of them at once.
 
-All state comes in and goes out as records, so that nothing of one client can reach the next.
+All state comes in and goes out as records: nothing of one client reaches the next.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from flcore.engine.client_data import ClientData
-from flcore.engine.energy import Clock
-from flcore.engine.failures import ClientError, client_step, failure_of, is_the_machines, misfit
+from flcore.engine.exchange import ExchangeWork, Failure, Reply, round_context
+from flcore.engine.failures import ClientError, client_step, misfit
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.plan import planned_steps
 from flcore.engine.local.serial import SerialTrainer, Trainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import StackedTrainer
 from flcore.engine.local.step import learning_rate
-from flcore.engine.turns import Failure, LegWork, Reply, round_context
 from flcore.evaluation.forward import Forward, stacked_part
 from flcore.evaluation.model_selection import ClientStates
 from flcore.experiment.experiment import Experiment
@@ -30,7 +29,7 @@ from flcore.io.messages import Payload, Prototypes, Weights, all_finite
 from flcore.io.records import Payloads, Record, SharedOnDevice, on_device, row_major
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
 
-ClientOutcome = tuple[Reply, Record] | Failure
+Outcome = tuple[Reply, Record] | Failure
 """A client's reply and its state, or its failure."""
 
 
@@ -44,52 +43,43 @@ def make_trainer(experiment: Experiment) -> Trainer:
 class ClientRunner:
     """Trains clients in this process, on one intra-op thread."""
 
-    def __init__(
-        self, experiment: Experiment, trainer: Trainer | None = None, clock: Clock = time.perf_counter
-    ) -> None:
-        """Build the modules; the experiment's data are used in place.
-
-        Args:
-            experiment: the run.
-            trainer: replaces the run's own.
-            clock: of the seconds in replies.
-        """
+    def __init__(self, experiment: Experiment, trainer: Trainer | None = None) -> None:
+        """Build the modules; ``trainer`` replaces the run's own."""
         self.experiment = experiment
-        self._clock = clock
         self._trainer = trainer or make_trainer(experiment)
         self._forward = Forward(experiment)
-        # Clients share the very tensors of a broadcast: what is shared is not stacked.
+        # Clients share the tensor objects of a broadcast: shared ones are not stacked.
         self._received = SharedOnDevice(experiment.config.engine.device)
         setting = experiment.setting
-        # A turn has all of its tensors on one device: methods mix the initial weights with what clients receive.
-        initial = self._there({MODEL: setting.initial})[MODEL]
+        # On the run's device: methods mix the initial weights with what clients receive.
+        initial = self._on_device({MODEL: setting.initial})[MODEL]
         self._setting = setting if initial is setting.initial else replace(setting, initial=initial)
 
-    def train(self, work: LegWork, clients: Sequence[int], client_states: ClientStates) -> dict[int, ClientOutcome]:
+    def train(self, work: ExchangeWork, clients: Sequence[int], client_states: ClientStates) -> dict[int, Outcome]:
         """Train a stack of clients in one exchange.
 
         Args:
-            work: the exchange, with what each client is sent.
+            work: the exchange.
             clients: ids; more than one only where clients are stacked.
-            client_states: client id to its state; empty at its first turn.
+            client_states: client id to its state; empty at first.
 
         Raises:
             ClientError: an error of the whole stack, or of the machine.
         """
-        experiment, method, place = self.experiment, self.experiment.method, work.place
-        exchanges = method.round_exchanges(place.round, experiment.setting)
-        exchange = exchanges[place.exchange]
-        with client_step(place, exchange.name, clients, "receive"):
+        experiment, method = self.experiment, self.experiment.method
+        exchanges = method.round_exchanges(work.round, experiment.setting)
+        exchange = exchanges[work.index]
+        with client_step(work, clients, "receive"):
             received = self._received.of(work.received[client] for client in clients)
             contexts = [
-                self.ctx(place.round, exchange, client, message, client_states(client))
+                self.ctx(work.round, exchange, client, message, client_states(client))
                 for client, message in zip(clients, received, strict=True)
             ]
             starts = [ctx.with_statistics(method.initial_weights(ctx)) for ctx in contexts]
-            data = ClientData.of(experiment, clients, place.round)
-        began = self._clock()
-        with client_step(place, exchange.name, clients, "local training"):
-            before = sum(len(earlier.phases) for earlier in exchanges[: place.exchange])
+            data = ClientData.of(experiment, clients, work.round)
+        began = time.perf_counter()
+        with client_step(work, clients, "local training"):
+            before = sum(len(earlier.phases) for earlier in exchanges[: work.index])
             if exchange.phases:
                 tables = self.tables(contexts, data, exchange)
                 job = TrainJob(contexts, data, starts, exchange.phases, before, tables)
@@ -97,36 +87,36 @@ class ClientRunner:
             else:
                 nothing = torch.zeros(experiment.setting.num_classes, dtype=torch.int64)
                 outcomes = [TrainResult(start, {}, 0, nothing) for start in starts]
-        trained_seconds = _shares(self._clock() - began, [outcome.steps for outcome in outcomes])
+        trained_seconds = _shares(time.perf_counter() - began, [outcome.steps for outcome in outcomes])
         passes = _Passes(self._forward, experiment, data, [outcome.weights for outcome in outcomes])
-        results: dict[int, ClientOutcome] = {}
+        results: dict[int, Outcome] = {}
         for index, (ctx, outcome) in enumerate(zip(contexts, outcomes, strict=True)):
-            trained = _Trained(passes, index, outcome, len(data[index]))
-            began = self._clock()
+            trained = _Trained(passes, index, outcome)
+            began = time.perf_counter()
             try:
-                with client_step(place, exchange.name, [ctx.client], "reply"):
-                    result = self._answer(ctx, outcome, trained, trains=bool(exchange.phases))
+                with client_step(work, [ctx.client], "reply"):
+                    result = self._reply(ctx, outcome, trained, trains=bool(exchange.phases))
                 if not isinstance(result, Failure):
-                    seconds = trained_seconds[index] + self._clock() - began
+                    seconds = trained_seconds[index] + time.perf_counter() - began
                     result = replace(result[0], seconds=seconds), result[1]
                 results[ctx.client] = result
             except ClientError as error:
-                if is_the_machines(error):
+                if error.is_the_machines:
                     raise
-                results[ctx.client] = failure_of(error)
+                results[ctx.client] = error.failure
         return results
 
-    def _there(self, record: Payloads, device: str | None = None) -> Record:
-        """A record on the run's device, or on another; a run on the CPU has nothing to look for."""
-        own = self.experiment.config.engine.device
-        if own == "cpu":
+    def _on_device(self, record: Payloads, device: str | None = None) -> Record:
+        """Return a record on ``device``, by default the run's; a run on the CPU moves nothing."""
+        of_run = self.experiment.config.engine.device
+        if of_run == "cpu":
             return record if isinstance(record, Record) else Record(record)
-        return on_device(record, device or own)
+        return on_device(record, device or of_run)
 
     def ctx(
         self, round_number: int, exchange: Exchange, client: int, received: Record, client_state: Record
     ) -> ClientContext:
-        """Return a client's turn: the message that it received, on the device, and what it kept."""
+        """Return a client's context, with the message that it received, on the device, and its state."""
         experiment = self.experiment
         config = experiment.config
         ctx = round_context(experiment.method, self._setting, round_number, exchange)
@@ -138,7 +128,7 @@ class ClientRunner:
             client=client,
             class_counts=experiment.label_counts(client, round_number),
             received=received,
-            client_state=self._there(client_state),
+            client_state=self._on_device(client_state),
             task=experiment.task(round_number),
             task_visit=experiment.stream.task_visit(round_number),
             task_counts=experiment.task_counts(client),
@@ -152,7 +142,7 @@ class ClientRunner:
         """Return the per-sample inputs, and teachers' outputs where they are constant and cheaper than in every step.
 
         Args:
-            contexts: of the clients. data: their samples. leg: what they train in.
+            contexts: of the clients. data: their samples. exchange: in which they train.
 
         Returns:
             By name and client [n_k, ...], on the device.
@@ -161,106 +151,101 @@ class ClientRunner:
             ValueError: a client's table has not one row per sample.
         """
         method = self.experiment.method
-        remembered = [method.per_sample_inputs(ctx) for ctx in contexts]
-        for ctx, own, tables in zip(contexts, data, remembered, strict=True):
+        by_client = [method.per_sample_inputs(ctx) for ctx in contexts]
+        for ctx, samples, tables in zip(contexts, data, by_client, strict=True):
             for name, rows in tables.items():
-                if len(rows) != len(own):
-                    raise ValueError(f"client {ctx.client} has {len(rows)} rows of {name} for {len(own)} samples")
-        found = {name: [tables[name] for tables in remembered] for name in remembered[0]}
-        frozen = [method.teachers(ctx) for ctx in contexts]
-        if frozen[0] and self._asked_once(data, exchange):
-            for name in frozen[0]:
-                models = [models[name] for models in frozen]
-                found[name] = [
-                    self._forward.part(weights, own, part) for own, (part, weights) in zip(data, models, strict=True)
+                if len(rows) != len(samples):
+                    raise ValueError(f"client {ctx.client} has {len(rows)} rows of {name} for {len(samples)} samples")
+        tables_of = {name: [tables[name] for tables in by_client] for name in by_client[0]}
+        teachers = [method.teachers(ctx) for ctx in contexts]
+        if teachers[0] and self._runs_teachers_once(data, exchange):
+            for name in teachers[0]:
+                models = [of_client[name] for of_client in teachers]
+                tables_of[name] = [
+                    self._forward.part(weights, samples, part)
+                    for samples, (part, weights) in zip(data, models, strict=True)
                 ]
-        return found
+        return tables_of
 
-    def _asked_once(self, data: Sequence[ClientData], exchange: Exchange) -> bool:
+    def _runs_teachers_once(self, data: Sequence[ClientData], exchange: Exchange) -> bool:
         """Return whether teachers run once per sample: images are constant and used more than once."""
         config = self.experiment.config
-        visits = sum(planned_steps(len(own), config.local, phase) for own in data for phase in exchange.phases)
+        visits = sum(planned_steps(len(samples), config.local, phase) for samples in data for phase in exchange.phases)
         return config.data.augmentation == "none" and visits * config.local.batch_size >= sum(map(len, data))
 
-    def _answer(self, ctx: ClientContext, outcome: TrainResult, trained: _Trained, *, trains: bool) -> ClientOutcome:
+    def _reply(self, ctx: ClientContext, outcome: TrainResult, trained: _Trained, *, trains: bool) -> Outcome:
         experiment = self.experiment
         cause = _not_finite(outcome)
         if cause is not None:
             return Failure(cause, "local training")
-        message, kept = experiment.method.reply(ctx, trained)
+        message, state = experiment.method.reply(ctx, trained)
         message = experiment.poisoning.message(message, ctx)
-        own = kept.get(MODEL)
-        keeps_statistics = isinstance(own, Weights) and bool(own.buffers)
-        if experiment.batchnorm == "local" and outcome.weights.buffers and not keeps_statistics:
-            kept = {**kept, BATCHNORM: Weights({}, outcome.weights.buffers)}
+        model = state.get(MODEL)
+        has_statistics = isinstance(model, Weights) and bool(model.buffers)
+        if experiment.batchnorm == "local" and outcome.weights.buffers and not has_statistics:
+            state = {**state, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
-            kept = {**kept, **_private_model(kept, ctx.client_state, outcome.weights if trains else None)}
+            state = {**state, **_private_model(state, ctx.client_state, outcome.weights if trains else None)}
         # Payloads that are the trained weights were already checked for NaN.
-        looked_at = [[name for name, payload in part.items() if payload is outcome.weights] for part in (kept, message)]
-        message = row_major(self._there(outgoing(message, experiment), "cpu"))
-        kept = row_major(self._there(kept, "cpu"))
-        for part, fine in zip((kept, message), looked_at, strict=True):
+        checked = [[name for name, payload in part.items() if payload is outcome.weights] for part in (state, message)]
+        message = row_major(self._on_device(outgoing(message, experiment), "cpu"))
+        state = row_major(self._on_device(state, "cpu"))
+        for part, names in zip((state, message), checked, strict=True):
             for name, payload in part.items():
-                if name not in fine and not _finite(payload):
+                if name not in names and not _finite(payload):
                     return Failure(f"its {name} holds values that are not finite", "reply")
         for name, payload in message.items():
             unfit = misfit(payload, ctx.received.get(name))
             if unfit is not None:
                 return Failure(f"its {name} {unfit}", "reply")
-        return Reply(message, outcome.losses, outcome.steps, bool(kept), trained=outcome.there), kept
+        return Reply(message, outcome.losses, outcome.steps, bool(state), trained=outcome.there), state
 
 
 def _shares(seconds: float, steps: Sequence[int]) -> list[float]:
     """Return a stack's seconds by client, in proportion to steps; equal parts without any step."""
     total = sum(steps)
-    return [seconds * own / total if total else seconds / len(steps) for own in steps]
+    return [seconds * count / total if total else seconds / len(steps) for count in steps]
 
 
 class _Passes:
     """Forward passes for the replies of a stack.
 
-    A GPU runs a stack's models together. On a CPU one after the other is faster: ten
-    clients of 640 images take 1.3 (fedproto_cnn) to 3 times (fedgen_cnn) as long in a stack.
+    A GPU runs a stack's models together. On a CPU one after the other is faster: ten clients of 640 images take 1.3
+    (fedproto_cnn) to 3 times (fedgen_cnn) as long in a stack.
     """
 
     def __init__(
         self, forward: Forward, experiment: Experiment, data: Sequence[ClientData], weights: Sequence[Weights]
     ) -> None:
-        self.experiment = experiment
-        self._forward, self._data, self._weights = forward, data, weights
+        self.experiment, self.data = experiment, data
+        self._forward, self._weights = forward, weights
         self._stacked: dict[str, list[Tensor]] = {}
 
     def of(self, index: int, part: str, weights: Weights | None) -> tuple[Tensor, Tensor]:
-        data = self._data[index]
-        if weights is not None or len(self._data) == 1 or data.labels.device.type == "cpu":
+        data = self.data[index]
+        if weights is not None or len(self.data) == 1 or data.labels.device.type == "cpu":
             chosen = self._weights[index] if weights is None else weights
             return self._forward.part(chosen, data, part), data.labels
         if part not in self._stacked:
             network = self.experiment.setting.network
             rows = self.experiment.config.evaluation.batch_size
-            self._stacked[part] = stacked_part(network, self._weights, self._data, part, rows)
+            self._stacked[part] = stacked_part(network, self._weights, self.data, part, rows)
         return self._stacked[part][index], data.labels
-
-    def labels(self, index: int) -> Tensor:
-        return self._data[index].labels
-
-    def images(self, index: int, rows: int) -> Iterator[Tensor]:
-        data = self._data[index]
-        return (data.block(start, min(start + rows, len(data))) for start in range(0, len(data), rows))
 
 
 class _Trained:
     """A client after local training, for :meth:`flcore.methods.api.Method.reply`."""
 
-    def __init__(self, passes: _Passes, index: int, outcome: TrainResult, num_samples: int) -> None:
-        self._passes, self._index, self._outcome = passes, index, outcome
-        self.weights, self.steps, self.num_samples = outcome.weights, outcome.steps, num_samples
+    def __init__(self, passes: _Passes, index: int, outcome: TrainResult) -> None:
+        self._passes, self._index, self._outcome, self._data = passes, index, outcome, passes.data[index]
+        self.weights, self.steps, self.num_samples = outcome.weights, outcome.steps, len(self._data)
 
     def images(self, rows: int) -> Iterator[Tensor]:
-        return self._passes.images(self._index, rows)
+        length = len(self._data)
+        return (self._data.block(start, min(start + rows, length)) for start in range(0, length, rows))
 
     def labels(self) -> Tensor:
-        return self._passes.labels(self._index)
+        return self._data.labels
 
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         return self._passes.of(self._index, "features", weights)
@@ -287,11 +272,11 @@ class _Trained:
         return (sums / counts.clamp_min(1).unsqueeze(-1)).float(), counts > 0
 
 
-def _private_model(kept: Payloads, client_state: Record, trained: Weights | None) -> dict[str, Payload]:
+def _private_model(state: Payloads, client_state: Record, trained: Weights | None) -> dict[str, Payload]:
     """Return the client's own model to keep; nothing if the method keeps that model itself."""
     if trained is None:
         return {PRIVATE: client_state[PRIVATE]} if PRIVATE in client_state else {}
-    return {} if kept.get(MODEL) is trained else {PRIVATE: trained}
+    return {} if state.get(MODEL) is trained else {PRIVATE: trained}
 
 
 def _not_finite(outcome: TrainResult) -> str | None:

@@ -1,7 +1,7 @@
-"""Energy by phase of a round (evaluation.md section 4): from counters where the machine has them, else nothing.
+"""Meters of energy (evaluation.md section 4): counters of the processor packages, or the GPU's power.
 
-A meter is read at the phases' borders, like the clock; nothing is estimated from a processor's rating. What a meter
-measures is the whole processor or GPU: a figure means something on an otherwise idle machine.
+Nothing is estimated from a processor's rating. A meter measures the whole processor or GPU: figures are meaningful on
+an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from pathlib import Path
 import torch
 
 Meter = Callable[[], float | None]
-"""Joules since some moment; None without a counter."""
-
-Clock = Callable[[], float]
+"""Cumulative joules; None without a counter."""
 
 
-def no_meter() -> float | None:
-    """There is no meter."""
-    return None
+def no_meter() -> None:
+    """Return None: there is no counter."""
 
 
 def machine_meter(device: str) -> Meter:
-    """The GPU's power for runs on one, else the processor packages' counters, else no meter."""
+    """Return a meter of the GPU for runs on one, else of the processor packages, else :func:`no_meter`."""
     if device == "cuda":
         return _gpu_meter()
     counters = PackageCounters(Path("/sys/class/powercap"))
@@ -34,7 +31,7 @@ def machine_meter(device: str) -> Meter:
 
 
 class PackageCounters:
-    """Sum of the processor packages' energy counters (Linux powercap, RAPL), which count microjoules and wrap."""
+    """Sum of the packages' counters (Linux powercap, RAPL), which count microjoules and wrap."""
 
     def __init__(self, root: Path) -> None:
         self._packages = [
@@ -44,7 +41,7 @@ class PackageCounters:
         self._total = 0
 
     def __call__(self) -> float | None:
-        """Joules since the first call; None where there is no counter, or it may not be read."""
+        """Return joules since the first call; None without a readable counter."""
         if not self._packages:
             return None
         for folder in self._packages:
@@ -68,19 +65,21 @@ def _read(path: Path) -> str:
 
 
 class PowerIntegral:
-    """Energy from samples of power, by the trapezoid rule, taken in a thread at least five times a second.
+    """Energy from samples of power by the trapezoid rule; a thread samples it ten times a second.
 
     The thread ends with the last reference to the meter: a process may do many runs.
     """
 
-    def __init__(self, watts: Callable[[], float], clock: Clock = time.perf_counter, period: float = 0.1) -> None:
+    def __init__(
+        self, watts: Callable[[], float], clock: Callable[[], float] = time.perf_counter, period: float = 0.1
+    ) -> None:
         self._watts, self._clock = watts, clock
         self._lock = threading.Lock()
         self._time, self._power, self._joules = clock(), watts(), 0.0
         threading.Thread(target=_sample, args=(weakref.ref(self), period), name="power", daemon=True).start()
 
     def __call__(self) -> float:
-        """Joules since the start, a sample taken now included."""
+        """Return joules since the start; take a sample now."""
         with self._lock:
             now, power = self._clock(), self._watts()
             self._joules += (now - self._time) * (power + self._power) / 2
@@ -104,24 +103,3 @@ def _gpu_meter() -> Meter:
     except (RuntimeError, ImportError, AttributeError):  # no NVML bindings, or a GPU that does not say
         return no_meter
     return PowerIntegral(lambda: torch.cuda.power_draw() / 1000)
-
-
-class Stopwatch:
-    """Seconds and joules between laps, by name."""
-
-    def __init__(self, clock: Clock, meter: Meter) -> None:
-        self._clock, self._meter = clock, meter
-        self.seconds: dict[str, float] = {}
-        self.joules: dict[str, float] = {}
-        self._time, self._energy = clock(), meter()
-
-    def lap(self, name: str) -> None:
-        """Add what passed since the last lap to ``name``."""
-        now, energy = self._clock(), self._meter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._time
-        if energy is not None and self._energy is not None:
-            self.joules[name] = self.joules.get(name, 0.0) + energy - self._energy
-        self._time, self._energy = now, energy
-
-    def record(self) -> dict[str, dict[str, float]]:
-        return {"seconds": dict(self.seconds), "joules": dict(self.joules)}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flcore.core.errors import listed
-from flcore.engine.turns import ExchangeId, Reply
+from flcore.engine.exchange import Reply
 from flcore.experiment.traffic import Traffic
 from flcore.io.records import Record
 
@@ -35,22 +35,22 @@ class RunName:
         return hashlib.sha256(json.dumps([self.run, dict(self.code)], sort_keys=True).encode()).hexdigest()[:16]
 
     def difference(self, other: RunName) -> str | None:
-        """Return how the run ``other`` differs from this one, for people; None: it does not."""
+        """Describe how the run ``other`` differs from this one; None: it does not."""
         if self.run != other.run:
             return "another run: its configuration, data or partition differ"
         modules = self.code.keys() | other.code.keys()
         changed = sorted(module for module in modules if self.code.get(module) != other.code.get(module))
-        return f"this run as other code carried it out; since then changed: {listed(changed)}" if changed else None
+        return f"this run by other code; changed since then: {listed(changed)}" if changed else None
 
 
-def leg_facts(
-    exchange: str, replies: Mapping[int, Reply], stages: Mapping[str, Mapping[str, float]], *, is_cohort: bool
+def exchange_metrics(
+    exchange: str, replies: Mapping[int, Reply], steps: Mapping[str, Mapping[str, float]], *, is_cohort: bool
 ) -> dict[str, Any]:
-    """Return what one exchange adds to its round's record, as JSON values; see :func:`round_facts`.
+    """Return one exchange's part of its round's record, as JSON values; see :func:`round_metrics`.
 
     Args:
-        leg: its name. replies: by client. stages: facts of the server's steps by name, in order.
-        is_cohort: whether the leg's clients are the round's training cohort.
+        exchange: its name. replies: by client. steps: metrics of the server steps by name, in order.
+        is_cohort: whether the clients are the round's training cohort.
     """
     names = sorted({name for reply in replies.values() for name in reply.losses})
     losses = {name: [reply.losses[name] for reply in replies.values() if name in reply.losses] for name in names}
@@ -60,39 +60,35 @@ def leg_facts(
         "train_loss": {name: float(np.mean(values)) for name, values in losses.items()},
         # One client that blows up inside a round is invisible in means.
         "train_loss_max": {name: max(values) for name, values in losses.items()},
-        "server": _joined(reversed(list(stages.items()))),
+        "server": _joined(reversed(list(steps.items()))),
     }
 
 
-def round_facts(exchanges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of a round's record that its exchanges tell, no exchange hiding another.
+def round_metrics(exchanges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a round's ``participants``, ``train_loss``, ``train_loss_max`` and ``server``, over its exchanges.
 
-    ``participants`` are the clients of the round's training cohort that answered; ``train_loss`` and
-    ``train_loss_max`` the mean and the largest value over clients of each loss term; ``server`` the facts of the
-    server's steps. If two exchanges use a name, the first loss and the last fact have it, as the round ends with the
-    latter; the others get their exchange's name in front.
+    ``participants`` are the clients of the training cohort that replied. Losses are the mean and the largest value over
+    clients. If two exchanges use a name, the first loss and the last server metric keep it; the others are prefixed
+    with their exchange.
 
     Args:
-        legs: what :func:`leg_facts` returned for each, in order.
+        exchanges: :func:`exchange_metrics` of each, in order.
     """
     cohorts = [exchange["participants"] for exchange in exchanges if exchange["participants"] is not None]
-    facts = {
-        "participants": cohorts[-1],
-        **{
-            key: _joined((exchange["leg"], exchange[key]) for exchange in exchanges)
-            for key in ("train_loss", "train_loss_max")
-        },
+    losses = {
+        key: _joined((exchange["leg"], exchange[key]) for exchange in exchanges)
+        for key in ("train_loss", "train_loss_max")
     }
     server = _joined((exchange["leg"], exchange["server"]) for exchange in reversed(exchanges))
-    return {**facts, "server": server} if server else facts
+    return {"participants": cohorts[-1], **losses, **({"server": server} if server else {})}
 
 
 def _joined(parts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
     """Merge values by name; a repeated name is prefixed with its part."""
-    found: dict[str, float] = {}
-    for origin, figures in parts:
-        found |= {f"{origin}.{name}" if name in found else name: value for name, value in figures.items()}
-    return found
+    joined: dict[str, float] = {}
+    for origin, values in parts:
+        joined |= {f"{origin}.{name}" if name in joined else name: value for name, value in values.items()}
+    return joined
 
 
 @dataclass(frozen=True)
@@ -101,18 +97,18 @@ class RunState:
 
     Attributes:
         round: the last complete round; 0 before the first.
-        server: what the server holds.
-        client_states: client id to the exchange (counted over the run, from 1) that left its current memory.
+        server: the server's state.
+        client_states: by client the exchange (of the run, from 1) that left its state.
         up: cumulative cost of all replies by kind. down: of all broadcasts.
-        eval_up: cumulative cost by kind of what clients sent for scoring alone. eval_down: of what they were sent.
+        eval_up: cumulative cost by kind of replies for scoring alone. eval_down: of broadcasts for it.
         steps: mini-batches trained on, by all clients together.
-        leg: complete exchanges of the round after ``round``.
-        legs: complete exchanges of the run.
+        exchange: complete exchanges of the round after ``round``.
+        exchanges: complete exchanges of the run.
         evaluated: records in the history.
-        failures: (round, client, cause) of every client dropped since the last record, which took over those before it.
+        failures: (round, client, cause) of every client dropped since the last record.
         simulated_seconds: since the start, where clients' speeds are simulated.
         run: names the run and the code.
-        told: parts of the current round's record by complete exchange, see :func:`leg_facts`.
+        metrics: of the current round's complete exchanges, see :func:`exchange_metrics`.
     """
 
     round: int
@@ -129,9 +125,9 @@ class RunState:
     failures: tuple[tuple[int, int, str], ...] = ()
     simulated_seconds: float = 0.0
     run: RunName = field(default_factory=lambda: RunName(""))
-    told: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    metrics: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     @property
-    def place(self) -> ExchangeId:
-        """The exchange to do next."""
-        return ExchangeId(self.round + 1, self.exchange)
+    def place(self) -> tuple[int, int]:
+        """The next exchange: its round (1-based) and its index in the round (0-based)."""
+        return self.round + 1, self.exchange

@@ -1,6 +1,6 @@
-"""Records that name their run and their place in it, so that a moved file is not read as another; and snapshots.
+"""Records that name their run and their place in it: a moved file is refused; and snapshots.
 
-A snapshot keeps a round of ``evaluation.snapshots`` for later analyses; a resumed run does not read it.
+A snapshot is a round of ``evaluation.snapshots`` for later analyses; resuming does not read it.
 
 ::
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcore.core.errors import DataError
+from flcore.core.errors import Cure, DataError
 from flcore.io.files import make_durable, remove_stale_temp
 from flcore.io.records import Payloads, Record, load_record, save_record
 
@@ -31,15 +31,15 @@ def save_tagged(path: Path, record: Payloads, place: Any, run: str) -> None:
     save_record(path, record, {"place": place, "run": run})
 
 
-def load_tagged(path: Path, place: Any, run: str, cure: str) -> Record:
-    """Read what :func:`save_tagged` wrote; arguments as there.
+def load_tagged(path: Path, place: Any, run: str) -> Record:
+    """Read what :func:`save_tagged` wrote.
 
     Raises:
-        DataError: it is missing, damaged, or something else; the message ends with ``cure``.
+        DataError: it is missing, damaged, or of another place or run.
     """
-    record, extra = load_record(path, cure=cure)
+    record, extra = load_record(path, cure=Cure.START_OVER)
     if extra.get("place") != place or (run and extra.get("run") not in ("", run)):
-        raise DataError(f"{path}: belongs to another run or another place in it; {cure}")
+        raise DataError(f"{path}: belongs to another run or another place in it; {Cure.START_OVER}")
     return record
 
 
@@ -48,15 +48,14 @@ class Snapshots:
     """The snapshots in a checkpoint's folder.
 
     Attributes:
-        directory: of the checkpoint. run: digest of the run's name. cure: advice for errors.
+        directory: of the checkpoint. run: digest of the run's name.
     """
 
     directory: Path
     run: str
-    cure: str
 
     def keep_round(self, number: int, server: Record, client_states: Mapping[int, Record]) -> None:
-        """Keep what server and clients hold after a round, before that is committed; it survives a power failure."""
+        """Write the states of server and clients after a round, durably, before the round's commit."""
         remove_stale_temp(self.directory / "rounds")
         clients = {f"client.{client:04d}": record for client, record in client_states.items()}
         for name, record in {"server": server, **clients}.items():
@@ -71,9 +70,7 @@ class Snapshots:
         """
         stems = sorted(path.stem for path in self.directory.glob(f"rounds/{number:04d}.*.safetensors"))
         names = {"server", *(stem.partition(".")[2] for stem in stems)}  # a missing server's file is an error
-        return {
-            name: load_tagged(self._file(number, name), [number, name], self.run, self.cure) for name in sorted(names)
-        }
+        return {name: load_tagged(self._file(number, name), [number, name], self.run) for name in sorted(names)}
 
     def _file(self, number: int, name: str) -> Path:
         return self.directory / "rounds" / f"{number:04d}.{name}.safetensors"

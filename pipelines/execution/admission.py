@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 
 from flcore.config.schema import Config
-from flcore.engine.pool.workers import physical_cores, worker_count
+from flcore.core.host import physical_cores
 from pipelines.execution.one_run import PlacedRun
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache, Cost, kind_of
@@ -159,8 +159,8 @@ class Admission:
         if peak is None and kind not in self._estimates:
             self._estimates[kind] = memory.estimate(run.config, run.inputs, self._process)
         each = self._estimates[kind] if peak is None else _SEEDS_DIFFER * peak
-        return each * (1 + worker_count(run.config.engine))
+        return each * (1 + run.config.engine.worker_count)
 
 
 def _cores(run: PlacedRun) -> int:
-    return max(worker_count(run.config.engine), 1)
+    return max(run.config.engine.worker_count, 1)

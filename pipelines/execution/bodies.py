@@ -16,7 +16,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError
 from flcore.core.text import printable
 from flcore.engine.energy import machine_meter
-from flcore.engine.pool.groups import StoppedError
+from flcore.engine.pool.executors import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import refuse_missing
 from flcore.experiment.run_folder import RunFiles, refuse_other_run
@@ -90,7 +90,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
     operation.recorder.watch(run.directory)
     observers = Observers(
         partial(watcher.round, run.label),
-        meter=machine_meter(run.config.engine.device),
+        meters={"joules": machine_meter(run.config.engine.device)},
         on_start=partial(watcher.run, run.label, run.config.federation.rounds),
     )
     try:

@@ -23,7 +23,7 @@ from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
 from flcore.engine.numerics import alone
 from flcore.engine.pool.child import WorkerProcess, end_with_parent
-from flcore.engine.pool.groups import StoppedError
+from flcore.engine.pool.executors import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.provenance import refuse_edited_code
 from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, carry_out, is_of_the_machine
@@ -214,11 +214,11 @@ class _Worker:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            raise _DiedError(self._process.ended(_SECONDS_TO_DIE)) from error
+            raise _DiedError(self._process.exit_status(_SECONDS_TO_DIE)) from error
 
     def end(self) -> None:
         """End the process, whatever it is at."""
-        self._process.end(terminate=True)
+        self._process.join(terminate=True)
 
 
 def _as_values(run: PlacedRun) -> dict[str, Any]:

@@ -214,9 +214,8 @@ def operation(
         try:
             for text in said:
                 watcher.say(text)
-            from flcore.engine.pool.workers import worker_count
 
-            steps = InlineSteps(worker_count(config.engine))
+            steps = InlineSteps(config.engine.worker_count)
             yield Operation(steps, watcher, recorder, wait, copies, _console()), config
             if not wait:
                 recorder.leave()

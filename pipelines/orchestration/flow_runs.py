@@ -21,7 +21,6 @@ from pydantic import Field, WithJsonSchema
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from flcore.engine.pool.workers import worker_count
 from flcore.experiment.run_folder import RunFiles
 from pipelines.config import files
 from pipelines.config.files import read_params
@@ -163,7 +162,7 @@ def operation(
         RunError: it took longer.
     """
     _name_flow_run(name, tags)
-    call, whole_rounds = CURRENT.get(None), experiment_of is None or worker_count(experiment_of.engine) == 0
+    call, whole_rounds = CURRENT.get(None), experiment_of is None or experiment_of.engine.worker_count == 0
     with ExitStack() as stack:
         stack.enter_context(time_limit(limit_hours))
         # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.

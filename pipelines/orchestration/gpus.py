@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flcore.config.sections import EngineConfig
-from flcore.engine.pool.workers import device_of, worker_count
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -53,11 +52,11 @@ def worker_devices(engine: EngineConfig, gpus: Sequence[str]) -> list[str]:
         engine: of the run. With Ray it is Ray that binds an actor to a share of a GPU.
         gpus: that the run's process may use.
     """
-    workers = worker_count(engine)
+    workers = engine.worker_count
     if engine.name == "ray":
         share = f"{engine.gpus_per_worker:g} of a GPU" if engine.gpus_per_worker else "CPU"
         return [f"{share}, by Ray"] * workers
     if engine.device == "cpu":
         return ["CPU"] * workers
-    places = (device_of(place, len(gpus)) for place in range(max(workers, 1)))
+    places = (place % len(gpus) if gpus else None for place in range(max(workers, 1)))
     return ["no GPU is there" if place is None else f"cuda:{place} (GPU {gpus[place]})" for place in places]

@@ -29,7 +29,6 @@ from flcore.io import disk
 from flcore.config.schema import Config
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
-from flcore.engine.pool.workers import worker_count
 from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import check_path, given_path, make_durable, read_json, replace_file, write_json
 from flcore.io.locks import run_lock, take_lock
@@ -211,12 +210,12 @@ class Cache:
 
     def note_seconds(self, config: Config, seconds: float) -> None:
         """Remember how long the training of a run takes; with workers inside, they all take as long."""
-        spent = seconds * max(worker_count(config.engine), 1)
+        spent = seconds * max(config.engine.worker_count, 1)
         write_json(self._known("seconds", kind_of(config)), {"seconds": spent, "method": config.method.name})
 
     def note_peak(self, config: Config, peak: int) -> None:
         """Remember the bytes of memory that a run's process took at most; with workers inside, it is none of it all."""
-        if worker_count(config.engine) == 0:
+        if config.engine.worker_count == 0:
             write_json(self._known("memory", kind_of(config)), {"peak": peak, "method": config.method.name})
 
     def finished_run(self, run_hash: str, code: str) -> Path | None:

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from flcore.config.schema import Config
-from flcore.engine.client_data import MOST_BYTES
+from flcore.engine.client_data import CACHE_BYTES
 from flcore.experiment.experiment import Experiment
 from pipelines.runs.inputs import Inputs
 
@@ -77,7 +77,7 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
     batches = 3 * config.local.batch_size + config.evaluation.batch_size
     grows = (
         images
-        + 2 * min(4 * math.prod(shape) * samples, MOST_BYTES)
+        + 2 * min(4 * math.prod(shape) * samples, CACHE_BYTES)
         + 4 * weights * (4 + 3 * cohort)
         + 4 * (math.prod(shape) + sum(made)) * batches
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,15 +31,24 @@ TWO_LEGS = {
 }
 
 
-def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Path) -> None:
+def set_clocks(monkeypatch: pytest.MonkeyPatch, wall: Iterable[float] = itertools.count()) -> None:
+    """Clocks that go on by one per reading, or as ``wall`` says."""
+    ticks, times = itertools.count(), iter(wall)
+    monkeypatch.setattr(
+        rounds, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: next(times))
+    )
+
+
+def test_steps_per_second_count_the_seconds_of_every_leg(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A clock that goes on by one whenever it is read: each exchange takes one second.
 
     GFPL trains in all three, one in the first round and two in the second: steps divided by 3 seconds, whatever fusing
     and scoring take.
     """
-    ticks = iter(range(1000))
-    observers = Observers(clock=lambda: float(next(ticks)))
-    train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    set_clocks(monkeypatch)
+    train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run")
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     assert [record["leg"] for record in timing["rounds"]] == ["train-clients", "train-clients", "retrain-heads"]
     steps = sum(record["steps"] for record in timing["rounds"])
@@ -45,7 +57,9 @@ def test_steps_per_second_count_the_seconds_of_every_leg(lab: Any, tmp_path: Pat
     assert sum(timing["seconds"].values()) > 3
 
 
-def test_replies_from_before_an_interruption_are_no_speed(lab: Any, tmp_path: Path) -> None:
+def test_replies_from_before_an_interruption_are_no_speed(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped in the first round, after three of four clients: a second is measured for the fourth client's steps.
 
     The clients have 43, 50, 62 and 85 samples: 3, 4, 4 and 6 batches of 16, 17 steps a round. Of the two rounds 6 and
@@ -62,9 +76,8 @@ def test_replies_from_before_an_interruption_are_no_speed(lab: Any, tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         train(config, lab.prepared, lab.partition_folder, tmp_path / "run", orchestrator=Stopping())
-    ticks = iter(range(1000))
-    observers = Observers(clock=lambda: float(next(ticks)))
-    train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    set_clocks(monkeypatch)
+    train(config, lab.prepared, lab.partition_folder, tmp_path / "run")
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     sizes = [len(own.train) for own in experiment.partition.clients]
     steps = [-(-size // config.local.batch_size) for size in sizes]
@@ -77,7 +90,7 @@ def test_replies_from_before_an_interruption_are_no_speed(lab: Any, tmp_path: Pa
 def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
     """A meter that goes on by one joule per reading: each of three training exchanges takes one, shared by seconds."""
     joules = iter(range(1000))
-    observers = Observers(meter=lambda: float(next(joules)))
+    observers = Observers(meters={"joules": lambda: float(next(joules))})
     train(lab.config(**TWO_LEGS), lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     exchanges = timing["rounds"]
@@ -91,12 +104,13 @@ def test_seconds_and_joules_of_each_client(lab: Any, tmp_path: Path) -> None:
     assert sum(spent["joules"] for spent in timing["clients"].values()) == pytest.approx(3, rel=1e-12)
 
 
-def test_the_folder_says_when_and_nothing_of_who_watches(lab: Any, tmp_path: Path) -> None:
+def test_the_folder_says_when_and_nothing_of_who_watches(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two rounds, read at 100 and 101.5, 103 and 104.5 seconds: from 100,000 to 104,500 ms."""
-    times = iter((100.0, 101.5, 103.0, 104.5))
     config = lab.config(federation__rounds=2, tracking__uri="http://user:secret@127.0.0.1:5000")
-    observers = Observers(wall_clock=lambda: next(times))
-    train(config, lab.prepared, lab.partition_folder, tmp_path / "run", observers=observers)
+    set_clocks(monkeypatch, (100.0, 101.5, 103.0, 104.5))
+    train(config, lab.prepared, lab.partition_folder, tmp_path / "run")
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     assert (timing["began_ms"], timing["ended_ms"]) == (100_000, 104_500)
     assert [record["ended_ms"] for record in timing["rounds"]] == [101_500, 104_500]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flcore.core.errors import ConfigError
-from flcore.engine.pool.workers import physical_cores
+from flcore.core.host import physical_cores
 from pipelines import bench
 from pipelines.bench import common, comparison
 from pipelines.bench.comparison import METHODS, Options, one_cpu_per_core

@@ -2,14 +2,16 @@
 
 A step is traced to a graph of tensor operations (`torch.fx`), compiled by PyTorch's ahead-of-time compiler, and loaded
 from then on without the compiler: importing that alone takes longer than many runs. A program's name is a hash of all
-that it was made from; there is no other way for one to be out of date. Machine code has the name of its graph
-(`graph_name.py`).
+that it was made from; there is no other way for one to be out of date. Machine code is named for its
+graph (:func:`graph_hash`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import operator
 import os
 import shutil
 import subprocess
@@ -28,7 +30,6 @@ from torch import Tensor
 
 from flcore.core.errors import DataError, RunError
 from flcore.core.host import CACHE_VARIABLE
-from flcore.engine.local.graph_name import graph_name
 from flcore.engine.local.program import (
     CacheMissError,
     Function,
@@ -61,6 +62,49 @@ class CompiledProgram:
 
     def finish(self) -> None:
         """Nothing: all moved in place."""
+
+
+_NAMESPACES = ("aten", "prims")
+"""Namespaces of operations that PyTorch's version fixes; a plug-in's may change under its name."""
+
+
+def graph_hash(graph: torch.fx.GraphModule, example: Sequence[Tensor], made_with: Mapping[str, Any]) -> str | None:
+    """Return a hash of a traced step: equal steps are compiled once.
+
+    Two values of a hyper-parameter that no loss reads give one graph, and so does code before and after an edit that no
+    step notices. Compiling takes a minute, tracing some seconds.
+
+    Args:
+        graph: as traced. example: its inputs; their values do not enter the hash.
+        made_with: everything else that a program depends on, as JSON values.
+
+    Returns:
+        24 hexadecimal digits; None if the graph's text does not determine what it does.
+    """
+
+    def layout(tensor: Tensor) -> list[Any]:
+        return [str(tensor.dtype), list(tensor.shape), list(tensor.stride()), str(tensor.device)]
+
+    constants = []
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(graph, node.target, None)
+            if type(value) is not Tensor or value.device.type != "cpu":
+                return None
+            content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            constants.append([node.target, layout(value), hashlib.sha256(content).hexdigest()])
+        elif node.op == "call_function":
+            if node.target is not operator.getitem and getattr(node.target, "namespace", None) not in _NAMESPACES:
+                return None
+        elif node.op not in ("placeholder", "output"):
+            return None
+    content_of = {
+        "code": graph.code,  # numbers are written with all digits
+        "constants": constants,
+        "tensors": [layout(tensor) for tensor in example],
+        "made_with": made_with,
+    }
+    return hashlib.sha256(json.dumps(content_of, sort_keys=True).encode()).hexdigest()[:24]
 
 
 class Compiler:
@@ -145,7 +189,7 @@ class Compiler:
         else:
             options = _options(graph)
             made_with = {"options": options, "torch": torch.__version__, "processor": _processor()}
-            library = self.folder / f"{graph_name(graph, example, made_with) or path.stem}.so"
+            library = self.folder / f"{graph_hash(graph, example, made_with) or path.stem}.so"
             known = {"terms": names, "kind": _kind(example, facts), "library": library.name}
             if self._compile(graph, example, options, library, facts.get("method", {}).get("name", "a method")):
                 known["seconds"] = time.perf_counter() - begin

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
+from flcore.engine.exchange import round_context
 from flcore.engine.local.serial import Trainer, TrainJob
-from flcore.engine.turns import round_context
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.traffic import leaving
 from flcore.io.records import Record, SharedOnDevice

@@ -1,8 +1,7 @@
 """Sources of a phase's mini-batches: a client's samples, or inputs that the method made.
 
-With images may come *tables*, one row per sample: of what the client remembers of it
-(:meth:`flcore.methods.api.Method.per_sample_inputs`), or of what a frozen model says of it, looked up instead of
-computed in every step (:meth:`flcore.methods.api.Method.teachers`).
+Images may come with *tables*, one row per sample: :meth:`flcore.methods.api.Method.per_sample_inputs`, or outputs of
+:meth:`flcore.methods.api.Method.teachers`, looked up instead of computed in every step.
 """
 
 from __future__ import annotations
@@ -19,55 +18,55 @@ from flcore.methods.types import LossInputs, Phase
 
 
 class Samples(Protocol):
-    """Inputs and labels of batches, on the device; those of several clients are concatenated."""
+    """Inputs and labels of batches, on the device; concatenated over clients.
+
+    Attributes:
+        labels: int64 [n]. tables: by name, [n, ...].
+    """
 
     @property
-    def labels(self) -> Tensor:
-        """int64 [n]."""
+    def labels(self) -> Tensor: ...
 
     @property
-    def tables(self) -> Mapping[str, Tensor]:
-        """By name one row per sample, [n, ...]."""
+    def tables(self) -> Mapping[str, Tensor]: ...
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """Inputs [n, ...] at rows int64 [n]."""
+        """Return inputs [n, ...] at rows int64 [n]."""
 
-    def stored(self, rows: Tensor) -> Tensor:
-        """Likewise; but images as they are stored, uint8, which are not normalised yet."""
+    def raw_inputs(self, rows: Tensor) -> Tensor:
+        """Return inputs likewise; images as uint8, before normalising."""
 
 
 @dataclass
 class ImageSamples:
-    """Images that a stack gathered, with the concatenated tables of its clients."""
+    """Images of a stack, with the concatenated tables of its clients."""
 
     gathered: CohortSamples
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def labels(self) -> Tensor:
-        """int64 [n]."""
         return self.gathered.labels
 
     def inputs(self, rows: Tensor) -> Tensor:
         return self.gathered.images(rows)
 
-    def stored(self, rows: Tensor) -> Tensor:
-        return self.gathered.stored(rows)
+    def raw_inputs(self, rows: Tensor) -> Tensor:
+        return self.gathered.raw_images(rows)
 
 
 @dataclass
-class GivenSamples:
-    """Inputs that the method made itself, such as pseudo-features."""
+class MadeSamples:
+    """Inputs that the method made, such as pseudo-features."""
 
-    given: Tensor
+    made: Tensor
     labels: Tensor
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
     def inputs(self, rows: Tensor) -> Tensor:
-        return self.given.index_select(0, rows)
+        return self.made.index_select(0, rows)
 
-    def stored(self, rows: Tensor) -> Tensor:
-        return self.inputs(rows)
+    raw_inputs = inputs
 
 
 def phase_samples(
@@ -76,25 +75,25 @@ def phase_samples(
     """Return the concatenated samples of a stack's clients in a phase, and the number of each client.
 
     Args:
-        phase: images, or a source of the method's own.
-        data: the clients' samples, gathered together.
-        contexts: loss inputs of the clients, with the method's own samples.
+        phase: its source: images, or a loss input.
+        data: the clients' images, gathered together.
+        all_inputs: loss inputs by client.
         tables: by name and client.
     """
     if phase.source is None:
-        rows = {name: torch.cat(list(own)) for name, own in tables.items()}
-        return ImageSamples(data[0].gathered, rows), [len(own) for own in data]
-    given = [loss_inputs[phase.source] for loss_inputs in all_inputs]
-    inputs, labels = (torch.cat([own[name] for own in given]) for name in ("inputs", "labels"))
-    return GivenSamples(inputs, labels), [len(own["labels"]) for own in given]
+        rows = {name: torch.cat(list(of_clients)) for name, of_clients in tables.items()}
+        return ImageSamples(data[0].gathered, rows), [len(samples) for samples in data]
+    made = [inputs[phase.source] for inputs in all_inputs]
+    values, labels = (torch.cat([of_client[name] for of_client in made]) for name in ("inputs", "labels"))
+    return MadeSamples(values, labels), [len(of_client["labels"]) for of_client in made]
 
 
 def drawn_labels(labels: Tensor, sizes: Tensor, num_classes: int) -> Tensor:
-    """int64 [A, C] on the CPU: how often each class was in each client's mini-batches.
+    """Return int64 [A, C] on the CPU: how often each class was in each client's mini-batches.
 
     Args:
-        labels: int64 [S, A, B], of the samples that S mini-batches of A clients hold.
-        sizes: int64 [S, A] on the CPU: how many of each count, the first ones.
+        labels: int64 [S, A, B], of S mini-batches of A clients.
+        sizes: int64 [S, A] on the CPU; the first samples of a batch count, the rest is padding.
         num_classes: C.
     """
     _, clients, width = labels.shape

@@ -111,7 +111,7 @@ class StackedBatches:
 
         weight = torch.arange(rows.shape[2]) < self._sizes.t()[chosen].unsqueeze(2)
         batch = {
-            "images": self._samples.inputs(flat) if self._augmentation else self._samples.stored(flat),
+            "images": self._samples.inputs(flat) if self._augmentation else self._samples.raw_inputs(flat),
             "labels": by_step(self._samples.labels.index_select(0, flat)),
             "dropout_masks": {site: values[chosen] for site, values in self._dropout_masks.items()},
             "draws": {name: values[chosen] for name, values in self._draws.items()},

@@ -1,8 +1,7 @@
 """Python processes that call one function of the package.
 
-Not `multiprocessing`: its processes import the parent's main module, so that a script which calls :func:`flcore.run` at
-its top would call it again in each, and a command would load modules that only it needs. These import
-the function's module, with the parent's search path.
+Not `multiprocessing`: its processes import the parent's main module. A script that calls :func:`flcore.run` at its top
+would call it again in each. These import the function's module, with the parent's search path.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _started: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A process that was started, and this end of the pipe to it.
+    """A started process.
 
     Attributes:
-        pipe: to the process; it is closed when this process ends, however that comes.
+        pipe: to the process; closed when this process ends in any way.
         pid: of the process.
     """
 
@@ -42,9 +41,9 @@ class WorkerProcess:
         """Start ``function(its end of the pipe, *arguments)``, a function at the top of a module."""
         self.pipe: Connection
         self.pipe, theirs = Pipe()
-        place = f"{function.__module__}:{function.__qualname__}"
-        command = python("-c", _BEGIN, json.dumps(sys.path), place, str(theirs.fileno()))
-        with theirs, _deaf_children():
+        name = f"{function.__module__}:{function.__qualname__}"
+        command = python("-c", _BEGIN, json.dumps(sys.path), name, str(theirs.fileno()))
+        with theirs, _without_ctrl_c():
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
         _started.add(self)
@@ -53,11 +52,10 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process is running."""
         return self._process.poll() is None
 
-    def ended(self, seconds: float) -> str:
-        """Wait for the exit and say how: ``by SIGKILL``, ``with exit code 1``; after a timeout ``without closing``."""
+    def exit_status(self, seconds: float) -> str:
+        """Wait for the exit: ``by SIGKILL``, ``with exit code 1``; after a timeout ``without closing``."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -65,11 +63,11 @@ class WorkerProcess:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     def kill(self) -> None:
-        """End it at once, and do not wait."""
+        """Kill the process; do not wait."""
         self._process.kill()
 
-    def end(self, *, terminate: bool = False) -> None:
-        """Wait for it to leave; told to, or by itself since its pipe is closed. After some seconds it is killed."""
+    def join(self, *, terminate: bool = False) -> None:
+        """Wait until the process exits, by ``terminate`` or because its pipe is closed; kill it after some seconds."""
         if terminate:
             self._process.terminate()
         try:
@@ -80,16 +78,13 @@ class WorkerProcess:
 
 
 def alive() -> list[WorkerProcess]:
-    """Processes that this one has started and that have not ended."""
+    """Return the started processes that are running."""
     return [child for child in _started if child.is_alive]
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that this thread starts do not hear Ctrl-C, not even while they are still loading Python.
-
-    It reaches every process of a terminal; what becomes of the workers is for their parent to decide.
-    """
+def _without_ctrl_c() -> Iterator[None]:
+    """Block Ctrl-C in processes that this thread starts, also while they load Python; their parent stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -101,11 +96,11 @@ def _deaf_children() -> Iterator[None]:
 
 
 def begin() -> None:
-    """Do what the command line says."""
+    """Call the function that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, _, place, descriptor = sys.argv
+    _, _, function, descriptor = sys.argv
     sys.argv[1:] = []
-    module, _, name = place.partition(":")
+    module, _, name = function.partition(":")
     pipe = Connection(int(descriptor))
     try:
         parent, arguments = pipe.recv()
@@ -116,11 +111,11 @@ def begin() -> None:
 
 
 def end_with_parent(pipe: Connection) -> None:
-    """Leave at once when the other end of the pipe is closed, in the middle of anything too."""
+    """Exit at once when the other end of the pipe is closed."""
 
     def wait() -> None:
         watched = select.poll()
-        watched.register(pipe.fileno(), 0)  # nothing but that it was hung up
+        watched.register(pipe.fileno(), 0)  # only hang-up
         while not watched.poll():
             pass
         os._exit(1)

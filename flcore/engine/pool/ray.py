@@ -1,8 +1,8 @@
 """Workers as Ray actors: on this machine, or on a cluster that shares no disk with it.
 
-An actor asks for one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
-nodes without them. A group brings its clients' messages and states, shared payloads once; replies and new states come
-back. The bytes are equal to the local pool's. Ray is imported here alone, and only when it is used.
+An actor takes one CPU and a share of a GPU, loads the data once and lives as long as the run. Data are sent only to
+nodes without them. Each group is sent its clients' messages and states; replies and new states come back. The bytes are
+equal to the local pool's. Only this module imports Ray, when it is used.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ from flcore.config.sections import EngineConfig
 from flcore.core import loaded_code
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.text import shorten
-from flcore.engine.checkpoint import CURE, Checkpoint
+from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
+from flcore.engine.client_results import ClientResults
+from flcore.engine.exchange import ClientResult, ExchangeWork, Reply, pack_result, unpack_result
 from flcore.engine.failures import LocatedError, error_context, pack_error, unpack_error
-from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
-from flcore.engine.pool.groups import Group, Keep, train_group
+from flcore.engine.pool.executors import Group, Keep, PoolExecutor, WorkerHandle, WorkerLostError, train_group
 from flcore.engine.pool.process import prepare_process
-from flcore.engine.pool.wire import packed_result, unpacked_result
-from flcore.engine.pool.workers import worker_count
-from flcore.engine.turn_results import TurnResults
-from flcore.engine.turns import ClientResult, LegWork, Reply
 from flcore.experiment.experiment import EngineChoice, Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io import disk
@@ -47,7 +44,7 @@ from flcore.io.records import Record, pack_records, unpack_records
 logger = logging.getLogger(__name__)
 
 _SECONDS_TO_LEAVE = 5.0  # for an idle actor to remove its folder, before it is killed
-_SECONDS_FOR_ROOM = 60.0  # until others have let go of it; what a run had that has just ended takes a moment
+_SECONDS_FOR_ROOM = 60.0  # to wait for resources of others, such as a run that has just ended
 
 Files = Mapping[str, bytes]
 
@@ -56,9 +53,9 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     """A pool of Ray actors.
 
     Raises:
-        ConfigError: Ray is not installed, there is no cluster at ``engine.ray_address``, or it has fewer CPUs, or GPUs,
-            than ``engine.workers`` take.
-        RunError: it has them, and others hold them for longer than a minute.
+        ConfigError: Ray is not installed, there is no cluster at ``engine.ray_address``, or it has too few CPUs or GPUs
+            for ``engine.workers``.
+        RunError: others hold them for longer than a minute.
     """
     ray = _connect(experiment.config)
     engine = experiment.config.engine
@@ -68,10 +65,10 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
     plugins = {plugin.module: plugin.source for plugin in experiment.config.plugins}
 
-    def start(place: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(place, config, choice, plugins, loaded_code.digests()), shared)
+    def start(number: int) -> WorkerHandle:
+        return _Actor(ray, actor.remote(number, config, choice, plugins, loaded_code.digests()), shared)
 
-    return PoolExecutor(start, worker_count(engine), experiment, checkpoint)
+    return PoolExecutor(start, engine.worker_count, experiment, checkpoint)
 
 
 def _connect(config: Config) -> Any:
@@ -82,8 +79,8 @@ def _connect(config: Config) -> Any:
         from ray.job_config import JobConfig
     except ImportError as error:
         raise ConfigError("engine.name = ray: Ray is not installed; pip install 'protofl[ray]'") from error
-    # Ray adds the script's folder and the working folder to its actors' search path unless this returns true. `object`
-    # does, and can be pickled.
+    # Ray adds the script's folder and the working folder to its actors' search path unless this returns a true value.
+    # `object` does, and can be pickled.
     job = JobConfig()
     assert hasattr(job, "_runtime_env_has_working_dir"), "this version of Ray asks another method"
     job._runtime_env_has_working_dir = object  # type: ignore[method-assign]
@@ -91,7 +88,7 @@ def _connect(config: Config) -> Any:
     if not ray.is_initialized():
         try:
             if engine.ray_address is None:
-                cpus = max(worker_count(engine), os.cpu_count() or 1)
+                cpus = max(engine.worker_count, os.cpu_count() or 1)
                 ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR, job_config=job)
             else:
                 ray.init(address=engine.ray_address, logging_level=logging.ERROR, job_config=job)
@@ -110,33 +107,33 @@ def _connect(config: Config) -> Any:
 
 
 def _wait_for_room(ray: Any, engine: EngineConfig) -> None:
-    """Refuse more actors than there are CPUs, or shares of GPUs: Ray would let the last ones wait for ever."""
-    workers = worker_count(engine)
+    """Refuse more actors than CPUs or shares of GPUs: with Ray the last ones would wait for ever."""
+    workers = engine.worker_count
     needs = {"CPU": 1.0} | ({"GPU": engine.gpus_per_worker} if engine.gpus_per_worker else {})
     for kind, each in needs.items():
-        there = ray.cluster_resources().get(kind, 0)
-        most = _fitting(there, each)
+        total = ray.cluster_resources().get(kind, 0)
+        most = _fitting(total, each)
         if most < workers:
             raise ConfigError(
-                f"engine.workers = {workers}: Ray has {there:g} {kind}s, and each worker takes {each:g}; set "
+                f"engine.workers = {workers}: Ray has {total:g} {kind}s, and each worker takes {each:g}; set "
                 f"engine.workers={max(most, 1)}, add nodes, or begin a new process (Ray keeps its first resources)"
             )
-    until, told = time.monotonic() + _SECONDS_FOR_ROOM, False
+    deadline, warned = time.monotonic() + _SECONDS_FOR_ROOM, False
     for kind, each in needs.items():
         while _fitting(free := ray.available_resources().get(kind, 0), each) < workers:
-            left = until - time.monotonic()
-            if left <= 0:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
                 raise RunError(
                     f"engine.workers = {workers}: of Ray's {ray.cluster_resources().get(kind, 0):g} {kind}s {free:g} "
                     f"are free after {_SECONDS_FOR_ROOM:g} s; end what holds the others, or set "
                     f"engine.workers={max(_fitting(free, each), 1)}"
                 )
-            if not told and left < _SECONDS_FOR_ROOM - 1:
-                told = True
+            if not warned and seconds < _SECONDS_FOR_ROOM - 1:
+                warned = True
                 logger.warning(
                     "engine.workers = %d: %g of Ray's %ss are free; waiting for the others", workers, free, kind
                 )
-            time.sleep(min(0.05, left))
+            time.sleep(min(0.05, seconds))
 
 
 def _fitting(resource: float, each: float) -> int:
@@ -155,11 +152,11 @@ class _Shared:
 
     @cached_property
     def descriptions(self) -> dict[str, Files]:
-        """By folder, what describes its content; small."""
+        """Description files by folder; small."""
         return {name: _content(sorted(folder.glob("*.json"))) for name, folder in self.folders.items()}
 
     def data(self) -> Any:
-        """A reference to all files, for nodes without them."""
+        """Return a reference to all files, for nodes without them."""
         with self._lock:
             return self._data
 
@@ -176,22 +173,22 @@ def _content(paths: Iterable[Path]) -> dict[str, bytes]:
 class _Actor(WorkerHandle):
     def __init__(self, ray: Any, actor: Any, shared: _Shared) -> None:
         self._ray, self._actor, self._shared = ray, actor, shared
-        self._has_data, self._dismissed = False, False
+        self._has_data, self._stopped = False, False
         self._at_work = threading.Lock()
-        self._leaving: Any = None
-        self._killed_at = 0.0
+        self._closing: Any = None
+        self._kill_at = 0.0
 
-    def train(self, work: LegWork, group: Group, keep: Keep) -> None:
+    def train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
         with self._at_work:
             self._train(work, group, keep)
 
-    def _train(self, work: LegWork, group: Group, keep: Keep) -> None:
+    def _train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
         checkpoint = self._shared.checkpoint
         if not self._has_data:
             shared = self._shared
-            places = {name: str(folder.absolute()) for name, folder in shared.folders.items()}
-            if not self._ask(self._actor.find_data.remote(places, shared.descriptions)):
-                self._ask(self._actor.take_data.remote([shared.data()]))
+            folders = {name: str(folder.absolute()) for name, folder in shared.folders.items()}
+            if not self._get(self._actor.find_data.remote(folders, shared.descriptions)):
+                self._get(self._actor.take_data.remote([shared.data()]))
             self._has_data = True
         client_states = {
             path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
@@ -200,18 +197,18 @@ class _Actor(WorkerHandle):
             if client in work.client_states
             for path in (checkpoint.client_results.state_file(work.client_states[client], client),)
         }
-        described, pieces = pack_records(list(work.received.values()))
+        packed, pieces = pack_records(list(work.received.values()))
         bare, clients = replace(work, received={}), list(work.received)
-        error, files, results = self._ask(
-            self._actor.train.remote(bare, clients, described, b"".join(pieces), client_states, group)
+        error, files, results = self._get(
+            self._actor.train.remote(bare, clients, packed, b"".join(pieces), client_states, group)
         )
-        _write(checkpoint.directory, files)  # memories, before the replies that name them
-        for client, (described, values) in results.items():
-            keep(client, unpacked_result(described, _bytes_in(values)), None)
+        _write(checkpoint.directory, files)  # client states, before the replies that name them
+        for client, (packed, values) in results.items():
+            keep(client, unpack_result(packed, _bytes_in(values)), None)
         if error is not None:
             raise unpack_error(error)
 
-    def _ask(self, request: Any) -> Any:
+    def _get(self, request: Any) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(request)
@@ -219,33 +216,33 @@ class _Actor(WorkerHandle):
             first = next(iter(str(error.cause).splitlines()), "")
             raise LocatedError(f"a Ray actor: {type(error.cause).__name__}: {first}", str(error)) from error
         except errors.RayError as error:
-            if not self._dismissed:
+            if not self._stopped:
                 print(error, file=sys.stderr)
             raise WorkerLostError(f"as Ray says: {type(error).__name__}") from error
 
-    def dismiss(self) -> None:
-        self._dismissed = True
+    def stop(self) -> None:
+        self._stopped = True
         if self._at_work.acquire(blocking=False):
-            self._leaving, self._killed_at = self._actor.close.remote(), time.monotonic() + _SECONDS_TO_LEAVE
+            self._closing, self._kill_at = self._actor.close.remote(), time.monotonic() + _SECONDS_TO_LEAVE
             self._at_work.release()
         else:
             self._ray.kill(self._actor)  # a request would wait for its work
 
-    def end(self) -> None:
-        if self._leaving is not None:
-            self._ray.wait([self._leaving], timeout=max(0.0, self._killed_at - time.monotonic()))
+    def join(self) -> None:
+        if self._closing is not None:
+            self._ray.wait([self._closing], timeout=max(0.0, self._kill_at - time.monotonic()))
         self._ray.kill(self._actor)
 
 
 def _write(directory: Path, files: Files) -> None:
-    """Put files below a directory, each all or nothing."""
+    """Write files below a directory, each atomically."""
     for name in sorted(files):
         content = files[name]
         replace_file(directory / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
 
 
 def _bytes_in(values: bytes) -> Tensor:
-    """uint8 [n]; a copy, since Ray's own memory is not to be written to."""
+    """Return uint8 [n]; a copy, since Ray's memory is read-only."""
     return torch.frombuffer(bytearray(values), dtype=torch.uint8) if values else torch.empty(0, dtype=torch.uint8)
 
 
@@ -253,20 +250,20 @@ class RayWorker:
     """The worker in an actor, with its own checkpoint folder."""
 
     def __init__(
-        self, place: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
+        self, number: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
     ) -> None:
-        """Keep the arguments; loading, which may fail, comes with the first request."""
+        """Keep the arguments; the first request loads the data."""
         loaded_code.compare_with_parent(digests)
-        self._place, self._config, self._plugins = place, config, plugins
+        self._number, self._config, self._plugins = number, config, plugins
         self._choice = EngineChoice(*choice)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
-        self._turns = TurnResults(self._root / "checkpoint", CURE, 0.0, time.monotonic)
+        self._results = ClientResults(self._root / "checkpoint")
         self._runner: ClientRunner | None = None
 
     def close(self) -> None:
-        """Remove the worker's folder, which a kill would leave."""
+        """Remove the worker's folder, which a kill leaves."""
         self._folder.cleanup()
 
     def find_data(self, folders: Mapping[str, str], descriptions: Mapping[str, Files]) -> bool:
@@ -275,7 +272,7 @@ class RayWorker:
         return all(_is_described(folder, descriptions[name]) for name, folder in self._data.items())
 
     def take_data(self, reference: Sequence[Any]) -> None:
-        """Write the folders as they are sent."""
+        """Write the sent folders to this node's disk."""
         import ray
 
         self._data = {name: self._root / name for name in self._data}
@@ -284,33 +281,33 @@ class RayWorker:
 
     def train(
         self,
-        work: LegWork,
+        work: ExchangeWork,
         clients: Sequence[int],
-        described: Mapping[str, Any],
+        packed: Mapping[str, Any],
         values: bytes,
         client_states: Files,
         group: Group,
     ) -> tuple[dict[str, Any] | None, dict[str, bytes], dict[int, tuple[dict[str, Any], bytes]]]:
-        """Train a group: what went wrong, files of new memories, and results by client."""
+        """Train a group; return an error or None, files of new client states, and results by client."""
         error = None
         results: dict[int, tuple[dict[str, Any], bytes]] = {}
         directory = self._root / "checkpoint"
         try:
             _write(directory, client_states)
-            received = unpack_records(described, _bytes_in(values))
+            received = unpack_records(packed, _bytes_in(values))
             whole = replace(work, received=dict(zip(clients, received, strict=True)))
 
             def keep(client: int, result: ClientResult, client_state: Record | None) -> None:
                 if isinstance(result, Reply) and result.has_state and client_state is not None:
-                    self._turns.save_client_state(work.number, client, client_state, work.run)
-                described, pieces = packed_result(result)
-                results[client] = described, b"".join(pieces)
+                    self._results.save_client_state(work.number, client, client_state, work.run)
+                packed, pieces = pack_result(result)
+                results[client] = packed, b"".join(pieces)
 
-            def remembered(client: int) -> Record:
+            def state_of(client: int) -> Record:
                 known = work.client_states
-                return self._turns.client_state(known[client], client, work.run) if client in known else Record()
+                return self._results.client_state(known[client], client, work.run) if client in known else Record()
 
-            train_group(self._opened(), whole, group, remembered, lambda: False, keep)
+            train_group(self._loaded(), whole, group, state_of, lambda: False, keep)
         except Exception as raised:
             error = pack_error(raised)
         files: dict[str, bytes] = {}
@@ -321,12 +318,12 @@ class RayWorker:
             disk.remove(path)  # the next group brings its own
         return error, files, results
 
-    def _opened(self) -> ClientRunner:
+    def _loaded(self) -> ClientRunner:
         if self._runner is None:
             with error_context("a worker's start"):
                 config = Config.from_mapping(brought(self._config, self._plugins, self._root))
                 refuse_edited_code(config)
-                prepare_process(self._place, config.engine.precision)
+                prepare_process(self._number, config.engine.precision)
                 experiment = Experiment.open(
                     config, self._data["prepared"], self._data["partition"], choice=self._choice
                 )

@@ -29,7 +29,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_worker_imports_nothing_of_the_working_folder(marker: Path) -> None:
     child = WorkerProcess(end_with_parent)
     child.pipe.close()
-    assert child.ended(30) in ("with exit code 0", "with exit code 1")  # the second: its parent was gone first
+    assert child.exit_status(30) in ("with exit code 0", "with exit code 1")  # the second: its parent was gone first
     assert not marker.exists()
 
 

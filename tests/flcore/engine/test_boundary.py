@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine import round_scores
+from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
-from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.pool.groups import Group, Results
-from flcore.engine.turns import LegWork
+from flcore.engine.exchange import ExchangeWork
+from flcore.engine.pool.executors import Group, InlineExecutor, Results
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
@@ -48,7 +47,7 @@ class Walled(InlineExecutor):
         self._answerer = Answerer(experiment)
         self.asked = 0
 
-    def train(self, work: LegWork, group: Group) -> Results:
+    def train(self, work: ExchangeWork, group: Group) -> Results:
         clients = [client for stack in group for client in stack]
         messages = over_together([work.received[client] for client in clients])
         bare = replace(work.of(clients), received=dict(zip(clients, messages, strict=True)))
@@ -116,7 +115,7 @@ def test_behind_a_wall_a_run_has_the_same_bytes(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, stack: bool, batchnorm: str
 ) -> None:
     """Two rounds of half of the clients: state, history and memories are those of a run without a wall."""
-    monkeypatch.setattr(round_scores, "WORTH_SHARING", 0)
+    monkeypatch.setattr(rounds, "WORTH_SHARING", 0)
     experiment = experiment_of(lab, method, stack=stack, batchnorm=batchnorm)
     expected = lab.run(experiment, tmp_path / "open")
     executor = Walled(experiment, Checkpoint(tmp_path / "walled"))
@@ -130,7 +129,9 @@ def test_behind_a_wall_a_run_has_the_same_bytes(
 
 def test_no_worker_has_a_place_for_the_servers_record(lab: Any, tmp_path: Path) -> None:
     """What is handed out names an exchange, clients, messages and states; a worker holds no record of the server."""
-    assert {field.name for field in fields(LegWork)} == {"place", "number", "run", "received", "client_states"}
+    assert {field.name for field in fields(ExchangeWork)} == {
+        *("round", "index", "name", "number", "run", "received", "client_states")
+    }
     experiment = lab.experiment(federation__rounds=1)
     runner = ClientRunner(experiment)
     server = Record(experiment.method.start_server(experiment.setting)) | {"secret": experiment.setting.initial}

@@ -20,12 +20,12 @@ from flcore.core.errors import Cure, DataError, RunError
 from flcore.core.host import host_id
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.exchange import Failure, Reply
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.tagged_records import save_tagged
-from flcore.engine.turns import ExchangeId, Failure, Reply
 from flcore.experiment import provenance
 from flcore.io import disk
 from flcore.io.files import sealed
@@ -340,8 +340,8 @@ def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
     code |= {"flcore.core.rng": "2", "flcore.core.schedules": "1"}
     del code["flcore.math.losses.basic"]
     said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
-    assert "holds this run as other code carried it out" in said
-    assert "since then changed: flcore.core.rng, flcore.core.schedules and flcore.math.losses.basic; " in said
+    assert "holds this run by other code" in said
+    assert "changed since then: flcore.core.rng, flcore.core.schedules and flcore.math.losses.basic; " in said
 
 
 def test_an_edit_that_the_run_does_not_use_keeps_its_checkpoint(
@@ -363,7 +363,7 @@ def test_an_edit_that_the_run_does_not_use_keeps_its_checkpoint(
     edit("methods/fedproto.py")
     assert lab.run(lab.experiment(), tmp_path / "run", Refusing()).bytes == done
     edit("methods/fedavg.py")
-    with pytest.raises(RunError, match=r"since then changed: flcore\.methods\.fedavg; "):
+    with pytest.raises(RunError, match=r"changed since then: flcore\.methods\.fedavg; "):
         lab.run(lab.experiment(), tmp_path / "run", Refusing())
 
 
@@ -421,14 +421,14 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
         failures=((1, 2, 'it "broke"\n'), (3, 0, "ü")),
         simulated_seconds=0.1 + 0.2,
         run=name,
-        told=[{"leg": "first", "server": {"distance": float("inf")}, "participants": [0, 11]}],
+        metrics=[{"leg": "first", "server": {"distance": float("inf")}, "participants": [0, 11]}],
     )
     checkpoint = Checkpoint(tmp_path / "c")
     for client, exchange in state.client_states.items():
         save_tagged(checkpoint.client_results.state_file(exchange, client), Record(), [exchange, client], name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
-    assert state.place == ExchangeId(4, 1)
+    assert state.place == (4, 1)
 
 
 def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
@@ -689,12 +689,12 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     checkpoint.start(RunState(0, Record()))
     reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True), Failure("too large")
     now = 1.0
-    checkpoint.client_results.hold(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
+    checkpoint.client_results.buffer(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
     assert not (tmp_path / "c" / "legs").exists()
     now = 2.0
-    checkpoint.client_results.hold(1, 5, failure, Record(), "run", spill=True)
+    checkpoint.client_results.buffer(1, 5, failure, Record(), "run", spill=True)
     now = 3.0
-    checkpoint.client_results.hold(1, 6, reply, Record(), "run", spill=True)
+    checkpoint.client_results.buffer(1, 6, reply, Record(), "run", spill=True)
     names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
     assert names == {"0004.safetensors", "0005.json"}
     assert [checkpoint.client_results.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
@@ -706,11 +706,11 @@ def test_an_answer_that_is_written_while_it_is_looked_for_is_found(tmp_path: Pat
     contexts = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).client_results
     reply = Reply(Record({"n": Count(1)}), {}, 3, True)
     for client in (4, 5):
-        contexts.hold(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
+        contexts.buffer(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
 
     class Clients(tuple[int, ...]):
         def __iter__(self) -> Iterator[int]:
-            contexts.hold(1, 9, reply, Record(), "run", spill=True)
+            contexts.buffer(1, 9, reply, Record(), "run", spill=True)
             return super().__iter__()
 
     now = 2.0

@@ -11,8 +11,8 @@ import torch
 
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
+from flcore.engine.exchange import Failure
 from flcore.engine.local.serial import SerialTrainer, TrainJob
-from flcore.engine.turns import Failure
 from flcore.evaluation.forward import Forward
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flcore.engine.energy import PackageCounters, PowerIntegral, Stopwatch, machine_meter, no_meter
+from flcore.engine.energy import PackageCounters, PowerIntegral, machine_meter, no_meter
+from flcore.engine.rounds import Laps
 
 
 def package(root: Path, number: int, microjoules: int, largest: int = 10_000_000, name: str = "package") -> Path:
@@ -80,21 +81,16 @@ def test_a_meter_that_nobody_holds_leaves_no_thread() -> None:
 
 
 def test_laps_divide_seconds_and_joules() -> None:
+    """The second meter has no counter: it adds up nothing."""
     times, energies = iter([0.0, 1.0, 4.0, 4.5]), iter([0.0, 10.0, 40.0, 41.0])
-    watch = Stopwatch(lambda: next(times), lambda: next(energies))
+    laps = Laps({"seconds": lambda: next(times), "joules": lambda: next(energies), "none": no_meter})
     for name in ("train-clients", "train-generator", "train-clients"):
-        watch.lap(name)
-    assert watch.record() == {
+        laps.lap(name)
+    assert laps.totals == {
         "seconds": {"train-clients": 1.5, "train-generator": 3.0},
         "joules": {"train-clients": 11.0, "train-generator": 30.0},
+        "none": {},
     }
-
-
-def test_without_a_meter_there_are_seconds_alone() -> None:
-    times = iter([0.0, 1.0])
-    watch = Stopwatch(lambda: next(times), no_meter)
-    watch.lap("aggregate")
-    assert watch.record() == {"seconds": {"aggregate": 1.0}, "joules": {}}
 
 
 def test_a_cpu_without_counters_has_no_meter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ import torch
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
+from flcore.engine.exchange import ExchangeWork, Failure
 from flcore.engine.failures import ClientError, LocatedError, client_step, error_context, pack_error, unpack_error
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.pool.groups import StoppedError
+from flcore.engine.pool.executors import InlineExecutor, StoppedError
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import ExchangeId, Failure
 from flcore.io.files import sealed, unsealed
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
@@ -35,7 +34,7 @@ from flcore.methods.types import ClientContext, LossInputs, Replies, RoundContex
 def raised(error: Exception, clients: Any = (5,), part: str = "reply") -> Exception:
     """What comes out of a part of a turn in which an error is raised."""
     try:
-        with client_step(ExchangeId(3, 1), "train-clients", clients, part):
+        with client_step(ExchangeWork(3, 1, "train-clients", 5, "", {}, {}), clients, part):
             raise error
     except Exception as found:
         return found

@@ -16,7 +16,6 @@ from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.cohort import Cohort, participants_of, select_cohort
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
-from flcore.engine.turns import ExchangeId
 from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Key, Record, serialise
 from flcore.math.losses.basic import cross_entropy
@@ -156,7 +155,7 @@ def test_each_leg_is_named_and_committed(lab: Any, tmp_path: Path) -> None:
     one = ["collect", "average-means", "train-clients", "aggregate", "evaluate"]
     assert watching.names == one * 2
     assert [(s.place, s.exchanges) for s in watching.states] == [
-        (ExchangeId(1, 0), 0), (ExchangeId(1, 1), 1), (ExchangeId(2, 0), 2), (ExchangeId(2, 1), 3),
+        ((1, 0), 0), ((1, 1), 1), ((2, 0), 2), ((2, 1), 3),
     ]  # fmt: skip
     assert ["means" in state.server for state in watching.states] == [False, True, False, True]
     assert (run.state.round, run.state.exchange, run.state.exchanges) == (2, 0, 4)
@@ -283,7 +282,7 @@ def test_stopped_between_the_legs_the_first_is_not_done_again(lab: Any, stops: A
     with pytest.raises(stops.Crash):
         lab.run(experiment, tmp_path / "run", orchestrator=Stopping(tmp_path / "run"))
     checkpoint = Checkpoint(tmp_path / "run")
-    assert checkpoint.read_state().place == ExchangeId(1, 1)
+    assert checkpoint.read_state().place == (1, 1)
     first = checkpoint.records("timing.jsonl")
     again = Watching(tmp_path / "run")
     assert lab.run(experiment, tmp_path / "run", orchestrator=again).bytes == expected
@@ -339,10 +338,10 @@ def test_the_legs_of_a_round_may_depend_on_the_round(lab: Any, tmp_path: Path) -
     watching = Watching(tmp_path / "run")
     run = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run", orchestrator=watching)
     assert [state.place for state in watching.states] == [
-        ExchangeId(1, 0),
-        ExchangeId(1, 1),
-        ExchangeId(2, 0),
-        ExchangeId(3, 0),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
     ]
     assert (run.state.round, run.state.exchanges) == (3, 4)
     resumed = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run")
@@ -359,7 +358,7 @@ def test_a_failing_client_of_the_second_leg_is_named_by_its_round(lab: Any, tmp_
     experiment = lab.experiment(algorithm=Diverging())
     with pytest.raises(RunError, match=r"^round 1, client 0 \(train-clients, local training\): training diverged"):
         lab.run(experiment, tmp_path / "run")
-    assert Checkpoint(tmp_path / "run").read_state().place == ExchangeId(1, 1)
+    assert Checkpoint(tmp_path / "run").read_state().place == (1, 1)
     checkpoint = Checkpoint(tmp_path / "run")
     with pytest.raises(RunError, match=r"^round 1, client 3 \(train-clients, local training\): training diverged"):
         InlineExecutor(experiment, checkpoint).train(lab.handed_out(experiment, checkpoint.read_state()), [[3]])

@@ -10,7 +10,6 @@ import torch
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from flcore.engine.client_data import ClientData
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record, serialise
@@ -201,17 +200,6 @@ def test_a_median_holds_where_the_mean_is_thrown_far_away(lab: Any, tmp_path: Pa
     assert moved("mean") > 20 * far
     assert moved("median", aggregation={"rule": "median"}) < 4 * far
     assert moved("clip", aggregation={"clip": "median"}) < 4 * far
-
-
-def test_runs_in_one_stack_keep_their_own_random_labels(lab: Any) -> None:
-    """They are drawn by each run's seed; gathered together they stay what they were."""
-    runs = [
-        lab.experiment(seed=seed, federation={"poisoned_clients": [1], "attack": "random_labels"}) for seed in (0, 1)
-    ]
-    own = [ClientData.of(run, [1], 1)[0] for run in runs]
-    assert not torch.equal(own[0].labels, own[1].labels)
-    for apart, together in zip(own, ClientData.together(own), strict=True):
-        assert torch.equal(apart.labels, together.labels)
 
 
 FOLDING = [name for name, cls in METHODS.items() if cls().aggregates and cls().data_scope == "client"]

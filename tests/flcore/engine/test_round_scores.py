@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from flcore.engine import round_scores
+from flcore.engine import rounds
 from flcore.engine.pool.executors import PoolExecutor
 from flcore.evaluation.forward import Forward
 from flcore.evaluation.scoring import Scorer
@@ -40,7 +40,7 @@ def test_who_scores_changes_no_byte(
         return score(self, *arguments)
 
     monkeypatch.setattr(PoolExecutor, "score", counted)
-    monkeypatch.setattr(round_scores, "WORTH_SHARING", 0)
+    monkeypatch.setattr(rounds, "WORTH_SHARING", 0)
     pool = lab.run_in_pool(tmp_path / "pool", engine__workers=2, **changes)
     assert pool.bytes == inline.bytes
     assert max(parts) >= 4

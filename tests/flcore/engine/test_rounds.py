@@ -7,6 +7,7 @@ import threading
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,10 +18,10 @@ import flcore
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.exchange import Failure
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_rounds
-from flcore.engine.turns import Failure
 from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record, serialise
 from flcore.methods.fedavg import FedAvg
@@ -214,8 +215,8 @@ def test_a_round_that_is_tried_again_goes_on_where_it_failed(lab: Any, piece: st
     assert found.bytes == lab.run(lab.experiment(**changes), tmp_path / "straight").bytes
 
 
-def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> None:
-    """Every second of five rounds: 2, 4 and the last; observers hear of all rounds; the clock is an argument.
+def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of five rounds: 2, 4 and the last; observers hear of all rounds.
 
     At the start they hear how many rounds are there: none, and when it goes on after the last, all five. The wall clock
     is read at the beginning and the end of a round: at 0 and 1 of the first, 2 and 3 seconds of the second.
@@ -224,12 +225,9 @@ def test_evaluation_every_so_often_and_at_the_end(lab: Any, tmp_path: Path) -> N
     checkpoint = Checkpoint(tmp_path / "run")
     heard: list[tuple[int, Any]] = []
     ticks, times, starts = iter(range(1000)), iter(range(1000)), list[int]()
-    observers = Observers(
-        lambda number, record: heard.append((number, record)),
-        lambda: float(next(ticks)),
-        on_start=starts.append,
-        wall_clock=lambda: float(next(times)),
-    )
+    clocks = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: float(next(times)))
+    monkeypatch.setattr("flcore.engine.rounds.time", clocks)
+    observers = Observers(lambda number, record: heard.append((number, record)), on_start=starts.append)
     state = run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), InlineOrchestrator(), observers)
     history = checkpoint.records("history.jsonl")
     assert [record["round"] for record in history] == [2, 4, 5]
@@ -293,7 +291,7 @@ def test_facts_of_the_server_stand_in_the_history_of_their_round_alone(lab: Any,
         {"heard": 2},
         {"heard": 2, "odd": 3, "odd.heard": -1},
     ]
-    assert run.state.told == []
+    assert run.state.metrics == []
     assert set(run.state.down) == set(lab.run(lab.experiment(), tmp_path / "plain").state.down)
     plain = lab.run(lab.experiment(), tmp_path / "plain")
     assert "server" not in plain.history[0]

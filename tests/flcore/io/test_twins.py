@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from flcore.aggregation.mean import average_weights
-from flcore.engine.pool.wire import packed_result, unpacked_result
-from flcore.engine.turns import Reply
+from flcore.engine.exchange import Reply, pack_result, unpack_result
 from flcore.io.messages import Weights
 from flcore.io.records import Record, on_device
 from flcore.io.twins import moved, on_the_cpu, pair, twin
@@ -95,7 +94,7 @@ def test_what_lies_on_a_workers_device_is_not_sent() -> None:
     """A reply says where its weights were trained, for who folds in the same process."""
     copies = Weights({"w": torch.arange(3.0)})
     reply = Reply(Record({"model": copies}), {}, 1, False, trained=Weights({"w": torch.empty(3, device="meta")}))
-    described, (values,) = packed_result(reply)
-    arrived = unpacked_result(described, torch.frombuffer(bytearray(values), dtype=torch.uint8))
+    described, (values,) = pack_result(reply)
+    arrived = unpack_result(described, torch.frombuffer(bytearray(values), dtype=torch.uint8))
     assert isinstance(arrived, Reply) and arrived.trained is None
     assert arrived.message["model"].arrays()["params/w"].tolist() == [0.0, 1.0, 2.0]

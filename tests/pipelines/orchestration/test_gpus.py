@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flcore.config.sections import EngineConfig
-from flcore.engine.pool.workers import device_of
 from pipelines.orchestration.gpus import limit_name, visible_gpus, worker_devices
 
 
@@ -37,12 +36,6 @@ def test_a_process_sees_what_its_environment_lets_it(driver: Path, said: str | N
 def test_without_a_driver_there_is_none(tmp_path: Path) -> None:
     assert visible_gpus({}, tmp_path / "none") == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "none") == []
-
-
-def test_workers_take_turns_on_devices() -> None:
-    """Five workers, two devices: 0, 1, 0, 1, 0, so three share the first; and none where there is none."""
-    assert [device_of(place, 2) for place in range(5)] == [0, 1, 0, 1, 0]
-    assert device_of(3, 0) is None
 
 
 def test_the_page_says_where_each_worker_trains() -> None:

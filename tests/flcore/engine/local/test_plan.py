@@ -30,7 +30,7 @@ from flcore.engine.local.plan import (
     plan_batches,
     planned_steps,
 )
-from flcore.engine.local.samples import GivenSamples, drawn_labels
+from flcore.engine.local.samples import MadeSamples, drawn_labels
 from flcore.engine.local.stacked_inputs import StackedBatches
 from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
@@ -322,7 +322,7 @@ def test_a_stack_counts_what_each_of_its_clients_drew() -> None:
     tapes = [
         BatchPlan(own, sizes, {}, {}, {}, 9, (0,) * len(own)) for own, sizes in zip(rows, ((2, 1), (1,)), strict=True)
     ]
-    samples = GivenSamples(torch.zeros(5, 2), torch.tensor([0, 1, 1, 2, 2]))
+    samples = MadeSamples(torch.zeros(5, 2), torch.tensor([0, 1, 1, 2, 2]))
     batches = StackedBatches(tapes, [0, 3], samples, "cpu")
     assert batches.drawn(4).tolist() == [[1, 2, 0, 0], [0, 0, 1, 0]]
 
@@ -344,7 +344,7 @@ def test_a_whole_pass_draws_every_sample_once(lab: Any) -> None:
 def test_when_images_are_normalised_changes_no_bit(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client too large to be normalised whole is normalised batch by batch: element-wise, hence the same."""
     at_once = lab.run(lab.experiment(), tmp_path / "at-once")
-    monkeypatch.setattr(client_data, "MOST_BYTES", 0)
+    monkeypatch.setattr(client_data, "CACHE_BYTES", 0)
     by_batch = lab.run(lab.experiment(), tmp_path / "by-batch")
     assert serialise(at_once.state.server) == serialise(by_batch.state.server)
 
@@ -360,7 +360,7 @@ def test_a_program_may_normalise_images_itself(lab: Any) -> None:
     experiment = lab.experiment()
     (data,) = ClientData.of(experiment, [2], 1)
     rows, meta = torch.tensor([5, 0, 5]), experiment.dataset.meta
-    bytes_of_them = data.gathered.stored(rows + data.offset)
+    bytes_of_them = data.gathered.raw_images(rows + data.offset)
     assert bytes_of_them.dtype == torch.uint8 and len(bytes_of_them.unique()) > 2
     assert torch.equal(scaled(bytes_of_them, *scale_and_shift(meta.mean, meta.std, "cpu")), data.images(rows))
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ from torch import nn
 from flcore.core.errors import ConfigError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
+from flcore.engine.exchange import Failure
 from flcore.engine.local import compiled
 from flcore.engine.local import recorded as recorded_programs
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.engine.local.recorded import Recorder
-from flcore.engine.local.samples import GivenSamples
+from flcore.engine.local.samples import MadeSamples
 from flcore.engine.local.serial import TrainJob
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.engine.turns import Failure
 from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
@@ -392,14 +393,15 @@ def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
             assert serialise(first[client][1]) == serialise(second[client][1])
 
 
-def test_a_stack_shares_its_seconds_by_steps(lab: Any) -> None:
+def test_a_stack_shares_its_seconds_by_steps(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by one per reading: one second of training by shares, and one for each reply."""
     ticks = iter(range(100))
     experiment = lab.experiment(local__steps=None, local__epochs=1, engine__stack=True)
-    worker = ClientRunner(experiment, clock=lambda: float(next(ticks)))
-    replies = {client: reply for client, (reply, _) in lab.train_stack(experiment, [3, 1], worker=worker).items()}
-    total = sum(reply.steps for reply in replies.values())
-    for reply in replies.values():
+    monkeypatch.setattr("flcore.engine.client.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    worker = ClientRunner(experiment)
+    replies = [reply for reply, _ in lab.train_stack(experiment, [3, 1], worker=worker).values()]
+    total = sum(reply.steps for reply in replies)
+    for reply in replies:
         assert reply.seconds == pytest.approx(reply.steps / total + 1, rel=1e-12)
 
 
@@ -590,7 +592,7 @@ def test_a_frozen_model_in_the_loss(lab: Any, distance: Any, model: str) -> None
 
 def test_the_samples_of_a_stack_are_those_of_its_clients(lab: Any) -> None:
     """What is taken at positions: inputs and labels row by row."""
-    samples = GivenSamples(torch.arange(6.0).reshape(3, 2), torch.tensor([4, 5, 6]))
+    samples = MadeSamples(torch.arange(6.0).reshape(3, 2), torch.tensor([4, 5, 6]))
     assert samples.inputs(torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [0.0, 1.0]]
     assert samples.labels.tolist() == [4, 5, 6]
 

@@ -20,14 +20,13 @@ import torch
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.exchange import ExchangeWork, Reply
 from flcore.engine.failures import ClientError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
-from flcore.engine.pool.executors import PoolExecutor, WorkerHandle, WorkerLostError
-from flcore.engine.pool.groups import Keep, StoppedError
+from flcore.engine.pool.executors import Keep, PoolExecutor, StoppedError, WorkerHandle, WorkerLostError
 from flcore.engine.pool.process import local_pool
 from flcore.engine.run_state import RunState
-from flcore.engine.turns import LegWork, Reply
 from flcore.io.records import Record
 from flcore.methods import METHODS
 from flcore.methods.types import Replies, RoundContext
@@ -242,20 +241,20 @@ class Hand(WorkerHandle):
         self.seen, self.work, self.ended = seen, work, threading.Event()
         seen.hands.append(self)
 
-    def train(self, work: LegWork, group: Any, keep: Keep) -> None:
+    def train(self, work: ExchangeWork, group: Any, keep: Keep) -> None:
         self.group, self.keep = group, keep
         self.work(self)
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         self.ended.set()
 
-    def end(self) -> None:
+    def join(self) -> None:
         self.seen.gone.append(self)
 
 
 def hands(
     lab: Any, tmp_path: Path, work: Callable[[Hand], None], workers: int
-) -> tuple[PoolExecutor, LegWork, SimpleNamespace]:
+) -> tuple[PoolExecutor, ExchangeWork, SimpleNamespace]:
     seen = SimpleNamespace(hands=[], gone=[])
     experiment, checkpoint = lab.experiment(), Checkpoint(tmp_path / "run")
     checkpoint.start(RunState(0, Record(experiment.method.start_server(experiment.setting))))

@@ -180,8 +180,8 @@ def dies(cluster: Any, actor: Any) -> bool:
 @pytest.mark.slow
 def test_an_actor_that_leaves_takes_its_folder_along(cluster: Any) -> None:
     actor, handle, folder = started(cluster)
-    handle.dismiss()
-    handle.end()
+    handle.stop()
+    handle.join()
     assert not folder.exists()
     assert dies(cluster, actor)
 
@@ -195,8 +195,8 @@ def test_an_actor_that_does_not_answer_is_not_waited_for(cluster: Any, monkeypat
         actor.__ray_call__.remote(lambda worker: time.sleep(600))
         began = time.monotonic()
         with handle._at_work if known else nullcontext():
-            handle.dismiss()
-        handle.end()
+            handle.stop()
+        handle.join()
         assert dies(cluster, actor)
         assert time.monotonic() - began < 60
         shutil.rmtree(folder)

@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from flcore.engine.pool.wire import receive_values, send_values
+from flcore.engine.pool.process import receive_values, send_values
 from flcore.io.files import raw_values
 
 

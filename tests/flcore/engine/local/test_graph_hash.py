@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.engine.local.graph_name import graph_name
+from flcore.engine.local.compiler import graph_hash
 from flcore.engine.local.program import traced
 
 ONES = torch.ones(3)
@@ -29,7 +29,7 @@ def step(weight: float, unread: float = 0.0) -> Callable[..., tuple[Tensor, ...]
 
 def name(function: Callable[..., tuple[Tensor, ...]], *example: Tensor, **made_with: Any) -> str | None:
     example = example or (ONES, ONES)
-    return graph_name(traced(function, example), example, made_with)
+    return graph_hash(traced(function, example), example, made_with)
 
 
 def test_what_is_not_read_is_not_in_the_name() -> None:
@@ -68,7 +68,7 @@ def test_a_constant_counts_by_its_values() -> None:
         found.output((found.call_function(torch.ops.aten.add.Tensor, (one, found.get_attr("table"))),))
         return torch.fx.GraphModule(Table(value), found)
 
-    names = [graph_name(graph(value), [ONES], {}) for value in (1.0, 1.0, 1.5)]
+    names = [graph_hash(graph(value), [ONES], {}) for value in (1.0, 1.0, 1.5)]
     assert names[0] == names[1] is not None
     assert names[2] not in (names[0], None)
 

@@ -1,0 +1,102 @@
+"""One exchange between server and clients: the work handed out, replies and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from flcore.io.messages import Weights
+from flcore.io.records import Record, pack_record, unpack_record
+from flcore.methods.api import Method
+from flcore.methods.types import Exchange, FederationContext, RoundContext
+
+
+@dataclass(frozen=True)
+class ExchangeWork:
+    """The work of one exchange as handed out: each client's message, and nothing else of the server.
+
+    Attributes:
+        round: 1-based. index: of the exchange in its round, from 0. name: of the exchange.
+        number: of the exchange in the run, from 1.
+        run: digest of the run's name.
+        received: message by client; shared payloads are one object.
+        client_states: by client the exchange that left its state.
+    """
+
+    round: int
+    index: int
+    name: str
+    number: int
+    run: str
+    received: Mapping[int, Record]
+    client_states: Mapping[int, int]
+
+    def of(self, clients: Collection[int]) -> ExchangeWork:
+        """Return the work of some clients."""
+        received = {client: self.received[client] for client in clients}
+        client_states = {client: self.client_states[client] for client in clients if client in self.client_states}
+        return replace(self, received=received, client_states=client_states)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's reply.
+
+    Attributes:
+        message: sent to the server.
+        losses: mean of every loss term over the steps that had it.
+        steps: mini-batches trained on.
+        has_state: whether the client keeps a state.
+        seconds: of training and replying; in a stack in proportion to steps. Excluded from equality.
+        trained: the weights on the training device, if the message has copies (:mod:`flcore.io.twins`).
+    """
+
+    message: Record
+    losses: Mapping[str, float]
+    steps: int
+    has_state: bool
+    seconds: float = field(default=0.0, compare=False)
+    trained: Weights | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client without a reply.
+
+    Attributes:
+        cause: in one line. part: of the client's work in which it happened.
+        details: a traceback; may be empty.
+    """
+
+    cause: str
+    part: str = ""
+    details: str = ""
+
+
+ClientResult = Reply | Failure
+
+
+def round_context(method: Method, setting: FederationContext, round_number: int, exchange: Exchange) -> RoundContext:
+    """Return an exchange of a round as all parties know it."""
+    first = method.round_exchanges(round_number, setting)[0]
+    return RoundContext(setting, round_number, exchange.name, is_later_leg=exchange.name != first.name)
+
+
+def pack_result(result: ClientResult) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return a result as plain values, and the values of its message in pieces; none for a failure."""
+    if isinstance(result, Failure):
+        return {"failure": vars(result)}, []
+    message, values = pack_record(result.message)
+    # The weights on the worker's device stay there.
+    return {"reply": {**vars(result), "message": message, "trained": None}}, values
+
+
+def unpack_result(packed: dict[str, Any], values: Tensor) -> ClientResult:
+    """Return the result that :func:`pack_result` packed; tensors are views of ``values``, uint8 [n]."""
+    if "failure" in packed:
+        return Failure(**packed["failure"])
+    reply = packed["reply"]
+    return Reply(**{**reply, "message": unpack_record(reply["message"], values)})
