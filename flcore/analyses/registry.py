@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flcore.analyses import by_class, generated, gradcam, inversion, tsne, tsne_prototypes
+from flcore.analyses import by_class, generated, gradcam, inversion, tsne
 from flcore.analyses.base import Analysis, has_global_model, keeps_trained_models, was_calibrated
 
 _CALIBRATED = (has_global_model, was_calibrated)
@@ -20,7 +20,7 @@ ANALYSES: Mapping[str, Analysis] = {
     "tsne_projections": Analysis(tsne.tsne_projections, (tsne.has_projections, tsne.can_show)),
     "tsne_calibration": Analysis(tsne.tsne_calibration, (*_CALIBRATED, tsne.can_show)),
     "tsne_calibration_trained": Analysis(tsne.tsne_calibration_trained, (*_CALIBRATED, *_TRAINED)),
-    "tsne_prototypes": Analysis(tsne_prototypes.tsne_prototypes),
+    "tsne_prototypes": Analysis(tsne.tsne_prototypes),
     "tsne_generated": Analysis(generated.tsne_generated, (generated.has_generated_features, tsne.can_show)),
     "virtual_images": Analysis(generated.virtual_sheet, (generated.has_virtual_images,)),
     "generator_distances": Analysis(generated.generator_distances, (generated.has_generated_features,)),

@@ -1,4 +1,4 @@
-"""t-SNE of test features, as all analyses use it (evaluation.md V2, V3), and before and after a calibration.
+"""t-SNE of features (evaluation.md V2 to V4): of test images, before and after a calibration, with prototypes.
 
 Equally many images of every class, the same for every model; ``evaluation.tsne_clients``, ``tsne_classes`` and
 ``tsne_samples`` choose them. The draw of a class does not depend on the other classes. Models of several clients share
@@ -26,8 +26,10 @@ from torch import Tensor
 
 from flcore.analyses.base import AnalysisResult, FinishedRun, equal_per_class
 from flcore.config.sections import MOST_TSNE_CLIENTS
+from flcore.core.rng import numpy_stream
 from flcore.evaluation.model_selection import private_model
-from flcore.io.messages import Weights
+from flcore.io.messages import Prototypes, Weights
+from flcore.math.prototypes.clustering import kmeans
 
 PERPLEXITY = 30
 COMPONENTS = 50
@@ -36,6 +38,10 @@ FEWEST_POINTS = 4
 PER_CLASS = 100
 MOST_POINTS = 3000
 """Largest embedding, unless ``evaluation.tsne_samples`` asks for more."""
+
+_PROTOTYPE_CLUSTERS = (1, 2, 4)
+_PROTOTYPE_CLASSES = 2
+_PROTOTYPE_FEATURES = 500  # of each class
 
 STATES = ("before calibration", "after calibration")
 NETWORK_HEAD = "Predictions of the network's own head."
@@ -287,3 +293,55 @@ def with_calibrated_weights(own: Weights, before: Weights, after: Weights) -> We
 
 def _part(name: str) -> str:
     return name.partition(".")[0]
+
+
+def tsne_prototypes(run: FinishedRun) -> AnalysisResult:
+    """Embed features and prototypes of the client with the most samples of its two largest classes (FedCSPC figure 7).
+
+    The prototypes are the means of k = 1, 2 and 4 clusters of each of these classes, and the server's, if any. t-SNE
+    cannot add points to a finished embedding, so all are embedded together. The server's are means of clients'
+    features, so the model is the client's locally trained one, where ``evaluation.private`` keeps it. Prototypes of the
+    projection's input (FedCSPC) are shown in that space.
+
+    Returns:
+        Arrays: ``embedding`` float [N, 2] of features and prototypes; ``labels`` int [N]; ``clusters`` int [N]: 0 for a
+        feature, k for the mean of one of k clusters, -1 for a prototype of the server; ``client`` int [];
+        ``class_names``.
+    """
+    counts = run.experiment.partition.counts
+    client = int(np.sort(counts, axis=1)[:, -_PROTOTYPE_CLASSES:].sum(axis=1).argmax())
+    # Stable, so that of equal classes the first are taken.
+    classes = [int(c) for c in np.argsort(-counts[client], kind="stable")[:_PROTOTYPE_CLASSES] if counts[client, c] > 0]
+    model, name = run.trained_model(client), "the client's model as its training left it"
+    if model is None:
+        model, name = run.own_model(client), "the client's own model"
+    if model is None:
+        model, name = run.reference_model()
+    known = [payload for payload in run.server.values() if isinstance(payload, Prototypes)]
+    widths = {payload.means.shape[1] for payload in known}
+    width = run.encoded(model, run.training_images(client, classes[0])[:1]).shape[1]
+    of_encoder = run.experiment.setting.feature_dim not in widths and width in widths
+    points, labels, clusters = [], [], []
+    for label in classes:
+        features = (run.encoded if of_encoder else run.features)(
+            model, run.training_images(client, label)[:_PROTOTYPE_FEATURES]
+        )
+        parts = [(features, 0)]
+        for k in _PROTOTYPE_CLUSTERS:
+            found = kmeans(features, k, numpy_stream(0, "prototypes over features", label, k), restarts=5)
+            parts.append((found.centres, k))
+        fitting = [payload for payload in known if payload.means.shape[1] == features.shape[1]]
+        parts += [(payload.means[label : label + 1].cpu(), -1) for payload in fitting if payload.present[label]]
+        for rows, k in parts:
+            points.append(rows)
+            labels += [label] * len(rows)
+            clusters += [k] * len(rows)
+    arrays = {
+        "embedding": embed(torch.cat(points)),
+        "labels": np.array(labels),
+        "clusters": np.array(clusters),
+        "client": np.array(client),
+        "class_names": run.class_names,
+    }
+    kind = "Encoded training images" if of_encoder else "Training features"
+    return AnalysisResult(arrays, notes=(f"{kind} of client {client} under {name}.",))

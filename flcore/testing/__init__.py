@@ -16,10 +16,10 @@ from flcore.core.errors import ProtoflError
 from flcore.core.text import shorten
 from flcore.engine.numerics import alone, single_thread
 from flcore.methods.api import Method
-from flcore.testing.checks import CHECKS, MEANINGS, NotApplicableError
+from flcore.testing.checks import CHECKS, NotApplicableError
 from flcore.testing.trial import Trial
 
-__all__ = ["CHECKS", "MEANINGS", "CheckError", "CheckResult", "check_method"]
+__all__ = ["CHECKS", "CheckError", "CheckResult", "check_method"]
 
 
 class CheckError(AssertionError):
@@ -31,15 +31,19 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        check: its name. meaning: the guarantee of a method that passes.
+        check: its name.
         problem: in one line; None: it passes.
         reason: why it does not apply; None: it does.
     """
 
     check: str
-    meaning: str
     problem: str | None = None
     reason: str | None = None
+
+    @property
+    def meaning(self) -> str:
+        """The guarantee of a method that passes."""
+        return str(CHECKS[self.check].__doc__)
 
 
 def check_method(
@@ -73,9 +77,7 @@ def check_method(
         trial.config(trial.method())  # refuses invalid settings
         for name in CHECKS:
             left_out = name in skip or (name == "workers" and not slow)
-            results.append(
-                CheckResult(name, MEANINGS[name], **({"reason": "left out"} if left_out else _run(name, trial)))
-            )
+            results.append(CheckResult(name, **({"reason": "left out"} if left_out else _run(name, trial))))
             if (problem := results[-1].problem) is not None:
                 if stop:
                     raise CheckError(f"{cls.name}: {name}: {problem}")

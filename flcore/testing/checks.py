@@ -1,4 +1,4 @@
-"""The checks: each returns the problem of a method, in one line, or None; :data:`MEANINGS` describes them."""
+"""The checks: each returns the problem of a method, in one line, or None."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class _Stop(BaseException):
 
 
 def _runs(trial: Trial) -> str | None:
+    """Trains with one sample, one class, a class without samples and late clients; all numbers are finite."""
     for owner, record in trial.first.records.items():
         for name, payload in record.items():
             if not all(bool(torch.isfinite(value).all()) for value in payload.arrays().values()):
@@ -45,16 +46,20 @@ def _runs(trial: Trial) -> str | None:
 
 
 def _repeats(trial: Trial) -> str | None:
+    """Gives the same bytes when repeated."""
     torch.rand(3), np.random.rand(3), random.random()
     return trial.first.difference(trial.recorded[0])
 
 
 def _pure(trial: Trial) -> str | None:
+    """Changes no input, draws from no global generator."""
     impure = trial.recorded[1].impure
     return impure[0] if impure else None
 
 
 def _resumes(trial: Trial) -> str | None:
+    """Gives the same bytes when killed after any round and resumed."""
+
     def stop(number: int, record: Any) -> None:
         raise _Stop
 
@@ -68,6 +73,7 @@ def _resumes(trial: Trial) -> str | None:
 
 
 def _state(trial: Trial) -> str | None:
+    """Holds state that a file gives back to the bit."""
     path = trial.home / "record.safetensors"
     for owner, record in trial.first.records.items():
         save_record(path, record)
@@ -77,6 +83,7 @@ def _state(trial: Trial) -> str | None:
 
 
 def _traffic(trial: Trial) -> str | None:
+    """Counts every byte that travels, in both directions."""
     run, recording = trial.recorded
     for way, messages in (("down", recording.down), ("up", recording.up)):
         sent = sum(len(serialise(message)) for message in messages.values())
@@ -87,7 +94,7 @@ def _traffic(trial: Trial) -> str | None:
 
 
 def _stacks(trial: Trial) -> str | None:
-    """Compare the messages of round 1; round 2 has to run."""
+    """Trains clients in a stack as one after the other, up to rounding."""
     if not trial.method().trains_locally:
         raise NotApplicableError("it does not train locally")
     sent = []
@@ -117,6 +124,7 @@ def _stacks(trial: Trial) -> str | None:
 
 
 def _switched_off(trial: Trial) -> str | None:
+    """Is FedAvg to the bit with the parameters of reduces_to_fedavg."""
     off = vars(trial.cls).get("reduces_to_fedavg")
     if off is None:
         raise NotApplicableError("reduces_to_fedavg is not set")
@@ -127,6 +135,7 @@ def _switched_off(trial: Trial) -> str | None:
 
 
 def _workers(trial: Trial) -> str | None:
+    """Gives the same bytes in a worker process."""
     if METHODS.get(trial.cls.name) is not trial.cls:
         raise NotApplicableError("it is not registered")
     experiment = trial.experiment(trial.method(), engine={"workers": 1})
@@ -142,27 +151,7 @@ def _workers(trial: Trial) -> str | None:
 
 
 CHECKS: Mapping[str, Callable[[Trial], str | None]] = {
-    "runs": _runs,
-    "repeats": _repeats,
-    "pure": _pure,
-    "resumes": _resumes,
-    "state": _state,
-    "traffic": _traffic,
-    "stacks": _stacks,
-    "switched-off": _switched_off,
-    "workers": _workers,
+    check.__name__.strip("_").replace("_", "-"): check
+    for check in (_runs, _repeats, _pure, _resumes, _state, _traffic, _stacks, _switched_off, _workers)
 }
-"""Checks by name, in order."""
-
-MEANINGS: Mapping[str, str] = {
-    "runs": "trains with one sample, one class, a class without samples and late clients; all numbers are finite",
-    "repeats": "gives the same bytes when repeated",
-    "pure": "changes nothing that it is given, draws from no global generator",
-    "resumes": "gives the same bytes when killed after any round and resumed",
-    "state": "holds state that a file gives back to the bit",
-    "traffic": "has every byte that travels counted, in both directions",
-    "stacks": "trains clients in a stack as one after the other, up to rounding",
-    "switched-off": "is FedAvg to the bit where reduces_to_fedavg says so",
-    "workers": "gives the same bytes in a worker process",
-}
-"""The guarantee of a method that passes, by check."""
+"""Checks by name, in order. The docstring of each is the guarantee of a method that passes."""

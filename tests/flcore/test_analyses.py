@@ -23,10 +23,10 @@ from flcore.analyses.tsne import (
     tsne_calibration,
     tsne_calibration_trained,
     tsne_projections,
+    tsne_prototypes,
     tsne_trained,
     with_calibrated_weights,
 )
-from flcore.analyses.tsne_prototypes import tsne_prototypes
 from flcore.config.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
