@@ -13,6 +13,7 @@ import pytest
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
+from flcore.experiment.run_folder import read_run_config, stored_config
 from flcore.io.locks import run_lock
 from pipelines.execution import bodies
 from pipelines.execution.bodies import comparison_runs
@@ -194,6 +195,16 @@ def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> No
     assert trained(artifacts) == []
     assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
     assert inputs_of(artifacts / "runs" / "fedavg-s0").prepared == artifacts / "prepared"
+
+
+def test_results_that_came_by_dvc_are_described_with_copies_of_plug_ins(artifacts: Path, plugin: Path) -> None:
+    """A run names plug-ins of its own folder alone, which may be moved; it was begun without this one."""
+    run = artifacts / "runs" / "fedavg-s0"
+    for name in NOT_BY_DVC:
+        (run / name).unlink()
+    assert trained(artifacts, {**SMALL, "plugins": [str(plugin)]}) == []
+    assert (run / stored_config(run).plugins[0].path).read_bytes() == plugin.read_bytes()
+    assert read_run_config(run)["config"]["plugins"][0]["path"] == "plugins/mine.py"
 
 
 def test_results_of_another_revision_are_not_taken_for_the_run_that_was_here(artifacts: Path, finished: Path) -> None:
