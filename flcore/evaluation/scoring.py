@@ -64,17 +64,13 @@ class EvalRequest:
     """What to score.
 
     Attributes:
-        ways: predictors by name: :data:`MAIN`, and :meth:`flcore.methods.api.Method.predictors`.
-        round: the round just finished; None for the last. It decides which classes clients have met.
+        round: the round just finished, which decides the classes that clients have met.
         vote: take the majority vote of clients' models.
-        private: score locally trained models on the global test set.
         missing: parameters that the server's model lacks; clients send their own.
     """
 
-    ways: tuple[str, ...] = (MAIN,)
-    round: int | None = None
+    round: int
     vote: bool = False
-    private: bool = False
     missing: tuple[str, ...] = ()
 
 
@@ -126,20 +122,15 @@ class Scorer:
         """
         experiment, server = self._experiment, Record(server)
         method, model = experiment.method, experiment.method.global_model(server)
-        private = experiment.keeps_private_models
         request = EvalRequest(
-            (MAIN, *method.predictors()),
-            round_number,
-            vote=method.has_vote and (vote or private),
-            private=private,
+            experiment.setting.rounds if round_number is None else round_number,
+            vote=method.has_vote and (vote or experiment.keeps_private_models),
             missing=missing_of(experiment, model),
         )
 
         def answered(parts: Sequence[EvalTask]) -> Iterable[Record]:
-            found = share(request, parts) if share is not None and parts else None
-            return (
-                found if found is not None else (self._answerer.answer(request, part, client_states) for part in parts)
-            )
+            answers = share(request, parts) if share is not None and parts else None
+            return answers or (self._answerer.answer(request, part, client_states) for part in parts)
 
         clients = self._client_parts(request, server)
         found = list(zip(clients, answered(clients), strict=True))
@@ -159,15 +150,16 @@ class Scorer:
 
     def _client_parts(self, request: EvalRequest, server: Record) -> list[EvalTask]:
         """Return tasks for clients that answer themselves, each with its scoring message."""
-        itself, clients = answers_for_itself(self._experiment), range(self._experiment.setting.num_clients)
-        if itself or (request.private and not self._experiment.trains_models):
-            sent = scoring_messages(self._experiment, server, clients, request.round)
+        experiment, clients = self._experiment, range(self._experiment.setting.num_clients)
+        private = experiment.keeps_private_models
+        if answers_for_itself(experiment) or (private and not experiment.trains_models):
+            sent = scoring_messages(experiment, server, clients, request.round)
             return [EvalTask(client, known=message) for client, message in zip(clients, sent, strict=True)]
-        return [EvalTask(client) for client in clients] if request.private else []
+        return [EvalTask(client) for client in clients] if private else []
 
     def images_asked(self, request: EvalRequest, parts: Sequence[EvalTask]) -> int:
         """Return the number of predictions, all models together."""
-        private = self._data.num_shared if request.private or request.vote else 0
+        private = self._data.num_shared if request.vote or self._experiment.keeps_private_models else 0
         own = [len(self._data.clients[part.client]) + private for part in parts if part.client is not None]
         return sum(own) + sum(part.block[1] - part.block[0] for part in parts)
 
@@ -183,17 +175,16 @@ class Scorer:
             for found in by_client.values():
                 votes += F.one_hot(found["votes"], num_classes)
         results = {}
-        for way in request.ways:
+        for way in self._answerer.ways:
             scores = torch.cat([found[f"{way}/scores"] for found in shared]) if shared else None
             local = [self._local(request, client, way, scores, by_client) for client in range(len(self._data.clients))]
-            votes_here = votes if way == request.ways[0] else None
-            # Of other ways accuracies alone are kept.
+            # Accuracies are all that is kept of alternative predictors.
             kind = self._experiment.method.score_kind if way == MAIN else "ranks"
-            results[way] = summarised(scores, votes_here, labels, local, num_classes, kind)
-        main = results[request.ways[0]]
-        others = {way: results[way].headline for way in request.ways[1:]}
-        tasks = self._task_scores(request, main, by_client) if request.private else {}
-        return Scores(**{**vars(main), "alternatives": others, "tasks": tasks})
+            results[way] = summarised(scores, votes if way == MAIN else None, labels, local, num_classes, kind)
+        main = results.pop(MAIN)
+        others = {way: scores.headline for way, scores in results.items()}
+        tasks = self._task_scores(request, main, by_client) if self._experiment.keeps_private_models else {}
+        return replace(main, alternatives=others, tasks=tasks)
 
     def _local(
         self,
@@ -218,7 +209,6 @@ class Scorer:
         setting, stream = self._experiment.setting, self._experiment.stream
         tested = torch.bincount(self._data.shared_labels, minlength=setting.num_classes).numpy()
         private = torch.stack([by_client[client]["private"] for client in range(setting.num_clients)]).numpy()
-        number = stream.rounds if request.round is None else request.round
 
         def counts(accuracies: list[float | None] | None) -> np.ndarray | None:
             if accuracies is None:
@@ -231,7 +221,7 @@ class Scorer:
             "tested": tested.tolist(),
             "private_correct": private.tolist(),
             "untrained_clients": sum(int(found["trained"][0]) == 0 for found in by_client.values()),
-            "tasks": task_scores(stream, number, tested, private, shared, vote),
+            "tasks": task_scores(stream, request.round, tested, private, shared, vote),
         }
 
 
@@ -261,13 +251,14 @@ class Answerer:
         assert part.model is not None
         (known,) = self._there.of([part.known])
         images = StoredImages(self._experiment, self.data.images[slice(*part.block)])
-        answers = self._forward.answers(part.model, images, self._ways(request), known, None)
+        answers = self._forward.answers(part.model, images, self.ways, known, None)
         return Record({ANSWERS: TensorDict({f"{way}/scores": scores for way, scores in answers.items()})})
 
-    def _ways(self, request: EvalRequest) -> dict[str, Predict]:
+    @property
+    def ways(self) -> dict[str, Predict]:
+        """The method's predictors by name, :data:`MAIN` first."""
         method = self._experiment.method
-        named = {MAIN: method.predict, **method.predictors()}
-        return {way: named[way] for way in request.ways}
+        return {MAIN: method.predict, **method.predictors()}
 
     def _ask_client(
         self, request: EvalRequest, client: int, received: Record, client_state: Record
@@ -276,25 +267,27 @@ class Answerer:
         own, rows = personal_model(self._experiment, received, client_state), self.tested_rows(request, client)
         there = held.to(self._experiment.config.engine.device)
         found: dict[str, Tensor] = {}
-        ways = self._ways(request)
+        ways = self.ways
         if self._experiment.method.ignores_model:
             ways.pop(MAIN, None)  # answered for the shared images
         if own is not None and ways:
             images = StoredImages(self._experiment, self.data.images[rows])
             for way, scores in self._forward.answers(own, images, ways, known, there).items():
                 found[f"{way}/correct"] = right_answers(scores, self.data.labels[rows], held)
-        if request.private or (request.vote and own is not None):
-            found |= self._ask_private(request, own, received, client_state, there)
+        if self._experiment.keeps_private_models or (request.vote and own is not None):
+            found |= self._ask_private(own, received, client_state, there)
         return found
 
     def _ask_private(
-        self, request: EvalRequest, own: Weights | None, received: Record, client_state: Record, held: Tensor
+        self, own: Weights | None, received: Record, client_state: Record, held: Tensor
     ) -> dict[str, Tensor]:
         """Score the locally trained model on the global test set; the global model where clients never train."""
         setting, trained = self._experiment.setting, private_model(client_state)
         if trained is None and not self._experiment.trains_models:
             trained = received.get(MODEL)
-        weights = with_statistics(trained or setting.initial, client_state, setting) if request.private else own
+        weights = own
+        if self._experiment.keeps_private_models:
+            weights = with_statistics(trained or setting.initial, client_state, setting)
         assert weights is not None
         images = StoredImages(self._experiment, self.data.images[: self.data.num_shared])
         way = {MAIN: self._experiment.method.predict_private}
@@ -305,11 +298,9 @@ class Answerer:
 
     def met(self, request: EvalRequest) -> Tensor:
         """Return the classes that each client has met in training, bool [K, C]."""
-        stream = self._experiment.stream
-        number = stream.rounds if request.round is None else request.round
         # Cached: otherwise an evaluation would be quadratic in clients.
-        if self._met_by is None or self._met_by[0] != number:
-            self._met_by = (number, torch.from_numpy(stream.met(number)))
+        if self._met_by is None or self._met_by[0] != request.round:
+            self._met_by = (request.round, torch.from_numpy(self._experiment.stream.met(request.round)))
         return self._met_by[1]
 
     def tested_rows(self, request: EvalRequest, client: int) -> Tensor:
