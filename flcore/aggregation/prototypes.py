@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from flcore.aggregation.rules import robust
+from flcore.aggregation.mean import robust
 from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Prototypes
 from flcore.math.prototypes.class_means import fuse_prototypes

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcore.aggregation.mean import average_weights
-from flcore.aggregation.rules import robust
+from flcore.aggregation.mean import average_weights, robust
 from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Weights
 

@@ -42,7 +42,7 @@ def eval_data(experiment: Experiment) -> ScoredData:
     participating ones only (data.md, section 1.3).
 
     Raises:
-        DataError: there is no validation sample.
+        DataError: there is no validation sample, or no participating writer or user has a test sample.
     """
     dataset, partition = experiment.dataset, experiment.partition
     if experiment.config.evaluation.split == "validation":
@@ -53,7 +53,7 @@ def eval_data(experiment: Experiment) -> ScoredData:
         rows = [torch.searchsorted(held, indices) for indices in own]
         return ScoredData(dataset.train.images[held], dataset.train.labels[held], rows, len(held))
     own = [torch.from_numpy(client.test.copy()) for client in partition.clients]
-    shared = _of_those_who_take_part(experiment)
+    shared = _of_participants(experiment)
     if shared is None and partition.test_source == "test":
         return ScoredData(dataset.test.images, dataset.test.labels, own, len(dataset.test))
     images, labels = dataset.test.images, dataset.test.labels
@@ -68,12 +68,8 @@ def eval_data(experiment: Experiment) -> ScoredData:
     return ScoredData(images, labels, rows, size)
 
 
-def _of_those_who_take_part(experiment: Experiment) -> Tensor | None:
-    """Return test rows whose writer or user some client trains on; None: all rows.
-
-    Raises:
-        DataError: none of them has a test sample.
-    """
+def _of_participants(experiment: Experiment) -> Tensor | None:
+    """Return test rows of the writers or users that some client trains on; None: all rows."""
     train, test = experiment.dataset.train, experiment.dataset.test
     if experiment.partition.parameters.get("name") != "by_group" or train.groups is None or test.groups is None:
         return None

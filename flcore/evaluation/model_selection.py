@@ -24,12 +24,7 @@ def answers_for_itself(experiment: Experiment) -> bool:
 def scoring_messages(
     experiment: Experiment, server: Record, clients: Sequence[int], round_number: int | None = None
 ) -> list[Record]:
-    """Return the clients' scoring messages, as they leave the server.
-
-    Args:
-        experiment: the run. server: the server's record. clients: ids.
-        round_number: the round just finished; None for the last.
-    """
+    """Return the clients' scoring messages, as they leave the server after a round; None: the last."""
     setting = experiment.setting
     number = setting.rounds if round_number is None else round_number
     ctx = RoundContext(setting, number, "evaluate", is_later_leg=True)
@@ -39,9 +34,7 @@ def scoring_messages(
 def personal_model(experiment: Experiment, received: Record, client_state: Record) -> Weights | None:
     """Return the model that answers for one client alone; None where the global one does.
 
-    Args:
-        experiment: the run.
-        received: the client's scoring message. client_state: its state.
+    ``received``: the client's scoring message.
     """
     if not answers_for_itself(experiment):
         return None
@@ -54,9 +47,8 @@ def personal_model(experiment: Experiment, received: Record, client_state: Recor
 
 def missing_of(experiment: Experiment, model: Weights | None) -> tuple[str, ...]:
     """Return names of parameters that the server's model lacks: upper layers that never leave the clients."""
-    return (
-        () if model is None else tuple(name for name in experiment.setting.initial.params if name not in model.params)
-    )
+    names = experiment.setting.initial.params
+    return () if model is None else tuple(name for name in names if name not in model.params)
 
 
 def contribution(
@@ -95,11 +87,8 @@ def global_model(
 ) -> Weights | None:
     """Return the complete global model; None where there is none.
 
-    Upper layers and BatchNorm statistics that only clients have are averaged, weighted by training samples.
-
-    Args:
-        experiment: the run. model: the server's.
-        contributions: :func:`contribution` by client.
+    Upper layers and BatchNorm statistics that only clients have, their :func:`contribution`, are averaged, weighted by
+    training samples. ``model``: the server's.
     """
     if model is None:
         return None

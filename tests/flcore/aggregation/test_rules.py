@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flcore.aggregation.rules import coordinate_median, robust, trimmed_count, trimmed_mean
+from flcore.aggregation.mean import coordinate_median, robust, trimmed_count, trimmed_mean
 from flcore.aggregation.settings import Aggregation
 
 T = torch.tensor
