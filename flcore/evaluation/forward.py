@@ -1,6 +1,6 @@
 """Forward passes of frozen models over images in batches: features for replies, predictions for scoring.
 
-Each model encodes each image once for all predictors (:class:`flcore.models.view.EncodedOnce`).
+Each model encodes each image once for all predictors (:class:`flcore.models.network.EncodedOnce`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.types import Predict, with_statistics
 from flcore.models.base import Backbone, laid_out, load_weights
-from flcore.models.network import Network, ParamDict
-from flcore.models.view import EncodedOnce, ModuleView
+from flcore.models.network import EncodedOnce, ModuleView, Network, ParamDict
 
 
 class Images(Protocol):

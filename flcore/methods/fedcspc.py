@@ -89,8 +89,7 @@ from flcore.methods.types import (
     ServerStep,
     TrainedClient,
 )
-from flcore.models.network import Network, ParamDict
-from flcore.models.view import EncodedOnce, WithLayers
+from flcore.models.network import EncodedOnce, Network, ParamDict, WithLayers
 
 CLUSTER_PROTOTYPES = Key("cluster_prototypes", TensorDict)
 """A client's q prototypes: ``vectors`` float32 [q, e] and ``labels`` int64 [q]."""

@@ -82,7 +82,7 @@ from flcore.methods.types import (
     StepSpec,
     TrainedClient,
 )
-from flcore.models.view import WithLayers
+from flcore.models.network import WithLayers
 
 RETRAIN_LEG = "retrain-heads"
 

@@ -77,6 +77,13 @@ class Backbone(nn.Module):
         """Features ``[B, d]`` through the method's own layer ``name``, without dropout."""
         return self.extra[name](features)
 
+    def call_part(self, part: str, inputs: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
+        """Call one of the methods above by its name, or the layer of ``extra.<name>``."""
+        if part.startswith("extra."):
+            return self.apply_extra(part.removeprefix("extra."), inputs)
+        answer: Tensor = getattr(self, part)(inputs, dropout_masks)
+        return answer
+
     def forward(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
         features = self.features(images, dropout_masks)

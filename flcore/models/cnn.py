@@ -59,22 +59,33 @@ def _halving(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 
 class DropoutCnn(Backbone):
-    """FedProto's network: dropout of whole channels in the encoder and of features after the tap, both at 0.5."""
+    """FedProto's network: dropout at 0.5 of whole channels in the encoder, and of features after the tap."""
 
     dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,), "features": (50,)}
     rate = 0.5
 
     def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Conv-pool-ReLU twice, then linear with ReLU; channel dropout between convolution 2 and its pooling."""
-        first, second, linear = self.encoder.children()
+        """Conv-pool-ReLU twice, maybe conv-ReLU, linear-ReLU; channel dropout between convolution 2 and its pooling."""
+        first, second, *third, linear = self.encoder.children()
         hidden = second(F.relu(max_pool(first(images))))
         if dropout_masks is not None:
             hidden = dropout(hidden, dropout_masks["channels"], self.rate)
-        return F.relu(linear(F.relu(max_pool(hidden)).flatten(1)))
+        hidden = F.relu(max_pool(hidden))
+        for convolution in third:
+            hidden = F.relu(convolution(hidden))
+        return F.relu(linear(hidden.flatten(1)))
 
     def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
         """The head sees the feature after dropout; methods see it before (baselines.md section 15)."""
-        return self.head(features if dropout_masks is None else dropout(features, dropout_masks["features"], self.rate))
+        if dropout_masks is not None and "features" in self.dropout_shapes:
+            features = dropout(features, dropout_masks["features"], self.rate)
+        return self.head(features)
+
+
+class ThreeConvDropoutCnn(DropoutCnn):
+    """FedMLP's network: three convolutions, dropout of whole channels alone."""
+
+    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
 
 
 @dataclass(frozen=True)
@@ -99,28 +110,6 @@ class FemnistCnn(ModelSpec, name="femnist_cnn"):
         return _dropout_cnn(nn.Conv2d(shape[0], 10, 3), shape, num_classes, cure="128")
 
 
-def _dropout_cnn(first: nn.Conv2d, shape: tuple[int, int, int], num_classes: int, cure: str) -> Backbone:
-    second = nn.Conv2d(10, 20, 5)
-    plain = nn.Sequential(first, MaxPool(), second, MaxPool(), nn.Flatten())
-    encoder = nn.Sequential(first, second, nn.Linear(flat_size(plain, shape, cure), 50))
-    return DropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
-
-
-class ThreeConvDropoutCnn(Backbone):
-    """FedMLP's network: three convolutions, dropout of whole channels at 0.5 after the second, none after the tap."""
-
-    dropout_shapes: ClassVar[Mapping[str, tuple[int, ...]]] = {"channels": (20,)}
-    rate = 0.5
-
-    def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Conv-pool-ReLU twice, conv-ReLU, then linear with ReLU; channel dropout between convolution 2 and pooling."""
-        first, second, third, linear = self.encoder.children()
-        hidden = second(F.relu(max_pool(first(images))))
-        if dropout_masks is not None:
-            hidden = dropout(hidden, dropout_masks["channels"], self.rate)
-        return F.relu(linear(F.relu(third(F.relu(max_pool(hidden)))).flatten(1)))
-
-
 @dataclass(frozen=True)
 class FedMlpCnn(ModelSpec, name="fedmlp_cnn"):
     """3 conv (5×5, 5×5, 3×3) with pooling and dropout + 2 fc; FedMLP on MNIST and FEMNIST.
@@ -129,10 +118,17 @@ class FedMlpCnn(ModelSpec, name="fedmlp_cnn"):
     """
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        first, second, third = nn.Conv2d(shape[0], 10, 5), nn.Conv2d(10, 20, 5), nn.Conv2d(20, 32, 3)
-        plain = nn.Sequential(first, MaxPool(), second, MaxPool(), third, nn.Flatten())
-        encoder = nn.Sequential(first, second, third, nn.Linear(flat_size(plain, shape), 50))
-        return ThreeConvDropoutCnn(encoder, nn.Identity(), nn.Linear(50, num_classes))
+        return _dropout_cnn(nn.Conv2d(shape[0], 10, 5), shape, num_classes, cure="28 or 32", three=True)
+
+
+def _dropout_cnn(
+    first: nn.Conv2d, shape: tuple[int, int, int], num_classes: int, cure: str, three: bool = False
+) -> Backbone:
+    second = nn.Conv2d(10, 20, 5)
+    third = [nn.Conv2d(20, 32, 3)] if three else []
+    plain = nn.Sequential(first, MaxPool(), second, MaxPool(), *third, nn.Flatten())
+    encoder = nn.Sequential(first, second, *third, nn.Linear(flat_size(plain, shape, cure), 50))
+    return (ThreeConvDropoutCnn if three else DropoutCnn)(encoder, nn.Identity(), nn.Linear(50, num_classes))
 
 
 @dataclass(frozen=True)

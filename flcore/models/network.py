@@ -1,14 +1,15 @@
-"""A model's parts as pure functions of weights, in evaluation mode: for frozen models in a loss, and for servers."""
+"""A model as losses, predictors and servers see it: its parts as functions of inputs and weights."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from flcore.models.base import Backbone
+from flcore.models.base import Backbone, DropoutMasks
 
 ParamDict = Mapping[str, Tensor]
 """Parameters and buffers by the module's names; see :meth:`flcore.io.messages.Weights.values`."""
@@ -23,11 +24,10 @@ class SwappedParams:
     """A module whose parameters and buffers are replaced during one call of a function.
 
     As ``torch.func.functional_call``, without a search for every tensor in every call, which took a fifth of a step of
-    a small head. Layers that are replaced later are not seen.
+    a small head. Missing names keep the module's values. Layers that are replaced later are not seen.
     """
 
     def __init__(self, module: Backbone) -> None:
-        """Wrap a module; names that a call does not give keep the module's values."""
         self.module = module
         self._slots: dict[str, list[_Slot]] = {}
         of_tensor: dict[int, list[_Slot]] = {}
@@ -59,38 +59,174 @@ class SwappedParams:
                 tensors[key] = tensor
 
 
-class Network:
-    """A model in evaluation mode that takes its weights as an argument.
+class Parts(ABC):
+    """A model's parts: ``encode`` images to [B, e], ``project`` to features [B, d], ``classify`` features to [B, K].
 
-    BatchNorm uses the statistics given, dropout is off. Gradients flow to ``values`` and inputs.
+    ``weights`` are parameters and buffers by name; missing names keep the initial model's values. With weights a part
+    is in evaluation mode: BatchNorm uses its statistics, dropout is off, and gradients flow to weights and inputs.
     """
+
+    @abstractmethod
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        """Call ``encode``, ``project``, ``features``, ``classify`` or ``extra.<name>``, a method's own layer."""
+
+    def encode(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
+        return self.call_part("encode", images, weights)
+
+    def project(self, encoded: Tensor, weights: ParamDict | None = None) -> Tensor:
+        return self.call_part("project", encoded, weights)
+
+    def features(self, images: Tensor, weights: ParamDict | None = None) -> Tensor:
+        return self.call_part("features", images, weights)
+
+    def classify(self, features: Tensor, weights: ParamDict | None = None) -> Tensor:
+        return self.call_part("classify", features, weights)
+
+    def apply_extra(self, name: str, features: Tensor, weights: ParamDict | None = None) -> Tensor:
+        """Map features [B, d] (or the projection's input) by a method's own layer ``name``, without dropout."""
+        return self.call_part(f"extra.{name}", features, weights)
+
+
+class Network(Parts):
+    """A model that takes its weights as an argument, for frozen models in a loss, and for servers."""
 
     def __init__(self, module: Backbone) -> None:
         """Copy the architecture of ``module``."""
-        own = deepcopy(module).eval().requires_grad_(False)
-        self.feature_dim, self.num_classes = own.feature_dim, own.num_classes
-        self._bound = SwappedParams(own)
+        copied = deepcopy(module).eval().requires_grad_(False)
+        self.feature_dim, self.num_classes = copied.feature_dim, copied.num_classes
+        self._bound = SwappedParams(copied)
 
     def call(self, function: Callable[[Backbone], T], values: ParamDict) -> T:
         """Call a function of the module with ``values``, for parts that only some architectures have."""
         return self._bound.call(values, function)
 
-    def encode(self, images: Tensor, values: ParamDict) -> Tensor:
-        """Images [B, C, H, W] to the projection's input [B, e]."""
-        return self._bound.call(values, lambda module: module.encode(images))
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        return self._bound.call(weights or {}, lambda module: module.call_part(part, inputs))
 
-    def project(self, encoded: Tensor, values: ParamDict) -> Tensor:
-        """Encoded images [B, e] to features [B, d]."""
-        return self._bound.call(values, lambda module: module.project(encoded))
 
-    def features(self, images: Tensor, values: ParamDict) -> Tensor:
-        """Images [B, C, H, W] to features [B, d]."""
-        return self._bound.call(values, lambda module: module.features(images))
+class View(Parts):
+    """A model in training as losses and predictors see it, alike for one client or a stack of many.
 
-    def classify(self, features: Tensor, values: ParamDict) -> Tensor:
-        """Features [B, d] to logits [B, K]."""
-        return self._bound.call(values, lambda module: module.classify(features))
+    Images may follow the batch's in one call: they are not padding and have no dropout. Other images alone go through
+    :meth:`for_extra_inputs`. A wrapper overrides :meth:`call_part` alone to change answers.
+    """
 
-    def apply_extra(self, name: str, features: Tensor, values: ParamDict) -> Tensor:
-        """Features [B, d] through the method's own layer ``name``."""
-        return self._bound.call(values, lambda module: module.apply_extra(name, features))
+    @property
+    @abstractmethod
+    def params(self) -> Mapping[str, Tensor]:
+        """Parameters by name."""
+
+    @abstractmethod
+    def for_extra_inputs(self) -> View:
+        """Return the same model in training for inputs outside the batch: no padding, no dropout."""
+
+    @abstractmethod
+    def record_features(self, features: Tensor) -> None:
+        """Record the batch's features [B, d] for class averages, if the phase records them; no gradient."""
+
+
+class ModuleView(View):
+    """A module with the uniform numbers of its dropout in a step, None in evaluation."""
+
+    def __init__(
+        self, module: Backbone, network: Network, params: ParamDict, dropout_masks: DropoutMasks | None = None
+    ) -> None:
+        """View a module with parameters ``params``; other weights go through ``network``."""
+        self._module, self._network, self._params = module, network, params
+        self.dropout_masks = dropout_masks
+        self.recorded: Tensor | None = None
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self._params
+
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        if weights is None:
+            return self._module.call_part(part, inputs, self.dropout_masks)
+        return self._network.call_part(part, inputs, weights)
+
+    def for_extra_inputs(self) -> ModuleView:
+        return ModuleView(self._module, self._network, self._params)
+
+    def record_features(self, features: Tensor) -> None:
+        self.recorded = features.detach()
+
+    def take_recorded(self, method: str) -> Tensor:
+        """Return the features recorded since the last call.
+
+        Raises:
+            LookupError: there are none.
+        """
+        features, self.recorded = self.recorded, None
+        if features is None:
+            raise LookupError(
+                f"{method}: a phase records features, but the loss never calls model.record_features(features)"
+            )
+        return features
+
+
+class Forwarding(View):
+    """A wrapper that forwards everything to another view."""
+
+    def __init__(self, model: View) -> None:
+        self.model = model
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self.model.params
+
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        return self.model.call_part(part, inputs, weights)
+
+    def for_extra_inputs(self) -> View:
+        return self.model.for_extra_inputs()
+
+    def record_features(self, features: Tensor) -> None:
+        self.model.record_features(features)
+
+
+class WithLayers(Forwarding):
+    """A model with other weights in some of its upper parts: projection, head, or a method's own layers."""
+
+    def __init__(self, model: View, layers: ParamDict) -> None:
+        """Wrap ``model`` with other weights of whole parts (``head.…``, ``projection.…``, ``extra.…``)."""
+        super().__init__(model)
+        self._layers = layers
+
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        if weights is not None:
+            return super().call_part(part, inputs, weights)
+        if part == "features" and self._holds("project"):
+            return self.call_part("project", self.model.call_part("encode", inputs, None), None)
+        return super().call_part(part, inputs, self._layers if self._holds(part) else None)
+
+    def _holds(self, part: str) -> bool:
+        prefix = {"classify": "head.", "project": "projection."}.get(part, f"{part}.")
+        return any(name.startswith(prefix) for name in self._layers)
+
+
+class EncodedOnce(Forwarding):
+    """A model that encodes one batch of images only once, for several losses or predictors."""
+
+    def __init__(self, model: View, images: Tensor) -> None:
+        """Wrap ``model`` for ``images`` [B, C, H, W]."""
+        super().__init__(model)
+        self._images = images
+        self._encoded: Tensor | None = None
+        self._features: Tensor | None = None
+
+    @property
+    def encoded(self) -> Tensor:
+        """The encoded batch, [B, e], computed at the first use."""
+        if self._encoded is None:
+            self._encoded = self.model.encode(self._images)
+        return self._encoded
+
+    def call_part(self, part: str, inputs: Tensor, weights: ParamDict | None) -> Tensor:
+        if weights is not None or inputs is not self._images or part not in ("encode", "features"):
+            return super().call_part(part, inputs, weights)
+        if part == "encode":
+            return self.encoded
+        if self._features is None:
+            self._features = self.model.project(self.encoded)
+        return self._features

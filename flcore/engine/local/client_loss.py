@@ -12,8 +12,7 @@ from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Batch, Loss, LossInputs
 from flcore.models.base import Backbone, DropoutMasks
-from flcore.models.network import Network, ParamDict, SwappedParams
-from flcore.models.view import ModuleView
+from flcore.models.network import ModuleView, Network, ParamDict, SwappedParams
 
 
 class MaskedView(ModuleView):

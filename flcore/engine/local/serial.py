@@ -33,7 +33,7 @@ from flcore.io.messages import Weights
 from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.types import Batch, ClientContext, LossInputs, Phase
 from flcore.models.base import laid_out, load_weights, snapshot
-from flcore.models.view import ModuleView
+from flcore.models.network import ModuleView
 
 Tables = Mapping[str, Sequence[Tensor]]
 """Per-sample inputs by name and client of the stack, [n_k, ...] on the device: clients' own

@@ -25,7 +25,7 @@ from flcore.methods.types import (
     ServerStep,
     TrainedClient,
 )
-from flcore.models.view import WithLayers
+from flcore.models.network import WithLayers
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flcore.core.optim import Optimizer
-from flcore.models.view import View
+from flcore.models.network import View
 
 LossInputs = Mapping[str, Any]
 """Constants of a loss: tensors, mappings of tensors, or numbers that all clients of an exchange share."""

@@ -21,7 +21,7 @@ from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Record
 from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes, nearest_prototype
 from flcore.methods.types import Batch, Exchange, Metrics, Replies, RoundContext
-from flcore.models.view import ModuleView
+from flcore.models.network import ModuleView
 from tests.cases import quick
 
 SMALL = {"name": "fedcspc_cnn", "projection_dim": 8}

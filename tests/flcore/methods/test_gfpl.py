@@ -30,8 +30,7 @@ from flcore.methods.local import Local
 from flcore.methods.types import Batch, LocalModel, LossInputs, Phase, Replies, RoundContext
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedProtoCnn
-from flcore.models.network import Network
-from flcore.models.view import ModuleView
+from flcore.models.network import ModuleView, Network
 from tests.cases import quick
 
 EXCHANGING = {"name": "gfpl", "first_exchange": 0, "interval": 1}
