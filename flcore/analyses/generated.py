@@ -13,7 +13,7 @@ from torch import Tensor
 from flcore.analyses.base import AnalysisResult, FinishedRun, Row, equal_per_class
 from flcore.analyses.tsne import caption, embed, images_shown
 from flcore.core.rng import torch_stream
-from flcore.math.prototypes.distances import class_distances, nearest_real
+from flcore.math.prototypes.class_means import class_distances, nearest_real
 
 GENERATED_PER_CLASS = 100
 REAL_PER_CLASS = 200

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import DataError
-from flcore.data.client_holdout import own_group
+from flcore.data.dividing import own_group
 from flcore.data.partitioners.base import merge_indices
 from flcore.experiment.experiment import Experiment
 

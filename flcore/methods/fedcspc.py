@@ -66,8 +66,7 @@ from flcore.math.losses.alignment import angle_loss, edge_loss, extrapolate, tri
 from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.math.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
 from flcore.math.prototypes.class_means import best_means, class_means, fuse, similarities
-from flcore.math.prototypes.clustering import cluster_prototypes
-from flcore.math.prototypes.partners import Drawn, Partners
+from flcore.math.prototypes.clustering import Drawn, Partners, cluster_prototypes
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import sample_counts
 from flcore.methods.kit.class_prototypes import ReleasesVectors

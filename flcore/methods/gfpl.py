@@ -55,7 +55,7 @@ from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import dot_regression
 from flcore.math.losses.basic import cross_entropy, unit_vectors
 from flcore.math.prototypes.class_means import simplex_etf
-from flcore.math.prototypes.mixtures import (
+from flcore.math.prototypes.gaussians import (
     Mixture,
     fit_class_mixtures,
     fuse_uploads,

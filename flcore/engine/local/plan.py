@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flcore.config.sections import LocalConfig
 from flcore.core.rng import torch_stream
-from flcore.data.augment import draw_augmentation
+from flcore.data.images import draw_augmentation
 from flcore.experiment.experiment import Experiment
 from flcore.methods.api import Method
 from flcore.methods.types import ClientContext, Phase
@@ -29,7 +29,7 @@ class BatchPlan:
         positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
         sizes: how many of each row count.
         dropout_masks: per dropout site uniform numbers [S, B, ...].
-        augmentation: draws of `flcore.data.augment`, each [S, B, ...]; empty without augmentation.
+        augmentation: draws of `flcore.data.images`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
         recorded_from: first step whose features are averaged by class (:attr:`Phase.record_features`); S for none.
         pass_numbers: pass of each step, counted from the pass of the first step.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flcore.config.sections import LocalConfig
 from flcore.core.optim import Adam, Optimizer, Sgd
 from flcore.core.schedules import exponential
-from flcore.data.augment import augment
+from flcore.data.images import augment
 from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Loss, LossInputs, Perturb, Phase
 from flcore.models.base import Backbone

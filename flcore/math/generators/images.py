@@ -12,7 +12,7 @@ from torch import Tensor
 from flcore.io.messages import Weights
 from flcore.math.generators.networks import ImageGenerator, constant_output
 from flcore.math.losses.basic import safe_root
-from flcore.math.prototypes.distances import class_distances
+from flcore.math.prototypes.class_means import class_distances
 
 GeneratorDistance = Literal["squared", "l2"]
 MatchForm = Literal["softmax", "zero_rows", "l2"]

@@ -17,16 +17,16 @@ from flcore.math.losses.basic import unit_vectors, weighted_mean
 Similarity = Literal["cosine", "inner"]
 
 
-def source_weights(labels: Tensor, sources: Tensor, other: float = 0.5, *, anchors: Tensor | None = None) -> Tensor:
+def source_weights(labels: Tensor, sources: Tensor, anchors: Tensor | None = None) -> Tensor:
     """Return FedCSPC's pair weights sigma (Eq. 10), float32 ``[B, B]``, or ``[A, B]`` for rows ``anchors`` int64 [A].
 
-    1 for pairs of the same class from different clients and of different classes from the same client, ``other`` for
-    the rest, a sample with itself included. ``labels`` and ``sources``, each row's client, are int64 [B].
+    1 for pairs of the same class from different clients and of different classes from the same client, 0.5 for the
+    rest, a sample with itself included. ``labels`` and ``sources``, each row's client, are int64 [B].
     """
     rows = slice(None) if anchors is None else anchors
     same_class = labels[rows].unsqueeze(1) == labels.unsqueeze(0)
     same_source = sources[rows].unsqueeze(1) == sources.unsqueeze(0)
-    return torch.where(same_class != same_source, 1.0, other)
+    return torch.where(same_class != same_source, 1.0, 0.5)
 
 
 def contrastive_terms(
@@ -78,19 +78,10 @@ def supervised_contrastive(
     *,
     base_temperature: float | None = None,
     weight: Tensor | None = None,
-    pair_weights: Tensor | None = None,
-    count_lonely: bool = True,
 ) -> Tensor:
-    """Return the mean of :func:`contrastive_terms` over the anchors.
-
-    An anchor without positives counts as 0 with ``count_lonely`` (SupCon, VHL, FedPG), else not at all (FedCSPC's
-    L_WCL).
-    """
-    losses, has_positive = contrastive_terms(
-        features, labels, temperature, base_temperature=base_temperature, weight=weight, pair_weights=pair_weights
-    )
-    counted = losses.new_ones(len(labels)) if weight is None else weight
-    return weighted_mean(losses, counted if count_lonely else counted * has_positive)
+    """Return the mean of :func:`contrastive_terms` over all anchors, 0 for those without positives (SupCon)."""
+    losses, _ = contrastive_terms(features, labels, temperature, base_temperature=base_temperature, weight=weight)
+    return weighted_mean(losses, weight)
 
 
 def model_contrast(

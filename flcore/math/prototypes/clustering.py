@@ -67,13 +67,12 @@ def kmeans(
     generator: np.random.Generator,
     *,
     restarts: int = 1,
-    max_iterations: int = 50,
     min_size: int = 1,
 ) -> Clusters:
     """Run k-means with k-means++ starts, for at most as many clusters as there are distinct points.
 
-    The best of ``restarts`` independent starts, which ``generator`` seeds, has the smallest inertia; ``max_iterations``
-    are of Lloyd's algorithm; clusters with fewer than ``min_size`` members are merged, see :func:`merge_small`.
+    The best of ``restarts`` starts, which ``generator`` seeds, has the smallest inertia after at most 50 iterations of
+    Lloyd's algorithm. Clusters with fewer than ``min_size`` members are merged (:func:`merge_small`).
 
     Raises:
         ValueError: no point, or no cluster.
@@ -87,7 +86,7 @@ def kmeans(
     count = min(num_clusters, num_distinct(array))
     seed = int(generator.integers(2**31))
     with one_thread():
-        model = KMeans(count, init="k-means++", n_init=restarts, max_iter=max_iterations, random_state=seed)
+        model = KMeans(count, init="k-means++", n_init=restarts, max_iter=50, random_state=seed)
         assignment = model.fit(array).labels_
     return merge_small(points, clusters_of(points, torch.from_numpy(assignment.astype(np.int64))), min_size)
 
@@ -251,3 +250,73 @@ def cluster_classes(means: Tensor, present: Tensor, partition: ClusterFunction) 
         centres[:count] = clusters.centres
         assignment[classes] = clusters.labels
     return ClassClusters(centres, torch.arange(len(means)) < count, assignment, count)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Partners of n prototypes: ``same`` and ``other`` int64 [n, m], and ``usable`` bool [n, 1].
+
+    ``other`` has another label; where no prototype has one, the row is not usable.
+    """
+
+    same: Tensor
+    other: Tensor
+    usable: Tensor
+
+    def rows(self, rows: Tensor) -> Drawn:
+        return Drawn(self.same[rows], self.other[rows], self.usable[rows])
+
+
+class Partners:
+    """Draws for each prototype u_i partners u_j, u_k from its client's whole set.
+
+    j has the label of i and is not i, unless i is alone: then j = i. k has another label; if the client has only one
+    class, k comes from all clients.
+    """
+
+    def __init__(self, labels: Tensor, sources: Tensor) -> None:
+        """Index prototypes by client and label; ``labels`` and ``sources`` (clients) are int64 ``[n]``, n >= 1."""
+        self._device = labels.device
+        labels, sources = labels.cpu(), sources.cpu()
+        self._by_source = _Layout(sources, labels)
+        self._by_label = _Layout(torch.zeros_like(labels), labels)
+        self._lonely = (self._by_source.outside == 0).unsqueeze(1)
+        self._usable = (self._by_label.outside > 0).unsqueeze(1)
+
+    def draw(self, count: int, generator: torch.Generator) -> Drawn:
+        """Draw ``count`` partners of each kind for every prototype, on the labels' device."""
+        shape = (len(self._usable), count)
+        same, other = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        anywhere, own = self._by_label.pick_outside(other), self._by_source.pick_outside(other)
+        chosen = self._by_source.pick_inside(same), torch.where(self._lonely, anywhere, own), self._usable
+        return Drawn(*(tensor.to(self._device) for tensor in chosen))
+
+
+class _Layout:
+    """Items sorted by group and, within it, by label: a label of a group is a range, the rest of the group two."""
+
+    def __init__(self, groups: Tensor, labels: Tensor) -> None:
+        cells = groups * (int(labels.max()) + 1) + labels
+        self._order = torch.argsort(cells, stable=True)
+        self._rank = torch.argsort(self._order)
+        self._cell = _bounds(cells[self._order], cells)
+        self._group = _bounds(groups[self._order], groups)
+        self.outside = (self._group[1] - self._group[0]) - (self._cell[1] - self._cell[0])
+
+    def pick_inside(self, uniform: Tensor) -> Tensor:
+        """Return others of each item's group and label by uniform numbers [n, m]; the item itself where it is alone."""
+        start, end = (bound.unsqueeze(1) for bound in self._cell)
+        place = start + (uniform * (end - start - 1)).long()
+        alone = end - start == 1
+        return self._order[torch.where(alone, start, place + (place >= self._rank.unsqueeze(1)).long())]
+
+    def pick_outside(self, uniform: Tensor) -> Tensor:
+        """Return items of each item's group with other labels by uniform numbers [n, m]; any where there is none."""
+        start, end = (bound.unsqueeze(1) for bound in self._cell)
+        place = self._group[0].unsqueeze(1) + (uniform * self.outside.unsqueeze(1)).long()
+        place = torch.where(place >= start, place + (end - start), place)
+        return self._order[place.clamp_max(len(self._order) - 1)]
+
+
+def _bounds(ordered: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)

@@ -31,7 +31,7 @@ from flcore.math.generators.networks import (
     draw_noise,
 )
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.distances import class_distances
+from flcore.math.prototypes.class_means import class_distances
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Moving, Terms, fit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flcore.data.augment import Policy, augment, draw_augmentation
+from flcore.data.images import Policy, augment, draw_augmentation
 
 
 def generator(seed: int = 0) -> torch.Generator:

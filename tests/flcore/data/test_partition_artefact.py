@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from flcore.core.errors import Cure, DataError
-from flcore.data.client_holdout import ClientTest, few_shot, label_slices, proportional, stratified_cut
 from flcore.data.dataset import Dataset, Meta, Split, prepare_dataset
-from flcore.data.dividing import make_partition
+from flcore.data.dividing import ClientTest, few_shot, label_slices, make_partition, proportional, stratified_cut
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
 from flcore.data.partitioners.base import Assignment, Partitioner

@@ -13,7 +13,7 @@ from torch import Tensor
 from flcore.core.errors import ConfigError
 from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Payloads, Record, serialise
-from flcore.math.prototypes.partners import Drawn
+from flcore.math.prototypes.clustering import Drawn
 from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedcspc import ENCODER_PROTOTYPES, EXEMPLARS, POOL, FedCSPC, pooled
 from flcore.methods.types import ClientContext, Replies, RoundContext

@@ -24,7 +24,7 @@ from flcore.engine.local.compiled import CompiledTrainer
 from flcore.io.messages import Count, Mixtures, Size, TensorDict, Weights
 from flcore.io.records import PAYLOADS, Payloads, Record, load_record, payload_sizes, save_record, serialise
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.mixtures import Mixture, pack_mixtures, unpack_mixtures
+from flcore.math.prototypes.gaussians import Mixture, pack_mixtures, unpack_mixtures
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
 from flcore.methods.local import Local
 from flcore.methods.types import Batch, LocalModel, LossInputs, Phase, Replies, RoundContext

@@ -17,7 +17,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.models import MODELS, Backbone, build_model
 from flcore.models.base import HiddenHead
-from flcore.models.pretrained import PretrainedFile, load_pretrained
+from flcore.models.resnet import PretrainedFile, load_pretrained
 
 
 def count(module: nn.Module) -> int:

@@ -29,8 +29,15 @@ from flcore.math.losses.basic import (
     cross_entropy,
     gradient_distance,
     linear_gradient,
+    weighted_mean,
 )
-from flcore.math.losses.contrastive import model_contrast, prototype_contrast, source_weights, supervised_contrastive
+from flcore.math.losses.contrastive import (
+    contrastive_terms,
+    model_contrast,
+    prototype_contrast,
+    source_weights,
+    supervised_contrastive,
+)
 
 Inputs = dict[str, Tensor]
 Loss = Callable[[Tensor, Inputs], Tensor]
@@ -38,6 +45,10 @@ Loss = Callable[[Tensor, Inputs], Tensor]
 
 def of_prototypes(function: Callable[..., Tensor], *after: object, **options: object) -> Loss:
     return lambda f, t: function(f, t["labels"], t["means"], t["present"], *after, weight=t["weight"], **options)
+
+
+def of_anchors_with_positives(losses: Tensor, has_positive: Tensor, weight: Tensor) -> Tensor:
+    return weighted_mean(losses, weight * has_positive)
 
 
 def of_memory(**options: object) -> Loss:
@@ -76,13 +87,11 @@ LOSSES: dict[str, Loss] = {
         * gradient_distance(linear_gradient(f, t["labels"], t["means"], t["bias"], t["weight"])[0], t["centres"])
     ),
     "supcon": lambda f, t: supervised_contrastive(f, t["labels"], 0.5, weight=t["weight"]),
-    "wcl": lambda f, t: supervised_contrastive(
-        f,
-        t["labels"],
-        0.5,
-        weight=t["weight"],
-        pair_weights=source_weights(t["labels"], t["sources"]),
-        count_lonely=False,
+    "wcl": lambda f, t: of_anchors_with_positives(
+        *contrastive_terms(
+            f, t["labels"], 0.5, weight=t["weight"], pair_weights=source_weights(t["labels"], t["sources"])
+        ),
+        t["weight"],
     ),
     "moon": lambda f, t: model_contrast(f, t["other"], t["previous"], t["previous_present"], 0.5, t["weight"]),
     "node": of_prototypes(prototype_contrast, 0.5),

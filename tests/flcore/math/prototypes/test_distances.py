@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from flcore.math.prototypes.distances import class_distances, nearest_real
+from flcore.math.prototypes.class_means import class_distances, nearest_real
 
 
 def test_two_classes_of_two_points() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flcore.math.prototypes.partners import Partners
+from flcore.math.prototypes.clustering import Partners
 
 
 @settings(max_examples=60, deadline=None)
