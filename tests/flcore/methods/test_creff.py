@@ -275,15 +275,6 @@ def test_stages_leave_what_they_are_given_alone(lab: Any) -> None:
 # ---- runs --------------------------------------------------------------------------------------------------------
 
 
-def test_stacked_clients_do_as_single_ones(lab: Any, tmp_path: Any) -> None:
-    changes = {"method": SMALL, "model": CSPC, "federation__rounds": 1}
-    serial = lab.run(lab.experiment(**changes), tmp_path / "serial").state.server
-    stacked = lab.run(lab.experiment(**changes, engine__stack=True), tmp_path / "stacked").state.server
-    for kind in ("model", "classifier", "features"):
-        pairs = zip(serial[kind].arrays().values(), stacked[kind].arrays().values(), strict=True)
-        assert all(torch.allclose(first, second, atol=1e-4) for first, second in pairs)
-
-
 def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> None:
     """Under `batchnorm: local` gradients are those of the body with the client's own statistics."""
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}

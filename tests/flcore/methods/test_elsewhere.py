@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-QUICK = ("fedavg", "fedproto", "fedpg", "protolda")
+QUICK = ("fedproto", "protolda")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedcspc import ENCODER_PROTOTYPES, EXEMPLARS, POOL, FedCSPC, pooled
 from flcore.methods.types import ClientContext, Replies, RoundContext
 from flcore.models import MODELS, build_model
+from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 # Small enough for a test; what is off is not evaluated.
@@ -57,7 +58,7 @@ def linear(lab: Any, method: dict[str, Any], encoder: bool = True) -> Any:
 # ---- limit cases, to the bit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["fedavg", "moon"])
+@pytest.mark.parametrize("base", quick(["fedavg", "moon"], 1))
 def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) -> None:
     """Also with the calibration on, but without an epoch and without answers from it (section 8, 12)."""
     changes = {"model": CSPC, "federation__participation": 0.5, "local__momentum": 0.5}
@@ -246,11 +247,14 @@ def test_one_mean_per_class_without_clusters(lab: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"aux_ce": True},
-        {"base": "moon", "base_settings": {"moon": {"method.mu": 1.0}}},
-        {"angle_mode": "all", "edge_same": False, "edge_relative": False},
-    ],
+    quick(
+        [
+            {"aux_ce": True},
+            {"base": "moon", "base_settings": {"moon": {"method.mu": 1.0}}},
+            {"angle_mode": "all", "edge_same": False, "edge_relative": False},
+        ],
+        1,
+    ),
 )
 def test_stacked_clients(lab: Any, options: dict[str, Any]) -> None:
     """A second round within 1e-4 of the serial engine, in which every term and both frozen models are there."""
@@ -731,13 +735,16 @@ def test_predictions() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"base": "moon", "fusion": "minmax", "keep_stale": True},
-        {"use_cpm": False, "fusion": "authors", "contrast": "full"},
-        {"use_ca": False, "feedback": False},
-        {"norm_match": True, "keep_stale": True},
-    ],
+    quick(
+        [
+            {},
+            {"base": "moon", "fusion": "minmax", "keep_stale": True},
+            {"use_cpm": False, "fusion": "authors", "contrast": "full"},
+            {"use_ca": False, "feedback": False},
+            {"norm_match": True, "keep_stale": True},
+        ],
+        1,
+    ),
 )
 def test_odd_clients_give_numbers(lab: Any, options: dict[str, Any], tmp_path: Any) -> None:
     """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds; half take part."""

@@ -22,6 +22,7 @@ from flcore.methods.kit.feature_generator import (
     Heads,
 )
 from flcore.methods.types import MODEL, Replies, RoundContext
+from tests.cases import quick
 
 T = torch.tensor
 
@@ -287,7 +288,7 @@ def test_traffic(lab: Any, tmp_path: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
 def test_stacked_clients_learn_the_same(lab: Any, model: str, tmp_path: Any) -> None:
     """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
     found = {}
@@ -303,7 +304,7 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, tmp_path: Any) -> 
             assert torch.allclose(value, stacked.message["model"].params[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
 def test_odd_clients(lab: Any, model: str, tmp_path: Any) -> None:
     """One class; three samples; nobody has class 5; one sample (which BatchNorm skips): all finite, 5 not asked for."""
     labels = lab.dataset.train.labels

@@ -15,6 +15,7 @@ from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import NUM_SAMPLES, Replies, RoundContext
+from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -196,7 +197,7 @@ def test_traffic(lab: Any) -> None:
 
 @pytest.mark.parametrize(
     ("model", "distance"),
-    [(CSPC, "l2"), ({"name": "fedgen_cnn", "feature_dim": 8}, "mse"), ({"name": "fedproto_cnn"}, "l2")],
+    quick([(CSPC, "l2"), ({"name": "fedgen_cnn", "feature_dim": 8}, "mse"), ({"name": "fedproto_cnn"}, "l2")], 1),
 )
 def test_stacked_clients(lab: Any, model: dict[str, Any], distance: str) -> None:
     """A second round within 1e-4 of the serial engine; one class has no knowledge."""

@@ -524,7 +524,9 @@ def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("schedule", quick(SCHEDULES, 1))
-@pytest.mark.parametrize("options", [OFF, {"use_prototypes": False, "use_memory": False, "use_semantic": False}])
+@pytest.mark.parametrize(
+    "options", quick([OFF, {"use_prototypes": False, "use_memory": False, "use_semantic": False}], 1)
+)
 def test_without_its_terms_it_is_fedavg(
     lab: Any, stream: Any, streams: Partition, schedule: str, options: Any, tmp_path: Any
 ) -> None:
@@ -556,7 +558,8 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("options", "model"), [(VARIANTS[0], {"name": "fedproto_cnn"}), (VARIANTS[1], BATCHNORM), (VARIANTS[2], SMALL)]
+    ("options", "model"),
+    quick([(VARIANTS[0], {"name": "fedproto_cnn"}), (VARIANTS[1], BATCHNORM), (VARIANTS[2], SMALL)], 1),
 )
 def test_stacked_clients(lab: Any, stream: Any, model: Any, options: Any, tmp_path: Any) -> None:
     """Round 3 of a stream, with everything there is to look at, within 1e-4 of the serial engine."""
@@ -584,7 +587,7 @@ def test_stacked_clients(lab: Any, stream: Any, model: Any, options: Any, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "model"), [*((options, SMALL) for options in VARIANTS), ({"cluster": "centred"}, BATCHNORM)]
+    ("options", "model"), quick([*((options, SMALL) for options in VARIANTS), ({"cluster": "centred"}, BATCHNORM)], 1)
 )
 def test_odd_clients_give_numbers(lab: Any, options: Any, model: Any, tmp_path: Any) -> None:
     """Tasks of one class, of one sample, of fewer samples than a batch; classes 4 and 5 that nobody holds."""

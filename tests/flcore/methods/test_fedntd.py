@@ -15,7 +15,8 @@ from flcore.io.records import Record
 from flcore.methods.api import teacher_output
 from flcore.methods.fedntd import FedNTD
 from flcore.methods.types import Batch, Exchange
-from flcore.models.network import View
+from flcore.models.view import View
+from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -146,7 +147,7 @@ def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
     assert FedNTD().loss(OneModel(False), known, {})["distillation"] == asked["distillation"] > 0
 
 
-@pytest.mark.parametrize("batchnorm", ["aggregate", "local"])
+@pytest.mark.parametrize("batchnorm", quick(["aggregate", "local"], 1))
 def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}
     serial, stacked = (lab.experiment(method__name="fedntd", model=model, engine__stack=s) for s in (False, True))

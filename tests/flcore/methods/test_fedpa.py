@@ -28,6 +28,7 @@ from flcore.methods.types import MODEL, PROTOTYPES, ClientContext, Replies, Roun
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
+from tests.cases import quick
 
 T = torch.tensor
 LN2 = math.log(2)
@@ -477,7 +478,7 @@ def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator:
 # ---- the federation ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "form"), [("fedgen_cnn", "mse"), ("fedproto_cnn", "l2")])
+@pytest.mark.parametrize(("model", "form"), quick([("fedgen_cnn", "mse"), ("fedproto_cnn", "l2")], 1))
 def test_stacked_clients_learn_the_same(lab: Any, model: str, form: str, tmp_path: Any) -> None:
     """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
     options = {"name": "fedpa", "po_form": form, "gen_steps": 5}
@@ -496,7 +497,9 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, form: str, tmp_pat
         assert torch.allclose(*protos, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"preset": "authors"}, {"po_form": "l2", "noise": "normal"}], ids=str)
+@pytest.mark.parametrize(
+    "options", quick([{}, {"preset": "authors"}, {"po_form": "l2", "noise": "normal"}], 1), ids=str
+)
 def test_odd_clients(lab: Any, options: Any, tmp_path: Any) -> None:
     """One class; three samples; nobody has class 5; one sample (which BatchNorm skips); private statistics."""
     labels = lab.dataset.train.labels

@@ -14,6 +14,7 @@ from flcore.io.records import Record, payload_sizes
 from flcore.methods import METHODS
 from flcore.methods.fedper import FedPer
 from flcore.models import MODELS, build_model, extract_weights
+from tests.cases import quick
 
 METHOD_NAMES = ["fedper", "fedrep"]
 
@@ -73,7 +74,7 @@ def test_traffic_of_twenty_clients(lab: Any, method: str) -> None:
     assert {kind: size.bytes for kind, size in reply.down.items()} == {"model": 4 * shared, "model_buffers": 192}
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"], 1))
 @pytest.mark.parametrize("head_from", ["head", "fully_connected"])
 def test_one_client_is_local_training(lab: Any, model: str, head_from: str, tmp_path: Any) -> None:
     """Section 17 b."""

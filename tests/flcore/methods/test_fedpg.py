@@ -381,7 +381,7 @@ def test_weights_multiply_the_terms(lab: Any) -> None:
     assert losses[1]["cross_entropy"] == losses[0]["cross_entropy"]
 
 
-@pytest.mark.parametrize("options", [{}, {"passes": "joint"}, {"virtual_dtype": "uint8", "detach": False}])
+@pytest.mark.parametrize("options", quick([{}, {"passes": "joint"}, {"virtual_dtype": "uint8", "detach": False}], 1))
 @pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
 def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str, Any]) -> None:
     both = []
@@ -400,7 +400,7 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
         assert set(one.losses) == {"cross_entropy", "virtual", "contrast"}
 
 
-@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("stack", quick([False, True], 1))
 @pytest.mark.parametrize("batchnorm", ["aggregate", "local"])
 def test_poor_clients(lab: Any, stack: bool, batchnorm: str, tmp_path: Any) -> None:
     """A single sample, one class, fewer samples than a batch, and two classes that nobody holds."""

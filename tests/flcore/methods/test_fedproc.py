@@ -14,6 +14,7 @@ from flcore.io.records import Payloads, Record
 from flcore.methods.fedproc import FedProc
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import PROTOTYPES, Replies, RoundContext
+from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -95,7 +96,7 @@ def test_traffic(lab: Any, weighted: bool) -> None:
     assert sum(size.bytes for size in reply.down.values()) == 4 * model + 6 * (16 * 4 + 8)
 
 
-@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
+@pytest.mark.parametrize("model", quick([CSPC, {"name": "fedgen_cnn", "feature_dim": 8}], 1))
 def test_stacked_clients(lab: Any, model: dict[str, Any]) -> None:
     """A second round within 1e-4 of the serial engine; one class has no prototype."""
     changes = {"method": {"name": "fedproc", "tau": 0.5}, "model": model}

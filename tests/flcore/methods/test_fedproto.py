@@ -14,6 +14,7 @@ from flcore.io.messages import Prototypes
 from flcore.io.records import Record, payload_sizes
 from flcore.methods.fedproto import FedProto
 from flcore.methods.types import PROTOTYPES, Replies, RoundContext
+from tests.cases import quick
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
@@ -58,7 +59,7 @@ def test_clients_count_not_samples(lab: Any) -> None:
     assert (Record(held)[PROTOTYPES].means.item(), facts) == (3.0, {})
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
 def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
     runs = {
         name: lab.run(lab.experiment(method=options, model={"name": model}), tmp_path / name)

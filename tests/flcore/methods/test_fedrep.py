@@ -120,13 +120,3 @@ def test_the_frozen_base_has_no_dropout(lab: Any) -> None:
     images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
     expected = setting.network.features(images, setting.initial.values)
     assert torch.allclose(seen[0].sum(0), expected.sum(0), atol=1e-3)
-
-
-def test_stacked_clients(lab: Any) -> None:
-    """A round within 1e-4 of the serial engine: base and tops."""
-    for model in ("fedgen_cnn", "fedproto_cnn"):
-        changes = {"method": {"name": "fedrep"}, "model": {"name": model}}
-        serial, stacked = (lab.train_stack(lab.experiment(**changes, engine__stack=s), range(4)) for s in (False, True))
-        for client in range(4):
-            assert lab.apart(serial[client][0].message["model"], stacked[client][0].message["model"]) < 1e-4
-            assert lab.apart(serial[client][1]["top"], stacked[client][1]["top"]) < 1e-4

@@ -25,6 +25,7 @@ from flcore.methods.fesem import (
     squared_distance,
 )
 from flcore.methods.types import MODEL, NUM_SAMPLES, Metrics, Replies, RoundContext
+from tests.cases import quick
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
@@ -187,13 +188,13 @@ def test_kmeans_goes_on_until_nothing_changes() -> None:
 
 
 def test_starts_are_drawn_by_squared_distance() -> None:
-    """After 0 come 1 and 3 with chances 1/10 and 9/10: about 1,000 draws, standard deviation 0.0095."""
+    """After 0 come 1 and 3 with chances 1/10 and 9/10: about 330 draws, standard deviation 0.016."""
     drawn = [
         [model.params["w"].item() for model in spread_models(scalars(0, 1, 3), 2, np.random.default_rng(seed))]
-        for seed in range(3000)
+        for seed in range(1000)
     ]
-    assert np.mean([first == 0 for first, _ in drawn]) == pytest.approx(1 / 3, abs=0.04)
-    assert np.mean([second == 3 for first, second in drawn if first == 0]) == pytest.approx(0.9, abs=0.04)
+    assert np.mean([first == 0 for first, _ in drawn]) == pytest.approx(1 / 3, abs=0.05)
+    assert np.mean([second == 3 for first, second in drawn if first == 0]) == pytest.approx(0.9, abs=0.05)
 
 
 def test_fewer_different_models_than_clusters() -> None:
@@ -362,7 +363,7 @@ def test_who_answers(lab: Any, tmp_path: Any) -> None:
     assert list(shared.buffers) == list(experiment.setting.initial.buffers)
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": {"name": "fedgen_cnn", "batchnorm": "local"}}])
+@pytest.mark.parametrize("changes", quick([{}, {"model": {"name": "fedgen_cnn", "batchnorm": "local"}}], 1))
 def test_odd_clients_give_numbers(lab: Any, changes: dict[str, Any], tmp_path: Any) -> None:
     """One class only; one sample; fewer than a batch; classes 4 and 5 that nobody holds; more centres than clients."""
     labels = lab.dataset.train.labels

@@ -136,7 +136,7 @@ def test_an_extra_layer_changes_no_other_initial_weight(lab: Any, model: str) ->
     assert not torch.equal(other.params["extra.second.weight"], wider.params["extra.second.weight"])
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
 def test_an_extra_layer_is_trained_alike_alone_and_in_a_stack(lab: Any, model: str) -> None:
     """1e-4 of each array's largest value; the last phase leaves everything else where the first one put it."""
     found = []
@@ -526,7 +526,7 @@ OFF = {
 }
 
 
-@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("off", quick(OFF, 1))
 @pytest.mark.parametrize("model", quick(["fedproto_cnn", "fedgen_cnn"], 1))
 def test_without_both_parts_it_is_local_training(lab: Any, off: str, model: str, tmp_path: Path) -> None:
     """Fact 11: to the bit, names of the weights included."""
@@ -638,7 +638,7 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
         )
 
 
-@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+@pytest.mark.parametrize("stack", quick([False, True], 1), ids=["serial", "stacked"])
 @pytest.mark.parametrize("source", ["global", "own"])
 def test_small_clients_exchange(lab: Any, stack: bool, source: str, tmp_path: Path) -> None:
     """One sample; five; a single class; a class nobody holds: every number of the history is finite."""

@@ -10,6 +10,7 @@ import pytest
 
 from flcore.methods import METHODS
 from flcore.methods.types import MODEL
+from tests.cases import quick
 
 VHL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 OFF: dict[str, dict[str, Any]] = {
@@ -47,7 +48,7 @@ def of(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return run
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", quick(MODELS, 1))
 @pytest.mark.parametrize("name", OFF)
 def test_switched_off_it_is_fedavg(lab: Any, of: Runs, name: str, model: str) -> None:
     """The server's state, and the history with its losses and traffic."""

@@ -12,6 +12,7 @@ import torch
 from flcore.io.messages import Count
 from flcore.methods import METHODS
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, ReleasesVectors
+from tests.cases import quick
 
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
 PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
@@ -82,7 +83,7 @@ def test_fedprox_second_step(lab: Any, mu: float) -> None:
 # ---- limit cases, to the bit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "central"])
+@pytest.mark.parametrize("method", quick(["fedavg", "fedprox", "central"], 2))
 def test_one_client_with_everything_is_local_training(lab: Any, method: str, tmp_path: Any) -> None:
     """Baselines.md section 23, 2. FedProx differs from the second step on unless it is off."""
     everything = lab.by_hand(lab.dataset, [range(240)], [range(60)])
@@ -208,7 +209,7 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", ODD, ids=lambda method: "-".join(str(value) for value in method.values()))
+@pytest.mark.parametrize("method", quick(ODD, 1), ids=lambda method: "-".join(str(value) for value in method.values()))
 def test_odd_clients_give_numbers(lab: Any, method: dict[str, Any], tmp_path: Any) -> None:
     """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds."""
     labels = lab.dataset.train.labels

@@ -12,6 +12,7 @@ from flcore.engine.client import ClientRunner
 from flcore.io.messages import Weights
 from flcore.methods.moon import Moon
 from flcore.methods.types import Batch, Exchange
+from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -109,7 +110,7 @@ def test_features_that_are_known_are_not_asked_for() -> None:
         assert Moon(mu=1.0).loss(model, batch, inputs)["contrast"].item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("model", [CSPC, {"name": "fedgen_cnn", "feature_dim": 8}])
+@pytest.mark.parametrize("model", quick([CSPC, {"name": "fedgen_cnn", "feature_dim": 8}], 1))
 def test_stacked_clients_of_whom_some_have_a_previous_model(lab: Any, model: dict[str, Any]) -> None:
     """A round with 1e-4 of the serial engine; clients 1 and 3 are new."""
     changes = {"method": {"name": "moon", "mu": 1.0}, "model": model}

@@ -14,6 +14,7 @@ from flcore.io.records import Record, payload_sizes, serialise
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
+from tests.cases import quick
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 
@@ -102,7 +103,7 @@ def test_everything_but_the_new_outputs_starts_like_fedavg(lab: Any) -> None:
         assert torch.equal(wide.values[name][: len(value)] if value.ndim else wide.values[name], value)
 
 
-@pytest.mark.parametrize("options", [{}, {"passes": "separate", "label_style": "patch"}, {"lambda_v": 0}])
+@pytest.mark.parametrize("options", quick([{}, {"passes": "separate", "label_style": "patch"}, {"lambda_v": 0}], 1))
 @pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
 def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str, Any]) -> None:
     replies = []
@@ -115,7 +116,7 @@ def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str,
         assert other.losses == pytest.approx(one.losses, abs=1e-3)
 
 
-@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("stack", quick([False, True], 1))
 def test_poor_clients(lab: Any, stack: bool, tmp_path: Any) -> None:
     """A single sample, one class, fewer samples than a batch, and two classes that nobody holds."""
     labels = lab.dataset.train.labels
