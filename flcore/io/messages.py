@@ -134,6 +134,15 @@ class Weights(Payload):
         """Return zeros in the shapes of the parameters and on their device."""
         return Weights({name: torch.zeros_like(value) for name, value in self.params.items()})
 
+    def part(self, *prefixes: str) -> Weights:
+        """Return parameters and buffers with these prefixes, such as ``head.``."""
+        groups = (self.params, self.buffers)
+        return Weights(*({name: value for name, value in each.items() if name.startswith(prefixes)} for each in groups))
+
+    def with_params(self, part: Weights | None) -> Weights:
+        """Return the weights with the parameters of a part, if any, in place of their own."""
+        return self if part is None else Weights({**self.params, **part.params}, self.buffers)
+
     def without_buffers(self) -> Weights:
         return Weights(self.params)
 

@@ -1,8 +1,8 @@
 """The interface of a federated method.
 
 A method is a frozen dataclass of hyper-parameters with a few pure functions. It holds no state: server and client state
-are records (`flcore/io/records.py`) that functions take and return. Random numbers come from a stream argument
-(`flcore/methods/types.py`), or from ``seed`` with the round and client. The training loop is in `flcore/engine`.
+are records (`flcore/io/records.py`) that functions take and return. Random numbers come from a context's streams
+(`flcore/methods/types.py`). The training loop is in `flcore/engine`.
 """
 
 from __future__ import annotations
@@ -62,19 +62,17 @@ class Method(ValidatedParams, Named, ABC):
         summary: the first line of the docstring.
         citation: authors, venue, year.
         trains: clients that train in a round: the sampled cohort, or all (methods without communication).
-        data_scope: data of one trainer: its own, or the union of all clients' data (the centralised reference). With
-            the union, nothing is transmitted and no bytes are counted.
+        data_scope: data of one trainer: its own, or the union of all clients' data (the centralised reference), with
+            which nothing is transmitted.
         has_global_model: whether one model predicts for all clients; else each client uses its own.
         has_vote: without a global model, whether to also score the majority vote of all clients' models (baselines.md
-            section 21), under a separate name.
-        trains_locally: whether clients (or the centralised trainer) take steps. If not, ``local`` has no effect and
-            tuning ignores it.
-        needs_linear_head: whether the head must be linear: ``head.weight`` [K, d] and ``head.bias`` [K]. Other heads
-            are refused.
-        required_config: values that the method supports, by dotted key of another section, such as ``{"local.momentum":
-            (0.0,)}``. Other values are refused before data are read.
+            section 21).
+        trains_locally: whether clients take steps. If not, ``local`` has no effect and tuning ignores it.
+        needs_linear_head: whether the head must have ``head.weight`` [K, d] and ``head.bias`` [K]; others are refused.
+        required_config: supported values by dotted key of another section, such as ``{"local.momentum": (0.0,)}``.
+            Other values are refused before data are read.
         reduces_to_fedavg: parameters that make it FedAvg bit for bit, with equal traffic, if all clients have equally
-            many samples; None: no such values. Not inherited.
+            many samples. Not inherited.
     """
 
     AUTHORS: ClassVar[Mapping[str, Any]] = {}
@@ -96,7 +94,7 @@ class Method(ValidatedParams, Named, ABC):
         """Return additional layers by name; every model of the run contains them.
 
         They read features [B, d], or the projection's input [B, ``encoded_dim``]. Their parameters are named
-        ``extra.<name>.…``. They are initialised last, so that all other weights start as they do in other methods.
+        ``extra.<name>.…`` and initialised last, so that all other weights start as in other methods.
         """
         return {}
 
@@ -127,31 +125,28 @@ class Method(ValidatedParams, Named, ABC):
     def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
         """Return frozen models by name, each with the part to evaluate: ``{"teacher": ("logits", received)}``.
 
-        Without augmentation, the engine evaluates each teacher once per sample and puts the outputs in
+        Weights have a complete set of buffers; names and parts are the same for all clients of an exchange. Without
+        augmentation, the engine evaluates each teacher once per sample and puts the outputs in
         :attr:`Batch.per_sample`. A loss reads them through :func:`teacher_output`, which computes missing ones.
-
-        Returns:
-            Weights with a complete set of buffers; the same names and parts for all clients of an exchange.
         """
         return {}
 
     def per_sample_inputs(self, ctx: ClientContext) -> Mapping[str, Tensor]:
         """Return what a client stores per sample, by name [n, ...]; a step finds its rows in :attr:`Batch.per_sample`.
 
-        Returns:
-            Rows in the order of :meth:`TrainedClient.images`. Names, dtypes and shapes after n are equal for all
-                clients of an exchange.
+        Rows are in the order of :meth:`TrainedClient.images`; names, dtypes and shapes after n are equal for all
+        clients of an exchange.
         """
         return {}
 
     def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Return the loss's random numbers for all steps of a phase at once, each [steps, ...]."""
+        """Return the loss's random numbers for all steps of a phase, each [steps, ...]."""
         return {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Return the named terms whose sum is minimised; by default the cross-entropy.
+        """Return the named scalars whose sum is minimised; by default the cross-entropy.
 
-        A loss is pure and returns scalars. Its shapes are constant, and it does not branch on the value of a tensor.
+        A loss is pure. Its shapes are constant, and it does not branch on the value of a tensor.
         """
         logits = model.classify(model.features(batch.images))
         return {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
@@ -166,10 +161,7 @@ class Method(ValidatedParams, Named, ABC):
 
     @property
     def task_stream_error(self) -> str | None:
-        """Reason to refuse a stream of tasks, with a hint, written to follow the method's name; None if supported.
-
-        The check runs before data are read if the partitioner declares a task stream.
-        """
+        """Reason to refuse a stream of tasks, with a hint, written to follow the method's name; None if supported."""
         return None
 
     @property
@@ -188,38 +180,32 @@ class Method(ValidatedParams, Named, ABC):
 
     @property
     def releases_weights_alone(self) -> bool:
-        """Whether the server uses client messages only to aggregate weights."""
+        """True if the server uses client messages only to aggregate weights."""
         steps = self.server_steps().values()
         return bool(steps) and all(getattr(step, "aggregates", None) == "weights" for step in steps)
 
     @property
     def can_be_base(self) -> bool:
-        """Whether it trains a global model that predicts with its head alone, as CCVR and FedCSPC need of a base."""
+        """True if it trains a global model that predicts with its head alone, as CCVR and FedCSPC need of a base."""
         return False
 
     @property
     def broadcasts_model(self) -> bool:
-        """Whether clients receive :data:`MODEL` as the server holds it; else in another form, such as differences.
-
-        If not, a wrapper method that replaces the model at the server does not reach the clients.
-        """
+        """True if clients receive :data:`MODEL` as the server holds it; else in another form, such as differences."""
         return True
 
     @property
     def predicts_from_client_state(self) -> bool:
-        """Whether clients predict with their own models although there is a global one."""
+        """True if clients predict with their own models although there is a global one."""
         return False
 
     @property
     def ignores_model(self) -> bool:
-        """Whether :meth:`predict` returns the same scores for every model.
-
-        Each client's test images are then not scored again: the global evaluation already contains them.
-        """
+        """True if :meth:`predict` returns the same scores for every model."""
         return False
 
     def global_model(self, server: Record) -> Weights | None:
-        """Return the global model; None where there is none.
+        """Return the global model; None without one.
 
         For scoring alone, layers that never leave the clients are filled in with the mean of all clients' models,
         weighted by samples (baselines.md section 21).
@@ -229,26 +215,14 @@ class Method(ValidatedParams, Named, ABC):
     def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
         """Return the message that lets a client be scored with its own model.
 
-        It has the server's part of what :meth:`client_model` and :meth:`predict` need. Its bytes are counted as
-        `bytes_eval_down`, apart from training. By default it is the global model, if any; clients add their own
-        BatchNorm statistics.
-
-        Args:
-            server: server state.
-            client: id.
-            ctx: the scored round.
+        It has the server's part of what :meth:`client_model` and :meth:`predict` need, by default the global model, if
+        any. Its bytes are counted as `bytes_eval_down`. Clients add their own BatchNorm statistics.
         """
         model = self.global_model(server) if self.has_global_model else None
         return {} if model is None else {MODEL: model}
 
     def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """Return the model that predicts for one client; None to use the global one.
-
-        Args:
-            received: the client's :meth:`scoring_message`.
-            client_state: the client's state.
-            setting: constants of the federation.
-        """
+        """Return the model that predicts for one client, given its :meth:`scoring_message`; None: the global one."""
         return self.global_model(received) if self.has_global_model else client_state.get(MODEL, setting.initial)
 
     @property
@@ -281,41 +255,34 @@ class Method(ValidatedParams, Named, ABC):
 
     @property
     def projections(self) -> Predict | None:
-        """Predictor of the vectors [B, p] that are compared to prototypes or a frame, for analyses.
-
-        None if these are the features, or if nothing is compared.
-        """
+        """Predictor of the vectors [B, p] that are compared to prototypes or a frame; None: the features."""
         return None
 
     def generated_features(
         self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Return synthetic features from the server's generator, mixtures or virtual images, for analyses.
+        """Return synthetic features [n, d] and labels int64 [n], grouped by class, for analyses; None without any.
 
         Args:
             server: server state, on the setting's device.
             setting: constants of the federation.
             count: features per class, for every class that can be generated.
             generator: stream of the noise.
-
-        Returns:
-            Features [n, d] and labels int64 [n], grouped by class; None if the method generates none.
         """
         return None
 
     def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
-        """Return the synthetic images that clients trained on last, for analyses.
+        """Return the synthetic images that clients trained on last, for analyses; None without any.
 
-        Returns:
-            Pixels [K·n, C, H, W] as transmitted, class by class, n of each; None if there are none.
+        They are pixels [K·n, C, H, W] as transmitted, class by class, n of each.
         """
         return None
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         """Return the privacy account after `releases` rounds (>= 0); None without noise.
 
-        The account assumes the worst case, one upload of a client per round. Its JSON values are ``epsilon``,
-        ``delta``, ``unit``, ``covers`` and ``releases``.
+        It assumes the worst case, one upload of a client per round. Its JSON values are ``epsilon``, ``delta``,
+        ``unit``, ``covers`` and ``releases``.
         """
         return None
 
@@ -324,12 +291,7 @@ class Method(ValidatedParams, Named, ABC):
 def teacher_output(model: LocalModel, batch: Batch, inputs: LossInputs, name: str, part: ModelPart) -> Tensor:
     """Return a teacher's output [B, ...] on a batch, in evaluation mode and without gradient.
 
-    Args:
-        model: the model to evaluate with the teacher's weights.
-        batch: has the precomputed output, or the images.
-        inputs: has the teacher's weights (parameters and buffers) under ``name`` unless the output is precomputed.
-        name: key in :meth:`Method.teachers`.
-        part: output to compute.
+    It is precomputed, or computed with the weights (parameters and buffers) in ``inputs`` under the teacher's name.
     """
     if name in batch.per_sample:
         return batch.per_sample[name]

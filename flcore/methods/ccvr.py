@@ -1,35 +1,33 @@
 """CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021): calibrate the classifier of a finished federated model.
 
-The base is any method that trains one global model which answers by itself; with the same seed its part of the
-run is the base's own run to the bit. After its last round one more exchange of that round follows:
+The base is any method that trains one global model which predicts by itself; with the same seed its run is the base's
+own to the bit. After its last round one more exchange of that round follows:
 
 1. *all* clients receive the final model w_g and send, per class, the number, mean and unbiased covariance of their
    features (evaluation mode, no augmentation);
-2. the server (stage ``calibrate``) merges them exactly into the statistics of the pooled samples,
+2. the server step ``calibrate`` merges them exactly into the statistics of the pooled samples,
 
        μ_c = Σ_k (n_{k,c}/n_c) μ_{k,c},
        Σ_c = Σ_k [(n_{k,c}−1)/(n_c−1)] Σ_{k,c} + Σ_k [n_{k,c}/(n_c−1)] μ_{k,c}μ_{k,c}ᵀ − [n_c/(n_c−1)] μ_cμ_cᵀ,
 
    in float64, draws M_c virtual features per class from N(μ_c, Σ_c) and trains the head on them, starting from the
-   trained head, with CE and plain SGD. The body is not touched, and training never sees the calibrated head.
+   trained head, with CE and plain SGD. The body is unchanged.
 
-The server keeps both heads; answers with the old one are scored as ``before_calibration``.
+Predictions with the old head are scored as ``before_calibration``.
 
-``tap: hidden``: where features are a linear map z = Wa + b of hidden units a (the last layer of the projection of
+``tap: hidden``: if features are a linear map z = Wa + b of hidden units a (the last layer of the projection of
 FedCSPC's network), statistics of a are sent and mapped on the server, μ_z = Wμ_a + b and Σ_z = WΣ_aWᵀ: the same
 Gaussians from 3,655 instead of 33,153 values per class at 84 hidden units and 256 features.
 
 ``power`` p takes statistics of sign(f)·|f|^p and draws features through the inverse, so that they may be skewed as
-after a ReLU; the head works on features as before. This is our reading of an optional transform that no paper at hand
-describes; 1 is off.
+after a ReLU. This is our reading of an optional transform that no paper at hand describes; 1 is off.
 
-Over FedCSPC, which calibrates projection and head in every round, the head is trained once more at the end; its
-exemplars, which do not depend on the head, still answer with it, and ``before_calibration`` is before CCVR. Over CReFF
-the head to start from is its re-trained classifier. In a stream of tasks the statistics are of the last task.
+Over FedCSPC the head is trained once more at the end; its exemplars still mix into predictions, and
+``before_calibration`` is before CCVR. Over CReFF the first head is its re-trained classifier. In a stream of tasks the
+statistics are of the last task.
 
 Choices: classes with fewer than ``min_count`` samples in all are left out (one sample has no covariance). Covariances
-travel as their upper triangle. FedPG's authors calibrate the *best* model of a run; that needs a choice on test data,
-and is not offered.
+travel as their upper triangle. FedPG's authors calibrate the *best* model of a run, which needs a choice on test data.
 
 Privacy: the mean of a class with one sample is that sample's feature.
 """
@@ -50,18 +48,10 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads
 from flcore.math.losses.basic import cross_entropy
-from flcore.math.prototypes.gaussians import (
-    ClassGaussians,
-    class_gaussian,
-    from_upper_triangles,
-    map_gaussians,
-    merge_gaussians,
-    sample_gaussians,
-    upper_triangles,
-)
+from flcore.math.prototypes import gaussians
+from flcore.methods import types as fl
 from flcore.methods.kit.new_head import NewHead
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
-from flcore.methods.types import ClientContext, FederationContext, Metrics, Replies, TrainedClient
 
 STATISTICS = Key("statistics", TensorDict)
 """A client's k classes: ``classes`` and ``counts`` int64 [k], ``means`` float32 [k, d] and ``covariances`` float32
@@ -93,22 +83,16 @@ class CCVR(NewHead, name="ccvr", citation="Luo et al., NeurIPS 2021"):
             raise ValueError("power needs tap = feature: transformed hidden units are not mapped linearly")
 
     @property
-    def head_stage(self) -> str:
-        """Return ``calibrate``, or a longer name over a base with a stage of that name."""
+    def head_step(self) -> str:
+        """Name of the step: another one if the base has a step ``calibrate``."""
         return "calibrate-head" if "calibrate" in self.base_method.server_steps() else "calibrate"
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        """Return the base's record.
-
-        Raises:
-            ConfigError: the model has no hidden units to take statistics of.
-        """
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         if self.tap == "hidden":
             last_linear(setting)
         return super().start_server(setting)
 
-    def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
-        """Return count, mean and covariance of each of the client's classes."""
+    def statistics(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Payloads:
         if self.tap == "hidden":
             encoded, labels = trained.encoded()
             features = hidden_units(encoded, trained.weights, ctx.setting)
@@ -118,17 +102,16 @@ class CCVR(NewHead, name="ccvr", citation="Luo et al., NeurIPS 2021"):
         counts = torch.bincount(labels)
         classes = counts.nonzero().flatten()
         # Class by class, here and at the server: d² values of all classes at once would not fit into memory.
-        own = [class_gaussian(features[labels == label]) for label in classes]
-        sent = {
-            "classes": classes,
-            "counts": counts[classes],
-            "means": torch.cat([gaussian.means for gaussian in own]).float(),
-            "covariances": torch.cat([upper_triangles(gaussian.covariances) for gaussian in own]).float(),
-        }
+        each = [gaussians.class_gaussian(features[labels == label]) for label in classes]
+        means = torch.cat([gaussian.means for gaussian in each]).float()
+        covariances = torch.cat([gaussians.upper_triangles(gaussian.covariances) for gaussian in each]).float()
+        sent = {"classes": classes, "counts": counts[classes], "means": means, "covariances": covariances}
         return {STATISTICS: TensorDict(sent)}
 
-    def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights | None, Metrics]:
-        """Return the head, trained on virtual features; None where no class has enough samples.
+    def new_head(
+        self, model: Weights, replies: fl.Replies, setting: fl.FederationContext
+    ) -> tuple[Weights | None, fl.Metrics]:
+        """Return the head, trained on virtual features; None without a class of enough samples.
 
         Metrics: the mean loss on the virtual features before and after, and the numbers of features and classes.
 
@@ -138,7 +121,7 @@ class CCVR(NewHead, name="ccvr", citation="Luo et al., NeurIPS 2021"):
         features, labels = (drawn.to(setting.device) for drawn in self.virtual_features(model, replies, setting))
         if len(labels) == 0:
             return None, {}
-        head = leaves({name: value for name, value in model.params.items() if name.startswith("head.")}, setting.device)
+        head = leaves(model.part("head.").params, setting.device)
 
         def loss(rows: Tensor | slice) -> Terms:
             return {"loss": (1.0, cross_entropy(setting.network.classify(features[rows], head), labels[rows]))}
@@ -158,35 +141,37 @@ class CCVR(NewHead, name="ccvr", citation="Luo et al., NeurIPS 2021"):
         }
         return Weights(fitted.values), facts
 
-    def virtual_features(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Tensor, Tensor]:
-        """Draw ``per_class`` features [n, d] of every class with enough samples, with labels."""
+    def virtual_features(
+        self, model: Weights, replies: fl.Replies, setting: fl.FederationContext
+    ) -> tuple[Tensor, Tensor]:
+        """Draw ``per_class`` features [n, d] of every class with enough samples; return them with labels."""
         generator = torch_stream(setting.seed, "calibration features")
         drawn = [(torch.zeros(0, setting.feature_dim), torch.zeros(0, dtype=torch.int64))]
         last = last_linear(setting) if self.tap == "hidden" else None
         for label in range(setting.num_classes):
-            sent = {client: received(upload, label) for client, upload in replies.of(STATISTICS).items()}
-            holders = {client: statistics for client, statistics in sent.items() if statistics is not None}
+            sent = ((client, received(upload, label)) for client, upload in replies.of(STATISTICS).items())
+            holders = {client: statistics for client, statistics in sent if statistics is not None}
             if not holders:
                 continue
-            merged = merge_gaussians(holders)
+            merged = gaussians.merge_gaussians(holders)
             if last is not None:
-                merged = map_gaussians(merged, model.params[f"{last}weight"], model.params[f"{last}bias"])
-            features, _ = sample_gaussians(merged, self.per_class, generator, min_count=self.min_count)
+                merged = gaussians.map_gaussians(merged, model.params[f"{last}weight"], model.params[f"{last}bias"])
+            features, _ = gaussians.sample_gaussians(merged, self.per_class, generator, min_count=self.min_count)
             drawn.append((signed_power(features, 1 / self.power), torch.full((len(features),), label)))
         inputs, labels = zip(*drawn, strict=True)
         return torch.cat(inputs), torch.cat(labels)
 
 
-def received(upload: TensorDict, label: int) -> ClassGaussians | None:
-    """Return one client's statistics of a class as a single row; None where it has none."""
+def received(upload: TensorDict, label: int) -> gaussians.ClassGaussians | None:
+    """Return one client's statistics of a class as a single row, if it has any."""
     row = upload["classes"] == label
     if not row.any():
         return None
-    covariances = from_upper_triangles(upload["covariances"][row].double())
-    return ClassGaussians(upload["counts"][row], upload["means"][row].double(), covariances)
+    covariances = gaussians.from_upper_triangles(upload["covariances"][row].double())
+    return gaussians.ClassGaussians(upload["counts"][row], upload["means"][row].double(), covariances)
 
 
-def last_linear(setting: FederationContext) -> str:
+def last_linear(setting: fl.FederationContext) -> str:
     """Return the prefix of the linear layer that ends the model's projection, such as ``projection.2.``.
 
     Raises:
@@ -206,7 +191,7 @@ def last_linear(setting: FederationContext) -> str:
     raise ConfigError("method.tap = hidden: the model's projection does not end in a linear layer; use tap=feature")
 
 
-def hidden_units(encoded: Tensor, weights: Weights, setting: FederationContext) -> Tensor:
+def hidden_units(encoded: Tensor, weights: Weights, setting: fl.FederationContext) -> Tensor:
     """Return the input [n, h] of the projection's last layer, for encoded images [n, e]."""
     prefix, device = last_linear(setting), setting.device
     size = weights.params[f"{prefix}weight"].shape[1]

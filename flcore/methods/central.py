@@ -12,11 +12,8 @@ from flcore.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Central(FedAvg, name="central", citation="reference without federation"):
+class Central(FedAvg, name="central", citation="reference without federation", trains="all", data_scope="union"):
     """One model trained on the union of all clients' data; upper reference."""
-
-    trains = "all"
-    data_scope = "union"
 
     @property
     def can_be_base(self) -> bool:

@@ -10,13 +10,12 @@ class, kept from round to round and N(0, 1) at first, take 100 steps of SGD on
 
     Σ_c D(∇_h̃ CE(h̃(U_c), c), G_c),    D = Σ over rows of the weight of (1 − cos) + (1 − cos of the bias);
 
-then a fresh linear classifier is trained on all of them for 300 epochs: the next h̃. f with h̃ answers; the history
-scores f with h as ``fedavg_head``. Clients that answer for themselves do so with their own h.
+then a fresh linear classifier is trained on all of them for 300 epochs: the next h̃. f with h̃ predicts; f with h is
+scored as ``fedavg_head``. Clients predict with their own h.
 
-Choices: the first h̃ is the initial head (all classifiers begin with random weights). Classes without a sampled holder
-keep their features; those without any holder keep noise, on which h̃ is trained too (the authors' code). The authors'
-code augments the images for these gradients (DSA), ours does not. Gradients of the linear layer are computed in
-closed form.
+Choices: the first h̃ is the initial head. Classes without a sampled holder keep their features; those without any
+holder keep noise, on which h̃ is trained too (the authors' code). The authors augment the images for these gradients
+(DSA), ours does not. Gradients of the linear layer are computed in closed form.
 
 Privacy: a class with one sample has its feature in its gradient.
 """
@@ -36,20 +35,9 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import cross_entropy, gradient_distance, linear_gradient
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
-from flcore.methods.types import (
-    MODEL,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    Metrics,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 
 CLASSIFIER = Key("classifier", Weights)
 """h̃."""
@@ -60,17 +48,13 @@ FEATURES = Key("features", TensorDict)
 GRADIENTS = Key("gradients", TensorDict)
 """A client's real gradients, see :meth:`CReFF.real_gradients`."""
 
-HEAD_PARAMS = ("head.weight", "head.bias")
-
-ClassifierWeights = tuple[Tensor, Tensor]
+Gradients = tuple[Tensor, ...]
 """Weight [C, d] and bias [C] of a classifier, or gradients of both."""
 
 
 @dataclass(frozen=True)
-class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
+class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022", needs_linear_head=True):
     """FedAvg with a classifier retrained on features that match the clients' class gradients."""
-
-    needs_linear_head = True
 
     draws_per_class: int = param(10, "draws over which a class's real gradient is averaged", low=1)
     draw_size: int = param(32, "samples of the class in a draw, at most", low=1)
@@ -94,21 +78,21 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
     )
     retrain_batch: int = param(32, "features per mini-batch of the classifier's training", low=1)
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         shape = (setting.num_classes * self.per_class, setting.feature_dim)
         features = torch.randn(shape, generator=torch_stream(setting.seed, "federated features"))
-        head = {name: setting.initial.params[name] for name in HEAD_PARAMS}
-        return {**super().start_server(setting), CLASSIFIER: Weights(head), FEATURES: TensorDict({"values": features})}
+        head = setting.initial.part("head.")
+        return {**super().start_server(setting), CLASSIFIER: head, FEATURES: TensorDict({"values": features})}
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, CLASSIFIER)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, CLASSIFIER)
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
-        features, labels = trained.features(ctx.with_statistics(ctx.received[MODEL]))
+        features, labels = trained.features(ctx.with_statistics(ctx.received[fl.MODEL]))
         return {**message, GRADIENTS: self.real_gradients(ctx, features, labels)}, client_state
 
-    def real_gradients(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> TensorDict:
+    def real_gradients(self, ctx: fl.ClientContext, features: Tensor, labels: Tensor) -> TensorDict:
         """Return gradients of h̃ for each of the client's k classes.
 
         Args:
@@ -130,35 +114,32 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
             weights[row], biases[row] = linear_gradient(drawn, labels.new_full((len(drawn),), label), weight, bias)
         return TensorDict({"classes": classes, "weight": weights, "bias": biases})
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        own = {"match-gradients": self.match_gradients, "retrain-classifier": self.retrain_classifier}
-        return {**super().server_steps(), **own}
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        steps = {"match-gradients": self.match_gradients, "retrain-classifier": self.retrain_classifier}
+        return {**super().server_steps(), **steps}
 
-    def match_gradients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def match_gradients(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Move the features of the uploaded classes until their gradients point as the real ones do.
 
         Metrics: the mean of D over these classes before and after, and the number of classes without an upload.
         """
         classes, device = ctx.setting.num_classes, ctx.setting.device
         present, gradients = mean_gradients(replies.of(GRADIENTS), classes)
-        moved = server[FEATURES]["values"].reshape(classes, self.per_class, -1).clone()
-        weight, bias = (value.to(device) for value in _classifier(server))
-        wanted = gradients[0][present].to(device), gradients[1][present].to(device)
-        start, labels = moved[present].to(device), present.to(device)
-        moved[present], before, after = self.matched(start, labels, (weight, bias), wanted)
+        features = server[FEATURES]["values"].reshape(classes, self.per_class, -1).clone()
+        features[present], before, after = self.matched(
+            features[present].to(device),
+            present.to(device),
+            classifier=tuple(value.to(device) for value in _classifier(server)),
+            wanted=tuple(value[present].to(device) for value in gradients),
+        )
         facts = {"matching_distance_before": before, "matching_distance": after}
-        skipped = float(classes - len(present))
-        return server | {FEATURES: TensorDict({"values": moved.flatten(0, 1)})}, {**facts, "classes_skipped": skipped}
+        facts["classes_skipped"] = float(classes - len(present))
+        return server | {FEATURES: TensorDict({"values": features.flatten(0, 1)})}, facts
 
     def matched(
-        self, features: Tensor, labels: Tensor, classifier: ClassifierWeights, wanted: ClassifierWeights
+        self, features: Tensor, labels: Tensor, classifier: Gradients, wanted: Gradients
     ) -> tuple[Tensor, float, float]:
-        """Take ``match_steps`` steps of SGD on the features of k >= 1 classes.
-
-        Args:
-            features: [k, m, d]. labels: int64 [k].
-            classifier: h̃.
-            wanted: real gradients [k, C, d] and [k, C].
+        """Take ``match_steps`` steps of SGD on features [k, m, d] of classes ``labels`` [k] towards ``wanted``.
 
         Returns:
             The features on the CPU, and the mean distance per class before the first and after the last step.
@@ -180,7 +161,9 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
         fitted = fit(moving, range(self.match_steps), terms, what=what, cure="method.feature_lr")
         return fitted.values["features"].cpu(), before, float(distances().detach().mean())
 
-    def retrain_classifier(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def retrain_classifier(
+        self, server: Record, replies: fl.Replies, ctx: fl.RoundContext
+    ) -> tuple[Record, fl.Metrics]:
         """Train h̃, a fresh linear classifier, on all features. Metric: its mean loss on them."""
         setting = ctx.setting
         features = server[FEATURES]["values"].to(setting.device)
@@ -193,7 +176,7 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
         )
         weight, bias = self.retrained(weight, bias, features, labels, ctx.stream("classifier batches"))
         loss = float(cross_entropy(features @ weight.mT + bias, labels))
-        classifier = Weights(dict(zip(HEAD_PARAMS, (weight.cpu(), bias.cpu()), strict=True)))
+        classifier = Weights({"head.weight": weight.cpu(), "head.bias": bias.cpu()})
         return server | {CLASSIFIER: classifier}, {"retraining_loss": loss}
 
     @torch.no_grad()
@@ -202,9 +185,7 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
     ) -> tuple[Tensor, Tensor]:
         """Train a classifier by ``retrain_epochs`` shuffled passes of plain SGD on the cross-entropy.
 
-        Args:
-            weight: [C, d]. bias: [C]. features: [n, d]. labels: int64 [n].
-            generator: CPU generator of the order.
+        Shapes: weight [C, d], bias [C], features [n, d], labels int64 [n]. ``generator``: CPU stream of the order.
         """
         # Not `fit`: ten thousand tiny steps, ten times faster with the gradient in closed form and the bias as one more
         # column. Softmax regression has bounded gradients, so nothing diverges here.
@@ -220,21 +201,21 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
         return both[:, :-1].contiguous(), both[:, -1].contiguous()
 
     def global_model(self, server: Record) -> Weights | None:
-        model = server[MODEL]
-        return Weights({**model.params, **server[CLASSIFIER].params}, model.buffers)
+        return server[fl.MODEL].with_params(server[CLASSIFIER])
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return self.broadcast(server, client, ctx)
 
-    def predict_fedavg_head(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        head = known[MODEL].params
-        return model.classify(model.features(images), weights={name: head[name] for name in HEAD_PARAMS})
+    def predict_fedavg_head(
+        self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None
+    ) -> Tensor:
+        return model.classify(model.features(images), weights=known[fl.MODEL].part("head.").params)
 
-    def predictors(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, fl.Predict]:
         return {"fedavg_head": self.predict_fedavg_head}
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the federated features, at most ``count`` of each class."""
         taken = server[FEATURES]["values"].reshape(setting.num_classes, self.per_class, -1)[:, :count]
@@ -242,14 +223,11 @@ class CReFF(FedAvg, name="creff", citation="Shang et al., IJCAI 2022"):
         return taken.flatten(0, 1), labels
 
 
-def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple[Tensor, ClassifierWeights]:
-    """Return the unweighted mean over the clients that uploaded a class, summed in client-id order in float64.
+def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple[Tensor, Gradients]:
+    """Return uploaded classes, ascending int64, and their mean gradients over clients: float32 [C, C, d] and [C, C].
 
-    Args:
-        uploads: client id to ``classes`` [k], ``weight`` [k, C, d] and ``bias`` [k, C]; at least one client.
-
-    Returns:
-        The uploaded classes, ascending int64, and float32 gradients [C, C, d] and [C, C], zero for the others.
+    Means are unweighted, summed in client-id order in float64; zero for other classes. ``uploads`` has at least one
+    client.
     """
     first = next(iter(uploads.values()))
     weight, bias = (
@@ -265,6 +243,6 @@ def mean_gradients(uploads: Mapping[int, TensorDict], num_classes: int) -> tuple
     return holders.nonzero().flatten(), ((weight / shares[:, None, None]).float(), (bias / shares[:, None]).float())
 
 
-def _classifier(record: Record) -> ClassifierWeights:
+def _classifier(record: Record) -> Gradients:
     classifier = record[CLASSIFIER].params
-    return classifier[HEAD_PARAMS[0]], classifier[HEAD_PARAMS[1]]
+    return classifier["head.weight"], classifier["head.bias"]

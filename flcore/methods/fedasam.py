@@ -26,8 +26,8 @@ from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
 from flcore.io.messages import Count, Weights
 from flcore.io.records import Key, Record
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Metrics, Phase, Replies, RoundContext, ServerStep, StepSpec
 
 AVERAGE = Key("average", Weights)
 """The mean of the global models of some rounds, at the server once there is one."""
@@ -57,8 +57,8 @@ class FedASAM(FedAvg, name="fedasam", citation="Caldarola et al., ECCV 2022", re
     swa_start: float = param(0.75, "share of the rounds, rounded up, after which that mean begins", low=0, below=1)
     swa_every: int = param(1, "rounds from one model of the mean to the next", low=1)
 
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase(updates=(StepSpec(perturb=self.uphill),)),) if self.rho > 0 else super().phases()
+    def phases(self) -> tuple[fl.Phase, ...]:
+        return (fl.Phase(updates=(fl.StepSpec(perturb=self.uphill),)),) if self.rho > 0 else super().phases()
 
     def uphill(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return w + ε."""
@@ -71,19 +71,19 @@ class FedASAM(FedAvg, name="fedasam", citation="Caldarola et al., ECCV 2022", re
         """Return T_w of one tensor."""
         return value.abs() + self.eta if self.adaptive and "weight" in name else torch.ones_like(value)
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {**super().server_steps(), "average-rounds": self.average_rounds} if self.swa else super().server_steps()
 
-    def average_rounds(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """w_swa ← (n·w_swa + w_g)/(n + 1) in the rounds that count."""
+    def average_rounds(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Set w_swa to (n·w_swa + w_g)/(n + 1) in the rounds that count."""
         late = ctx.round - max(1, math.ceil(self.swa_start * ctx.setting.rounds))
         if late < 0 or late % self.swa_every != 0:
             return server, {}
         if AVERAGE not in server:
-            return server | {AVERAGE: server[MODEL], AVERAGED: Count(1)}, {}
+            return server | {AVERAGE: server[fl.MODEL], AVERAGED: Count(1)}, {}
         count = server[AVERAGED].value
-        mean = average_weights({0: server[AVERAGE], 1: server[MODEL]}, {0: count, 1: 1})
+        mean = average_weights({0: server[AVERAGE], 1: server[fl.MODEL]}, {0: count, 1: 1})
         return server | {AVERAGE: mean, AVERAGED: Count(count + 1)}, {}
 
     def global_model(self, server: Record) -> Weights | None:
-        return server.get(AVERAGE, server[MODEL])
+        return server.get(AVERAGE, server[fl.MODEL])

@@ -24,18 +24,8 @@ from flcore.core.params import param
 from flcore.io.messages import Count, Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.compression import quantised_all, restored_all
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.types import (
-    MODEL,
-    NUM_SAMPLES,
-    ClientContext,
-    FederationContext,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 
 QUANTIZED_CHANGE = Key("change", TensorDict)
 """A client's quantised difference, see :func:`flcore.math.compression.quantised_all`."""
@@ -68,55 +58,55 @@ class FedAvgQ(FedAvg, name="fedavg_q", citation="Alistarh et al., NeurIPS 2017; 
     def broadcasts_model(self) -> bool:
         return False
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         return {
-            MODEL: setting.initial,
+            fl.MODEL: setting.initial,
             CHANGES: TensorDict({}),
             LAST_SEEN: TensorDict({"rounds": torch.zeros(setting.num_clients, dtype=torch.int64)}),
             ERROR: _zeros(setting.initial),
         }
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Send the differences that the client has missed, or v where it is smaller."""
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        """Send the differences that the client has missed, or v if it is smaller."""
         seen = int(server[LAST_SEEN]["rounds"][client])
         message: dict[str, Payload] = {}
         if ctx.rounds_done - seen < self._kept_rounds:
             message[CHANGES] = TensorDict(_after(server[CHANGES], seen))
         else:
-            message[MODEL] = server[MODEL].without_buffers()
-        if server[MODEL].buffers:
-            message[MODEL_STATISTICS] = Weights({}, server[MODEL].buffers)
+            message[fl.MODEL] = server[fl.MODEL].without_buffers()
+        if server[fl.MODEL].buffers:
+            message[MODEL_STATISTICS] = Weights({}, server[fl.MODEL].buffers)
         return message
 
     @property
     def _kept_rounds(self) -> int:
-        """Return the number of rounds with as many bytes of differences as the model."""
+        """Return the number of rounds whose differences have as many bytes as the model."""
         return 32 // self.down_bits
 
-    def initial_weights(self, ctx: ClientContext) -> Weights:
+    def initial_weights(self, ctx: fl.ClientContext) -> Weights:
         buffers = ctx.received[MODEL_STATISTICS].buffers if MODEL_STATISTICS in ctx.received else {}
-        if MODEL in ctx.received:
-            return Weights(ctx.received[MODEL].params, buffers)
-        own = ctx.client_state.get(MODEL, ctx.setting.initial)
+        if fl.MODEL in ctx.received:
+            return Weights(ctx.received[fl.MODEL].params, buffers)
+        own = ctx.client_state.get(fl.MODEL, ctx.setting.initial)
         return Weights(_moved(own.params, ctx.received[CHANGES], self.down_bits), buffers)
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         start, before = self.initial_weights(ctx), ctx.client_state.get(ERROR, _zeros(ctx.setting.initial)).params
         wanted = {name: value - start.params[name] + before[name] for name, value in trained.weights.params.items()}
         sent = quantised_all(wanted, self.bits, ctx.stream("quantisation"))
         arrived = restored_all(sent, wanted, self.bits)
         error = Weights({name: value - arrived[name] for name, value in wanted.items()})
-        message: dict[str, Payload] = {QUANTIZED_CHANGE: TensorDict(sent), NUM_SAMPLES: Count(trained.num_samples)}
+        message: dict[str, Payload] = {QUANTIZED_CHANGE: TensorDict(sent), fl.NUM_SAMPLES: Count(trained.num_samples)}
         if trained.weights.buffers:
             message[MODEL_STATISTICS] = Weights({}, trained.weights.buffers)
-        return message, {MODEL: start.without_buffers(), ERROR: error}
+        return message, {fl.MODEL: start.without_buffers(), ERROR: error}
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"aggregate": self.aggregate}
 
-    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def aggregate(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Move v by the quantised mean of the uploads. Metric: the norm of the remaining error."""
-        before, sizes = server[MODEL], sample_counts(replies)
+        before, sizes = server[fl.MODEL], sample_counts(replies)
         arrived = {
             client: Weights(restored_all(sent.named, before.params, self.bits))
             for client, sent in replies.of(QUANTIZED_CHANGE).items()
@@ -135,7 +125,7 @@ class FedAvgQ(FedAvg, name="fedavg_q", citation="Alistarh et al., NeurIPS 2017; 
         changes |= {f"{ctx.round:06d}/{name}": value for name, value in sent.items()}
         params = {name: value + moved[name] for name, value in before.params.items()}
         after: dict[str, Payload] = {
-            MODEL: Weights(params, statistics),
+            fl.MODEL: Weights(params, statistics),
             CHANGES: TensorDict(changes),
             LAST_SEEN: TensorDict({"rounds": rounds}),
             ERROR: Weights(error),

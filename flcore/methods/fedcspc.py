@@ -1,7 +1,7 @@
 """FedCSPC (Qi, Meng, Chen, Hu, Lin, Meng, ACM MM 2023): the server calibrates the averaged head on clients' prototypes.
 
-E is the encoder, f = E(x) [e], H the projection, z = H(f) [d], F the head. To a base method, which trains, averages and
-travels as it always does, come, each with its switch:
+E is the encoder, f = E(x) [e], H the projection, z = H(f) [d], F the head. A base method trains, averages and travels
+as it always does; these additions each have a switch:
 
 * CPM. After training a client groups the f of each of its classes by k-means and sends, per cluster, ``n_repeat`` means
   of random subsets (share ``ratio``, without replacement; Eq. 6 and 7). Off (TPG): one mean per class.
@@ -17,32 +17,26 @@ travels as it always does, come, each with its switch:
 * PA, inside it: L_ACL = max(0, ‖H(u_i) − H(u⁺)‖ − ‖H(u_i) − H(u⁻)‖ + α), mean over anchors and ``n_aug`` draws, with
   u⁺ = u_j + λ_u (u_j − u_i), u⁻ = u_i + λ_u (u_k − u_i), j ≠ i of the same class and k of another, of the same client.
 * KP. Server, *build-exemplars*: e_c = mean of H(u) over the prototypes of class c that the head gets right, or over all
-  where it gets none right. Answers mix the head's with the similarities to exemplars,
+  if it gets none right. Predictions mix the head's with the similarities to exemplars,
 
       (1 − λ_p)·softmax(F(z)) + λ_p·softmax(cos(z, e)/0.5).
 
-Deviations, fedcspc.md section 7: L_ACL has un-squared norms and a hinge as in the authors' code (Eq. 9 is unbounded); a
-σ in the numerator of Eq. 10 is a constant, taken literally; L_N has cosines, L_E distances divided by their mean, both
-as in the code; L_A is a mean over triples of three different labels, among the first 32 rows of a mini-batch;
-prototypes come from all training samples in evaluation mode and without augmentation (the code: its shuffled, augmented
-loader without the last batch, no clusters); absent clients' prototypes are dropped.
+Choices and deviations: fedcspc.md, sections 4, 5 and 7.
 
-The server keeps the base's average and the calibrated H and F. These answer in its place, and go down in its place to
-the clients of the next round unless ``feedback`` is off; the base compares the replies with the model that was sent.
-The exemplars stay at the server, where the global model is scored; a client's own model answers without them. CA
-refuses a model without a projection: both contrasts would have no gradient. Alignment and exemplars take f for z there.
+The server keeps the base's average and the calibrated H and F. The latter predict, and unless ``feedback`` is off they
+are sent to the clients of the next round; the base compares the replies with the model that was sent. Exemplars stay at
+the server: a client's own model predicts without them. CA refuses a model without a projection, which would leave both
+contrasts without gradient; alignment and exemplars take f for z there.
 
-``aux_ce`` (authors' code, not in the paper): clients add the cross-entropy of one more linear classifier, on f. It is
-averaged with the model and answers nothing.
+``aux_ce`` (authors' code, not in the paper): clients add the cross-entropy of one more linear classifier, on f.
 
-``norm_match`` (ours, section 11): averaging shrinks features, so prototypes of local encoders are too long for the
-averaged one. Every client also sends the mean ‖E(x)‖ of its samples under the model it received; calibration and
-exemplars then see the prototypes times (mean of these over samples)/(mean ‖u‖), fact ``norm_factor``. The u_g of the
-alignment are not scaled. E lags a round: in round 1 it is the initial one.
+``norm_match`` (ours, section 11): every client also sends the mean ‖E(x)‖ of its samples under the received model;
+calibration and exemplars see the prototypes times (mean of these over samples)/(mean ‖u‖), metric ``norm_factor``. E
+lags a round: in round 1 it is the initial one.
 
 Privacy: prototypes of small clusters are nearly single features. ``min_count`` is the least number of samples in one;
-``proto_clip`` and ``proto_noise`` hide all of a client's samples in them (k-means has no bound for a single one). The
-number and classes of prototypes, and all else that is sent, are not protected.
+``proto_clip`` and ``proto_noise`` hide all of a client's samples in them. The number and classes of prototypes, and all
+other messages, are not protected.
 """
 
 from __future__ import annotations
@@ -67,27 +61,13 @@ from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.math.losses.contrastive import contrastive_terms, prototype_contrast, source_weights
 from flcore.math.prototypes.class_means import best_means, class_means, fuse, similarities
 from flcore.math.prototypes.clustering import Drawn, Partners, cluster_prototypes
+from flcore.methods import types as fl
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import sample_counts
 from flcore.methods.kit.class_prototypes import ReleasesVectors
-from flcore.methods.kit.on_top import WrapperMethod, patched
+from flcore.methods.kit.on_top import WrapperMethod
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    Exchange,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 from flcore.models.network import EncodedOnce, Network, ParamDict, WithLayers
 
 CLUSTER_PROTOTYPES = Key("cluster_prototypes", TensorDict)
@@ -222,14 +202,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
     )
 
     def __post_init__(self) -> None:
-        """Refuse two accounts of one message, and a model where the base sends differences.
-
-        Raises:
-            ValueError: any of these, or no valid base.
-        """
+        """Refuse two accounts of one message, and a model where the base sends differences."""
         super().__post_init__()
-        needs_model = {"feedback": self.feedback and self.use_ca, "norm_match": self.rescales}
-        for name, needed in needs_model.items():
+        for name, needed in {"feedback": self.feedback and self.use_ca, "norm_match": self.rescales}.items():
             if needed and not self.base_method.broadcasts_model:
                 raise ValueError(f"{name} = true: {self.base} sends differences of its model; set method.{name}=false")
         if self.proto_noise > 0 and self.base_method.privacy(1) is not None:
@@ -272,17 +247,12 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
 
     @property
     def smallest_cluster(self) -> int:
-        """Return the members that a cluster needs for prototypes of ``min_count`` samples."""
+        """Members that a cluster needs for prototypes of ``min_count`` samples."""
         if self.min_count <= 1 or not self.use_cpm:
             return max(1, self.min_count)
         return math.ceil((self.min_count - 1e-9) / self.ratio)
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        """Add empty prototypes to the base's record.
-
-        Raises:
-            ConfigError: there is no projection to calibrate.
-        """
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         if self.use_ca and not any(name.startswith("projection.") for name in setting.initial.params):
             raise ConfigError(
                 "method.use_ca = true: the model has no projection to calibrate; choose one that has "
@@ -293,13 +263,12 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             return server
         image = torch.zeros(1, *setting.image_shape)
         width = setting.network.encode(image, setting.initial.values).shape[1]
-        return self.beside(server, {ENCODER_PROTOTYPES: Prototypes.empty(setting.num_classes, width)})
+        return self.merged(server, {ENCODER_PROTOTYPES: Prototypes.empty(setting.num_classes, width)})
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        return self.legs_with(round_number, setting, *self.own_stages())
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
+        return self.exchanges_with(round_number, setting, *self.added_steps())
 
-    def brings_prototypes(self, ctx: RoundContext) -> bool:
-        """Return whether clients send prototypes in this exchange, the base's last one of the round."""
+    def brings_prototypes(self, ctx: fl.RoundContext) -> bool:
         last = self.base_method.round_exchanges(ctx.round, ctx.setting)[-1]
         return self.sends_prototypes and ctx.exchange == last.name
 
@@ -308,35 +277,35 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
 
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
         layers = super().extra_layers(feature_dim, num_classes, encoded_dim)
-        return self.beside(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
+        return self.merged(layers, {AUXILIARY: nn.Linear(encoded_dim, num_classes)}) if self.aux_ce else layers
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         message = super().broadcast(self.as_sent(server), client, ctx)
         if not self.aligns or not self.brings_prototypes(ctx):
             return message
-        return self.beside(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
+        return self.merged(message, {ENCODER_PROTOTYPES: server[ENCODER_PROTOTYPES]})
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        own: dict[str, Any] = {}
-        if ctx.rounds_done > 0 and ENCODER_PROTOTYPES in ctx.received:
-            prototypes = ctx.received[ENCODER_PROTOTYPES]
-            own = {"encoder_means": prototypes.means, "encoder_present": prototypes.present}
-        return self.beside(super().loss_inputs(ctx), own)
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        inputs = super().loss_inputs(ctx)
+        if ctx.rounds_done == 0 or ENCODER_PROTOTYPES not in ctx.received:
+            return inputs
+        prototypes = ctx.received[ENCODER_PROTOTYPES]
+        return self.merged(inputs, {"encoder_means": prototypes.means, "encoder_present": prototypes.present})
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         if not self.aux_ce and "encoder_means" not in inputs:
             return super().loss(model, batch, inputs)
         once = EncodedOnce(model, batch.images)
         terms = super().loss(once, batch, inputs)
-        own: dict[str, Tensor] = {}
+        added: dict[str, Tensor] = {}
         if self.aux_ce:
             logits = once.apply_extra(AUXILIARY, once.encoded)
-            own["auxiliary"] = cross_entropy(logits, batch.labels, batch.weight)
+            added["auxiliary"] = cross_entropy(logits, batch.labels, batch.weight)
         if "encoder_means" in inputs:
-            own |= self.alignment(once.encoded, batch, inputs["encoder_means"], inputs["encoder_present"])
-        return self.beside(terms, own)
+            added |= self.alignment(once.encoded, batch, inputs["encoder_means"], inputs["encoder_present"])
+        return self.merged(terms, added)
 
-    def alignment(self, encoded: Tensor, batch: Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:
+    def alignment(self, encoded: Tensor, batch: fl.Batch, means: Tensor, present: Tensor) -> dict[str, Tensor]:
         """Return κ·(w_N L_N + w_A L_A + w_E L_E), term by term."""
         labels, weight, few = batch.labels, batch.weight, slice(ANGLE_ROWS)
         terms: dict[str, Tensor] = {}
@@ -353,17 +322,16 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             terms["edge"] = self.kappa * self.w_edge * edge
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if not self.brings_prototypes(ctx):
             return message, client_state
-        own: dict[str, Payload] = {CLUSTER_PROTOTYPES: self.own_prototypes(ctx, *trained.encoded())}
+        added: dict[str, Payload] = {CLUSTER_PROTOTYPES: self.own_prototypes(ctx, *trained.encoded())}
         if self.rescales:
-            own[ENCODER_NORM] = TensorDict({"mean": received_norm(ctx, trained)})
-        return self.beside(message, own), client_state
+            added[ENCODER_NORM] = TensorDict({"mean": received_norm(ctx, trained)})
+        return self.merged(message, added), client_state
 
-    def own_prototypes(self, ctx: ClientContext, encoded: Tensor, labels: Tensor) -> TensorDict:
-        """Return :data:`CLUSTER_PROTOTYPES` of encoded samples [n, e] with labels [n]."""
+    def own_prototypes(self, ctx: fl.ClientContext, encoded: Tensor, labels: Tensor) -> TensorDict:
         encoded, labels = encoded.cpu(), labels.cpu()
         enough = torch.bincount(labels, minlength=1)[labels] >= self.smallest_cluster
         vectors, labels = encoded[enough], labels[enough]
@@ -376,43 +344,41 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             vectors, labels = cluster_prototypes(vectors, labels, stream, ratio=self.ratio, **how)
         return TensorDict({"labels": labels, "vectors": self.release_vectors(ctx, vectors)})
 
-    def own_stages(self) -> dict[str, ServerStep]:
-        used = {
-            "gather-prototypes": (self.sends_prototypes, self.gather_prototypes),
-            "calibrate": (self.use_ca, self.calibrate),
-            "build-exemplars": (self.use_kp, self.build_exemplars),
-        }
-        return {name: stage for name, (on, stage) in used.items() if on}
+    def added_steps(self) -> dict[str, fl.ServerStep]:
+        steps: dict[str, fl.ServerStep] = {"gather-prototypes": self.gather_prototypes} if self.sends_prototypes else {}
+        if self.use_ca:
+            steps["calibrate"] = self.calibrate
+        if self.use_kp:
+            steps["build-exemplars"] = self.build_exemplars
+        return steps
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        base = {name: self.after_feedback(stage) for name, stage in super().server_steps().items()}
-        return self.beside(base, self.own_stages())
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        base = {name: self.after_feedback(step) for name, step in super().server_steps().items()}
+        return self.merged(base, self.added_steps())
 
-    def after_feedback(self, stage: ServerStep) -> ServerStep:
-        """Run a stage of the base with the model that clients were sent as the server's.
+    def after_feedback(self, step: fl.ServerStep) -> fl.ServerStep:
+        """Run a server step of the base with the model that clients received as the server's.
 
-        Updates are clipped, and FedDC's drift is measured, from there. The first stage of a round takes over H and F;
-        later ones find the base's model alone.
+        Updates are clipped, and FedDC's drift is measured, from there. Later steps find the base's model alone.
         """
 
-        @wraps(stage)
-        def sent_first(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Payloads, Metrics]:
+        @wraps(step)
+        def sent_first(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Payloads, fl.Metrics]:
             sent = self.as_sent(server)
-            return stage(server if sent is server else sent.without(CALIBRATED), replies, ctx)
+            return step(server if sent is server else sent.without(CALIBRATED), replies, ctx)
 
         return sent_first
 
     def as_sent(self, server: Record) -> Record:
-        """Return the record with the model that clients are sent: with ``feedback``, of calibrated H and F.
+        """Return the record with the model as clients receive it: with ``feedback``, with calibrated H and F.
 
-        They were calibrated for the model that answers. A base that sends another one (FedASAM's mean over rounds
-        answers and does not travel) sends it as it is.
+        A base that predicts with another model than it sends (FedASAM's mean over rounds) sends it unchanged.
         """
-        fits = self.base_model(server) is server[MODEL]
+        fits = self.base_model(server) is server[fl.MODEL]
         return with_calibrated_encoder(server) if self.feedback and fits else server
 
-    def gather_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Compute u_g; with ``keep_stale`` keep every client's latest prototypes."""
+    def gather_prototypes(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Compute u_g; with ``keep_stale`` keep the latest prototypes of every client."""
         pool = pooled(server, replies)
         own = class_means(pool["vectors"], pool["labels"], ctx.setting.num_classes)
         previous = server[ENCODER_PROTOTYPES]
@@ -423,9 +389,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         return server.without(CALIBRATED) | gathered, {}
 
     def fitting_pool(
-        self, server: Record, replies: Replies, device: str = "cpu"
+        self, server: Record, replies: fl.Replies, device: str = "cpu"
     ) -> tuple[TensorDict, dict[str, float]]:
-        """Return the prototypes for calibration and exemplars, and facts about their number and length."""
+        """Return the prototypes for calibration and exemplars, and metrics of their number and length."""
         pool = on_device({POOL: pooled(server, replies)}, device)[POOL]
         facts = {"prototypes": float(len(pool["labels"]))}
         vectors = pool["vectors"]
@@ -438,7 +404,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
                 vectors = vectors * facts["norm_factor"]
         return TensorDict({**pool.named, "vectors": vectors}), facts
 
-    def calibrate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def calibrate(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Train H and F of the base's model on the prototypes; without any, change nothing.
 
         Metrics: the mean of each term in the last epoch, the number of prototypes and their mean length.
@@ -446,41 +412,19 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         Raises:
             ArithmeticError: the calibration diverged.
         """
-        setting = ctx.setting
-        pool, facts = self.fitting_pool(server, replies, setting.device)
-        if len(pool["labels"]) == 0:
+        network, device, stream = ctx.setting.network, ctx.setting.device, ctx.stream("calibrate")
+        pool, facts = self.fitting_pool(server, replies, device)
+        labels = pool["labels"]
+        if len(labels) == 0:
             return server, facts
-        start = on_device({CALIBRATED: calibrated_part(self.base_model(server))}, setting.device)[CALIBRATED]
-        rate = self.round_rate(ctx.rounds_done)
-        part, losses = self.fit_part(setting.network, start, pool, rate, ctx.stream("calibrate"))
-        facts |= {f"calibration_{name}": value for name, value in losses.items()}
-        return server | on_device({CALIBRATED: Weights(part)}, "cpu"), facts
-
-    def round_rate(self, rounds_done: int) -> float:
-        """Return the learning rate at the beginning of a calibration."""
-        if self.cal_lr_schedule == "constant" or rounds_done < 6:
-            return self.cal_lr
-        return self.cal_lr * (0.1 if rounds_done < 41 else 0.01)
-
-    def fit_part(
-        self, network: Network, start: Weights, pool: TensorDict, rate: float, stream: torch.Generator
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Train H and F, beginning with ``start``, on prototypes, at least one.
-
-        Args:
-            rate: learning rate of the first epochs.
-            stream: CPU generator of the order and the partners.
-
-        Returns:
-            The trained parameters, and the mean of each term in the last epoch.
-        """
-        moving, labels = leaves(start.params), pool["labels"]
-        values = {**start.buffers, **moving}
+        start = on_device({CALIBRATED: self.base_model(server).part(*PARTS)}, device)[CALIBRATED]
+        trained = leaves(start.params)
+        values = {**start.buffers, **trained}
         partners = Partners(labels, pool["sources"]) if self.mixes else None
 
         def batches() -> Iterator[tuple[Tensor, Drawn | None]]:
             for _ in range(self.cal_epochs):
-                order = torch.randperm(len(labels), generator=stream).to(labels.device)
+                order = torch.randperm(len(labels), generator=stream).to(device)
                 drawn = partners.draw(self.n_aug, stream) if partners else None
                 for rows in torch.split(order, self.cal_batch):
                     yield rows, drawn.rows(rows) if drawn else None
@@ -488,16 +432,22 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         def loss(batch: tuple[Tensor, Drawn | None]) -> Terms:
             return {name: (1.0, term) for name, term in self.calibration_loss(network, values, pool, *batch).items()}
 
+        rate = self.round_rate(ctx.rounds_done)
         sizes = [len(rows) for rows in torch.split(torch.arange(len(labels)), self.cal_batch)]
         schedule = exponential(rate, 0.1, every=self.cal_decay_every * len(sizes))
-        moved = Moving(moving, Sgd(rate, weight_decay=self.cal_weight_decay), schedule)
-        fitted = fit(moved, batches(), loss, what="the calibration", cure="method.cal_lr or method.eta")
+        moving = Moving(trained, Sgd(rate, weight_decay=self.cal_weight_decay), schedule)
+        fitted = fit(moving, batches(), loss, what="the calibration", cure="method.cal_lr or method.eta")
         last = fitted.terms[-len(sizes) :]
-        means = {
-            name: float(sum(size * terms[name] for size, terms in zip(sizes, last, strict=True))) / len(labels)
-            for name in (last[0] if last else ())
-        }
-        return fitted.values, means
+        for name in last[0] if last else ():
+            total = sum(size * terms[name] for size, terms in zip(sizes, last, strict=True))
+            facts[f"calibration_{name}"] = float(total) / len(labels)
+        return server | on_device({CALIBRATED: Weights(fitted.values)}, "cpu"), facts
+
+    def round_rate(self, rounds_done: int) -> float:
+        """Return the learning rate at the beginning of a calibration."""
+        if self.cal_lr_schedule == "constant" or rounds_done < 6:
+            return self.cal_lr
+        return self.cal_lr * (0.1 if rounds_done < 41 else 0.01)
 
     def calibration_loss(
         self, network: Network, values: ParamDict, pool: TensorDict, rows: Tensor, partners: Drawn | None
@@ -528,7 +478,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
     def source_contrast(
         self, network: Network, values: ParamDict, pool: TensorDict, rows: Tensor, projected: Tensor
     ) -> Tensor:
-        """Return L_WCL of the prototypes at ``rows``, among themselves or all: B² or B·n pairs."""
+        """Return L_WCL of the prototypes at ``rows``, among themselves or all."""
         labels, sources = pool["labels"], pool["sources"]
         if self.contrast == "batch":
             among, labels, sources, anchors = projected, labels[rows], sources[rows], None
@@ -538,9 +488,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         losses, counted = contrastive_terms(among, labels, self.tau_g, pair_weights=weights, anchors=anchors)
         return weighted_mean(losses, counted.to(losses.dtype))
 
-    def build_exemplars(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Compute e_c of the model that now answers; none for a class without prototypes."""
-        setting, part = ctx.setting, calibrated_part(self.global_model(server))
+    def build_exemplars(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Compute e_c of the predicting model; none for a class without prototypes."""
+        setting, part = ctx.setting, self.global_model(server).part(*PARTS)
         pool, _ = self.fitting_pool(server, replies, setting.device)
         values = on_device({CALIBRATED: part}, setting.device)[CALIBRATED].values
         with torch.no_grad():
@@ -550,27 +500,26 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         return server | on_device({EXEMPLARS: exemplars}, "cpu"), {}
 
     def global_model(self, server: Record) -> Weights:
-        return patched(self.base_model(server), server.get(CALIBRATED))
+        return self.base_model(server).with_params(server.get(CALIBRATED))
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         message = super().scoring_message(server, client, ctx)
-        return self.beside(message, server.only(CALIBRATED, EXEMPLARS))
+        return self.merged(message, server.only(CALIBRATED, EXEMPLARS))
 
-    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        return patched(super().client_model(received, client_state, setting), received.get(CALIBRATED))
+    def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
+        model = super().client_model(received, client_state, setting)
+        return model and model.with_params(received.get(CALIBRATED))
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         return super().generated_features(with_calibrated_encoder(server), setting, count, generator)
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Logarithms of mixed probabilities are logits; other fusions mix different scales."""
         return super().score_kind if not self.use_kp or self.fusion == "softmax" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Mix the base's answer with the exemplars' from the first calibration on; see :func:`fuse`."""
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         logits = super().predict(model, images, known, classes)
         cosines = similarities(model.features(images), known.get(EXEMPLARS))
         if cosines is None:
@@ -578,29 +527,28 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
         fused = fuse(logits, cosines, self.lambda_p, self.tau_e, self.fusion)
         return fused.clamp_min(1e-12).log() if self.fusion == "softmax" else fused
 
-    def by_exemplars(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return the cosines to the exemplars alone; the base's answer before there are any."""
+    def by_exemplars(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """Return the cosines to the exemplars; before the first ones, the scores of the base."""
         cosines = similarities(model.features(images), known.get(EXEMPLARS))
         return super().predict(model, images, known, classes) if cosines is None else cosines
 
-    def by_average(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return the base's answer with its averaged H and F."""
+    def by_average(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """Return the base's scores with its averaged H and F."""
         if CALIBRATED in known:
-            model = WithLayers(model, calibrated_part(self.base_model(known)).values)
+            model = WithLayers(model, self.base_model(known).part(*PARTS).values)
         return super().predict(model, images, known, classes)
 
-    def predictors(self) -> Mapping[str, Predict]:
-        own: dict[str, Predict] = {"network": super().predict, "knowledge": self.by_exemplars} if self.use_kp else {}
+    def predictors(self) -> Mapping[str, fl.Predict]:
+        added: dict[str, fl.Predict] = (
+            {"network": super().predict, "knowledge": self.by_exemplars} if self.use_kp else {}
+        )
         if self.use_ca:
-            own["before_calibration"] = self.by_average
-        return self.beside(super().predictors(), own)
+            added["before_calibration"] = self.by_average
+        return self.merged(super().predictors(), added)
 
 
-def pooled(server: Record, replies: Replies) -> TensorDict:
-    """Return :data:`POOL` of the replies' prototypes, in client-id order.
-
-    If the server has one, clients without a reply keep their part of it.
-    """
+def pooled(server: Record, replies: fl.Replies) -> TensorDict:
+    """Return :data:`POOL` of the replies, in client-id order, and of the absent clients in the server state."""
     own = replies.of(CLUSTER_PROTOTYPES)
     parts = [{**sent.named, "sources": torch.full_like(sent["labels"], client)} for client, sent in own.items()]
     if POOL in server:
@@ -611,9 +559,9 @@ def pooled(server: Record, replies: Replies) -> TensorDict:
     return TensorDict({name: tensor[order] for name, tensor in joined.items()})
 
 
-def received_norm(ctx: ClientContext, trained: TrainedClient) -> Tensor:
+def received_norm(ctx: fl.ClientContext, trained: fl.TrainedClient) -> Tensor:
     """Return mean ‖E(x)‖ of the client's samples, E of the received model, float32 [1]; 0 without samples."""
-    received = ctx.received[MODEL]
+    received = ctx.received[fl.MODEL]
     # Under `model.batchnorm: local` the client has its own statistics.
     encoded, labels = trained.encoded(Weights(received.params, received.buffers or trained.weights.buffers))
     return encoded.norm(dim=1).sum().reshape(1) / max(len(labels), 1)
@@ -621,10 +569,4 @@ def received_norm(ctx: ClientContext, trained: TrainedClient) -> Tensor:
 
 def with_calibrated_encoder(server: Record) -> Record:
     """Return the record with calibrated H and F in the base's model."""
-    return server | {MODEL: patched(server[MODEL], server[CALIBRATED])} if CALIBRATED in server else server
-
-
-def calibrated_part(model: Weights) -> Weights:
-    """Return projection and head of a model."""
-    both = model.params, model.buffers
-    return Weights(*({name: value for name, value in values.items() if name.startswith(PARTS)} for values in both))
+    return server | {fl.MODEL: server[fl.MODEL].with_params(server[CALIBRATED])} if CALIBRATED in server else server

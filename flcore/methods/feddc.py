@@ -9,21 +9,18 @@ the correction moves it by g − g_k in all. S_k = T_k for plain SGD (the paper'
 
     S_k = Σ_{t=1..T_k} (1 − m^t)/(1 − m) = (T_k − m·(1 − m^T_k)/(1 − m))/(1 − m).
 
-Deviation: the authors divide by η·T_k even with momentum; at m = 0.9 the correction is ten times too strong. Adam's
-steps do not add up like this; it is refused. With Δ = w_k − w_g it ends with h_k ← h_k + Δ and g_k ← Δ.
+Deviation: the authors divide by η·T_k even with momentum; at m = 0.9 the correction is ten times too strong. Adam is
+refused. With Δ = w_k − w_g the turn ends with h_k ← h_k + Δ and g_k ← Δ.
 
 Server, over the S clients of the round and all K clients, those absent with their last values:
 
     track-drift:  h ← h + (1/K) Σ_{k∈S} (w_k − w_g),    g ← g + (1/K) Σ_{k∈S} (new g_k − old g_k);
     aggregate:    w_g ← (1/S) Σ_{k∈S} w_k + h,          h the mean of all h_k.
 
-Down go w_g and g, up w_k and the change of g_k: 2P each way, as the paper counts; the change of h_k is w_k − w_g.
-Clients count alike. Only trainable parameters have a drift; BatchNorm statistics are averaged.
+Down go w_g and g, up w_k and the change of g_k: 2P each way. Clients count alike. BatchNorm statistics are averaged.
 
 ``correction: recursive`` is the authors' code: their state s_k ← s_k − s − Δ/(η·S_k) enters the loss as ⟨w, s − s_k⟩
-and replaces g_k everywhere else. Both are the same but for earlier rounds in s_k. That code also multiplies α and s by
-n_k / mean(n), left out here as clients count alike. Its examples clip gradients at norm 10 and multiply the rate by
-0.998 a round.
+and replaces g_k everywhere else. That code also multiplies α and s by n_k / mean(n), left out here.
 """
 
 from __future__ import annotations
@@ -40,22 +37,9 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product, proximal
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    Kind,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 
 DRIFT = Key("drift", Weights)
 """h_k in a client's state; at the server h, the mean over all clients."""
@@ -92,7 +76,7 @@ class FedDC(
     use_drift: bool = param(True, "the drift h_k: its penalty at clients, its mean at the server", switch=True)
     use_correction: bool = param(True, "the correction of gradients by g_k − g", switch=True)
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = {**super().start_server(setting)}
         if self.use_drift:
             server[DRIFT] = setting.initial.zeros()
@@ -100,27 +84,27 @@ class FedDC(
             server[LOCAL_CHANGE] = setting.initial.zeros()
         return server
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, LOCAL_CHANGE)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, LOCAL_CHANGE)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         inputs = {}
         if self.use_drift and self.alpha > 0:
-            drift = ctx.client_state.get(DRIFT, ctx.received[MODEL].zeros())
-            inputs["anchor"] = (ctx.received[MODEL] - drift).params
+            drift = ctx.client_state.get(DRIFT, ctx.received[fl.MODEL].zeros())
+            inputs["anchor"] = (ctx.received[fl.MODEL] - drift).params
         if self.use_correction:
-            own, mean = ctx.client_state.get(LOCAL_CHANGE, ctx.received[MODEL].zeros()), ctx.received[LOCAL_CHANGE]
+            own, mean = ctx.client_state.get(LOCAL_CHANGE, ctx.received[fl.MODEL].zeros()), ctx.received[LOCAL_CHANGE]
             inputs["direction"] = (own - mean if self.correction == "last" else mean - own).params
         return inputs
 
-    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: fl.ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Return the factor of the correction in each step: 1/(η·S_k), which s_k includes already."""
         if not self.use_correction:
             return {}
         factor = 1 / response(ctx, steps) if self.correction == "last" else 1.0
         return {"correction": torch.full((steps,), factor)}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         terms = super().loss(model, batch, inputs)
         if "anchor" in inputs:
             terms["drift"] = proximal(model.params, inputs["anchor"], self.alpha)
@@ -128,52 +112,52 @@ class FedDC(
             terms["correction"] = batch.random_inputs["correction"] * inner_product(model.params, inputs["direction"])
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = (dict(part) for part in super().reply(ctx, trained))
-        moved = trained.weights - ctx.received[MODEL]
+        moved = trained.weights - ctx.received[fl.MODEL]
         if self.use_drift:
-            client_state[DRIFT] = ctx.client_state.get(DRIFT, ctx.received[MODEL].zeros()) + moved
+            client_state[DRIFT] = ctx.client_state.get(DRIFT, ctx.received[fl.MODEL].zeros()) + moved
         if self.use_correction:
-            before = ctx.client_state.get(LOCAL_CHANGE, ctx.received[MODEL].zeros())
+            before = ctx.client_state.get(LOCAL_CHANGE, ctx.received[fl.MODEL].zeros())
             client_state[LOCAL_CHANGE] = after = self.next_change(ctx, before, moved, trained.steps)
             message[STEP] = after - before
         return message, client_state
 
-    def next_change(self, ctx: ClientContext, before: Weights, moved: Weights, steps: int) -> Weights:
+    def next_change(self, ctx: fl.ClientContext, before: Weights, moved: Weights, steps: int) -> Weights:
         """Return the new g_k = Δ, or s_k ← s_k − s − Δ/(η·S_k)."""
         if self.correction == "last":
             return moved
         return before - ctx.received[LOCAL_CHANGE] - moved * (1 / response(ctx, steps))
 
     @property
-    def poisonable_payloads(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[fl.Kind]:
         return frozenset({"weights"})
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         tracks = self.use_drift or self.use_correction
         return {**({"track-drift": track_drift} if tracks else {}), "aggregate": aggregate_with_drift}
 
 
-def response(ctx: ClientContext, steps: int) -> float:
+def response(ctx: fl.ClientContext, steps: int) -> float:
     """Return η·S_k, the displacement of a weight by a constant gradient of 1; 0 steps count as 1."""
     count, kept = max(steps, 1), ctx.momentum
     return ctx.learning_rate * ((count - kept * (1 - kept**count) / (1 - kept)) / (1 - kept))
 
 
-def track_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """Update h and g, means over all clients; those without a reply keep theirs."""
+def track_drift(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Update h and g, means over all clients; absent clients keep theirs."""
     share = len(replies) / ctx.setting.num_clients
     if DRIFT in server:
-        moved = uniform_mean(replies.of(MODEL)) - server[MODEL]
+        moved = uniform_mean(replies.of(fl.MODEL)) - server[fl.MODEL]
         server = server | {DRIFT: server[DRIFT] + share * moved}
     if LOCAL_CHANGE in server:
         server = server | {LOCAL_CHANGE: server[LOCAL_CHANGE] + share * uniform_mean(replies.of(STEP))}
     return server, {}
 
 
-def aggregate_with_drift(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """w_g ← the mean of the round's w_k, shifted by h; BatchNorm statistics are not shifted."""
-    mean = uniform_mean(replies.of(MODEL))
+def aggregate_with_drift(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Set w_g to the mean of the round plus h; BatchNorm statistics are not shifted."""
+    mean = uniform_mean(replies.of(fl.MODEL))
     if DRIFT in server:
         mean = Weights((mean + server[DRIFT]).params, mean.buffers)
-    return server | {MODEL: mean}, {}
+    return server | {fl.MODEL: mean}, {}

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.math.losses.basic import correlation_penalty, cross_entropy
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import Batch, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FedDecorr(FedAvg, name="feddecorr", citation="Shi et al., ICLR 2023", redu
     beta: float = param(0.1, "weight β of the penalty", low=0, search=Search(choices=(0.01, 0.05, 0.1, 0.2)))
     scaling: Literal["code", "paper"] = param("code", "the penalty as published code or paper has it; β depends on it")
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.beta > 0:

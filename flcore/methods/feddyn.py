@@ -26,21 +26,8 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product, proximal
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, fold_models, with_model
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 GRADIENT = Key("gradient", Weights)
 """g_k at a client, h at the server."""
@@ -54,41 +41,41 @@ class FedDyn(FedAvg, name="feddyn", citation="Acar et al., ICLR 2021", reduces_t
         0.01, "weight α of the regulariser; 0 switches it off", low=0, search=Search(choices=(0.001, 0.01, 0.1))
     )
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
         return {**server, GRADIENT: setting.initial.zeros()} if self.alpha > 0 else server
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        return {"anchor": ctx.received[MODEL].params, "gradient": own_gradient(ctx).params} if self.alpha > 0 else {}
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        return {"anchor": ctx.received[fl.MODEL].params, "gradient": own_gradient(ctx).params} if self.alpha > 0 else {}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         terms = super().loss(model, batch, inputs)
         if self.alpha > 0:
             terms["linear"] = -inner_product(model.params, inputs["gradient"])
             terms["proximal"] = proximal(model.params, inputs["anchor"], self.alpha)
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if self.alpha > 0:
-            client_state = {GRADIENT: own_gradient(ctx) - self.alpha * (trained.weights - ctx.received[MODEL])}
+            client_state = {GRADIENT: own_gradient(ctx) - self.alpha * (trained.weights - ctx.received[fl.MODEL])}
         return message, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"aggregate": self.aggregate}
 
-    @aggregates("weights")
-    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    @fl.aggregates("weights")
+    def aggregate(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Update h and w, both by the mean of the round's w_k."""
-        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)
+        mean, facts = fold_models(replies.of(fl.MODEL), dict.fromkeys(replies, 1), server, ctx)
         if self.alpha == 0:
             return with_model(server, mean, ctx), facts
         share = len(replies) / ctx.setting.num_clients
-        h = server[GRADIENT] - self.alpha * share * (mean - server[MODEL])
+        h = server[GRADIENT] - self.alpha * share * (mean - server[fl.MODEL])
         model = Weights((mean - h * (1 / self.alpha)).params, mean.buffers)
         return with_model(server, model, ctx) | {GRADIENT: h}, facts
 
 
-def own_gradient(ctx: ClientContext) -> Weights:
+def own_gradient(ctx: fl.ClientContext) -> Weights:
     """Return g_k, 0 before the client's first turn."""
-    return ctx.client_state.get(GRADIENT, ctx.received[MODEL].zeros())
+    return ctx.client_state.get(GRADIENT, ctx.received[fl.MODEL].zeros())

@@ -1,30 +1,25 @@
-"""FedEnsemble: training as FedAvg does, answering with several models at once.
+"""FedEnsemble: training as FedAvg does, predicting with several models at once.
 
 Two readings (baselines.md section 13):
 
-``clients`` (what FedPA compares with): FedAvg; the answer is the argmax of Σ_m logits_m(x) over the last uploaded model
-of every client that has taken part.
+``clients`` (FedPA's baseline): FedAvg; the prediction is the argmax of Σ_m logits_m(x) over the last uploaded model of
+every client that has taken part.
 
 ``permutation`` (Shi, Lai, Kontar, Chowdhury, *Fed-ensemble*, 2021): M models in parallel. In every round each of them
-goes to 1/M of all clients by a random permutation, and is averaged over the sampled ones among these. All M models
-answer.
+goes to 1/M of all clients by a random permutation, and is averaged over the sampled ones among these. All M predict.
 
-The ensemble answers on the common test data and on each client's own: FedPA's figure, which pools the clients' test
-data, is its ``pooled_local``. With ``clients`` the history also scores one model alone as ``single_model``: w_g on the
-common test data, on a client's data its own model (section 21's client score), w_g before its first turn.
-``combine: probs`` averages softmax outputs instead of summing logits, which may decide differently.
+The ensemble predicts on the common test data and on each client's own: FedPA's figure, which pools the clients' test
+data, is its ``pooled_local``. With ``clients`` one model alone is scored as ``single_model``: w_g on the common test
+data, on a client's data its own model (section 21), w_g before its first turn.
 
-A member answers with its own BatchNorm statistics. Where ``model.batchnorm: local`` (FedPA's setting) keeps them out of
-FedAvg, they travel with the model for the members alone (``member_buffers``): in FedPA's code every member has its
-client's, and the evaluator sees them all. Training stays as ``local`` says.
+A member has its own BatchNorm statistics. If ``model.batchnorm: local`` (FedPA's setting) keeps them out of FedAvg,
+they travel for the members alone: in FedPA's code every member has its client's.
 
 Deviations: FedPA's code sends w_g to every client in every round, so that clients which were not sampled count as
-copies of w_g; ours count with the model they last trained, or not at all. The M models have independent initial weights
-only as far as the initial model has: model m > 0 has the initial model's values, shuffled within each tensor, which for
-weights drawn independently is another draw from the same distribution.
+copies of w_g; ours count with the model they last trained, or not at all. Model m > 0 starts with the initial model's
+values, shuffled within each tensor: for weights drawn independently another draw from the same distribution.
 
-Traffic is FedAvg's but for those statistics: predictions are made at the models. Members are stored with the server's
-state (``member_0003``), one model per client or M.
+Members are part of the server state (``member_0003``), one model per client or M.
 """
 
 from __future__ import annotations
@@ -41,22 +36,10 @@ from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
+from flcore.methods import types as fl
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate, sample_counts
 from flcore.methods.kit.preset import AuthorsPreset
-from flcore.methods.types import (
-    MODEL,
-    ClientContext,
-    FederationContext,
-    Kind,
-    LocalModel,
-    Metrics,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 
 MEMBER_ASSIGNMENT = Key("assignment", TensorDict)
 """``model`` int64 [N]: the model that each client gets in the next round."""
@@ -93,42 +76,41 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
     def ignores_model(self) -> bool:
         return True
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         if self.variant == "clients":
             return super().start_server(setting)
-        members: dict[str, Payload] = {
-            member_slot(m): shuffled(setting.initial, m, setting.seed) for m in range(self.models)
-        }
-        return members | {MEMBER_ASSIGNMENT: self.assignment(1, setting)}
+        members: Payloads = {member_slot(m): shuffled(setting.initial, m, setting.seed) for m in range(self.models)}
+        return {**members, MEMBER_ASSIGNMENT: self.assignment(1, setting)}
 
-    def assignment(self, round_number: int, setting: FederationContext) -> TensorDict:
+    def assignment(self, round_number: int, setting: fl.FederationContext) -> TensorDict:
         """Return the model of each client in a round, int64 [N]: a random permutation, dealt out in turn."""
         stream = torch_stream(setting.seed, "ensemble assignment", round_number)
         return TensorDict({"model": torch.randperm(setting.num_clients, generator=stream) % self.models})
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         if self.variant == "clients":
             return super().broadcast(server, client, ctx)
-        return {MODEL: server[member_slot(int(server[MEMBER_ASSIGNMENT]["model"][client]))]}
+        return {fl.MODEL: server[member_slot(int(server[MEMBER_ASSIGNMENT]["model"][client]))]}
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Add statistics as a member needs them; with ``clients`` the client keeps the model."""
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, _ = super().reply(ctx, trained)
         statistics = trained.weights.buffers
-        if not ctx.received[MODEL].buffers and differ(statistics, ctx.setting.initial.buffers):
+        initial = ctx.setting.initial.buffers
+        moved = any(not torch.equal(value.cpu(), initial[name]) for name, value in statistics.items())
+        if not ctx.received[fl.MODEL].buffers and moved:
             message = {**message, MEMBER_STATISTICS: Weights({}, statistics)}
-        return message, {MODEL: trained.weights} if self.variant == "clients" else {}
+        return message, {fl.MODEL: trained.weights} if self.variant == "clients" else {}
 
     @property
-    def poisonable_payloads(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[fl.Kind]:
         return frozenset({"weights"})
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         if self.variant == "clients":
             return {"aggregate": aggregate, "collect-members": collect_members}
         return {"aggregate": self.aggregate_each}
 
-    def aggregate_each(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def aggregate_each(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Average each model over the clients that trained it, with n_k / N; then draw the next permutation."""
         assigned = server[MEMBER_ASSIGNMENT]["model"].tolist()
         models = uploaded(replies, ctx.setting)
@@ -140,57 +122,48 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         return server | updated, {}
 
     def global_model(self, server: Record) -> Weights | None:
-        return server[MODEL if self.variant == "clients" else member_slot(0)]
+        return server[fl.MODEL if self.variant == "clients" else member_slot(0)]
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         untrained = self.variant == "clients" and member_slot(client) not in server
-        return {MODEL: server[MODEL]} if untrained else {}
+        return {fl.MODEL: server[fl.MODEL]} if untrained else {}
 
-    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        return (client_state.get(MODEL) or received.get(MODEL)) if self.variant == "clients" else None
+    def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
+        return (client_state.get(fl.MODEL) or received.get(fl.MODEL)) if self.variant == "clients" else None
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Sums of logits belong to a product of the members' answers, so they are logits."""
         return "logits" if self.combine == "logits" else "probabilities"
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return the answer of all members; `model`'s while there are none."""
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         members = members_of(known)
         if not members:
             return super().predict(model, images, known, classes)
         votes = torch.stack([model.classify(model.features(images, values), values) for values in members])
         return votes.sum(dim=0) if self.combine == "logits" else votes.softmax(dim=2).mean(dim=0)
 
-    def predict_private(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+    def predict_private(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         return super().predict(model, images, known, classes)
 
-    def predictors(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, fl.Predict]:
         return {"single_model": super().predict} if self.variant == "clients" else {}
 
 
-def collect_members(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+def collect_members(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Replace the last model of every sampled client."""
     members = uploaded(replies, ctx.setting)
     return server | {member_slot(client): model for client, model in members.items()}, {}
 
 
-def uploaded(replies: Replies, setting: FederationContext) -> dict[int, Weights]:
-    """Return the clients' models, each with its statistics: the initial ones where those never move."""
+def uploaded(replies: fl.Replies, setting: fl.FederationContext) -> dict[int, Weights]:
+    """Return the clients' models with their statistics; the initial ones if they never move."""
     statistics = {client: weights.buffers for client, weights in replies.of(MEMBER_STATISTICS).items()}
-    return {
-        client: Weights(model.params, model.buffers or statistics.get(client, setting.initial.buffers))
-        for client, model in replies.of(MODEL).items()
-    }
-
-
-def differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Return whether tensors of the same names hold different values."""
-    return any(not torch.equal(tensor.cpu(), second[name]) for name, tensor in first.items())
+    models, initial = replies.of(fl.MODEL), setting.initial.buffers
+    return {k: Weights(model.params, model.buffers or statistics.get(k, initial)) for k, model in models.items()}
 
 
 def member_slot(number: int) -> Key[Weights]:
-    """Return the key of a member at the server."""
+    """Return the key of a member."""
     return Key(f"{MEMBER}{number:04d}", Weights)
 
 

@@ -34,22 +34,8 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import anchor_distance, cross_entropy, unit_vectors
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Phase,
-    Replies,
-    RoundContext,
-    ServerStep,
-    StepSpec,
-    TrainedClient,
-)
 
 ANCHORS = Key("anchors", TensorDict)
 """``anchors`` float32 [C, d]; with ``anchor_mean: holders`` also, on its way up, ``held`` bool [C]."""
@@ -80,24 +66,28 @@ class FedFA(
     def has_anchors(self) -> bool:
         return self.lambda_anchor > 0 or self.use_calibration
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
         return {**server, ANCHORS: TensorDict({"anchors": first_anchors(setting)})} if self.has_anchors else server
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, ANCHORS)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, ANCHORS)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[fl.Phase, ...]:
         if not self.has_anchors:
             return super().phases()
         adam = partial(Adam, self.calibration_lr)
-        own = StepSpec(loss=self.calibration, trainable=("head.",), optimizer=adam)
-        return (Phase(record_features="passes", updates=(StepSpec(), own) if self.use_calibration else (StepSpec(),)),)
+        own = fl.StepSpec(loss=self.calibration, trainable=("head.",), optimizer=adam)
+        return (
+            fl.Phase(
+                record_features="passes", updates=(fl.StepSpec(), own) if self.use_calibration else (fl.StepSpec(),)
+            ),
+        )
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         return {"anchors": ctx.received[ANCHORS]["anchors"]} if self.has_anchors else {}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if self.has_anchors:
@@ -107,13 +97,13 @@ class FedFA(
             terms["anchors"] = self.lambda_anchor * distance
         return terms
 
-    def calibration(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def calibration(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         """Return the cross-entropy of the head on the anchors."""
         anchors = inputs["anchors"]
         labels = torch.arange(len(anchors), device=anchors.device)
         return {"calibration": cross_entropy(model.for_extra_inputs().classify(anchors), labels)}
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if not self.has_anchors:
             return message, client_state
@@ -124,13 +114,13 @@ class FedFA(
             upload["held"] = ctx.class_counts > 0
         return {**message, ANCHORS: TensorDict(upload)}, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        stages = super().server_steps()
-        return {**stages, "average-anchors": average_anchors} if self.has_anchors else stages
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        average: dict[str, fl.ServerStep] = {"average-anchors": average_anchors} if self.has_anchors else {}
+        return {**super().server_steps(), **average}
 
 
-def first_anchors(setting: FederationContext) -> Tensor:
-    """Return unit vectors [C, d], distinct axes where there are enough."""
+def first_anchors(setting: fl.FederationContext) -> Tensor:
+    """Return unit vectors [C, d], distinct axes if there are enough."""
     classes, dim = setting.num_classes, setting.feature_dim
     if dim >= classes:
         return torch.eye(classes, dim)
@@ -144,8 +134,8 @@ def moved_anchors(anchors: Tensor, means: Tensor, present: Tensor, momentum: flo
     return anchors
 
 
-def average_anchors(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """a_c ← Σ_k n_k·a_{k,c} / Σ_k n_k, over those that hold c where uploads say so; without any it stays."""
+def average_anchors(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Average anchors with weights n_k, over the holders of c if uploads name them; without any, c keeps its own."""
     before, sizes = server[ANCHORS]["anchors"], sample_counts(replies)
     total = torch.zeros_like(before, dtype=torch.float64)
     weight = torch.zeros(len(before), 1, dtype=torch.float64)

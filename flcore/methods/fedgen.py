@@ -36,22 +36,14 @@ from flcore.io.records import Payloads, Record
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits, teacher_divergence
 from flcore.math.generators.networks import constant_output, draw_noise
 from flcore.math.losses.basic import cross_entropy
-from flcore.methods.kit.feature_generator import (
-    FEATURE_GENERATOR,
-    FLOOR,
-    LABEL_COUNTS,
-    FeatureGeneratorMethod,
-    Heads,
-    Objective,
-    generated_cross_entropy,
-)
+from flcore.methods import types as fl
+from flcore.methods.kit import feature_generator as gen
 from flcore.methods.kit.server_training import Terms
-from flcore.methods.types import Batch, ClientContext, LocalModel, LossInputs, ServerStep, TrainedClient
 
 
 @dataclass(frozen=True)
 class FedGen(
-    FeatureGeneratorMethod,
+    gen.FeatureGeneratorMethod,
     name="fedgen",
     citation="Zhu et al., ICML 2021",
     reduces_to_fedavg={"gamma": 0.0, "beta": 0.0},
@@ -82,11 +74,13 @@ class FedGen(
     def generates(self) -> bool:
         return self.gamma > 0 or self.beta > 0
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        if FEATURE_GENERATOR not in ctx.received:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        if gen.FEATURE_GENERATOR not in ctx.received:
             return {}
-        gamma, beta = (exponential(weight, self.decay, FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta))
-        generator = ctx.received[FEATURE_GENERATOR]
+        gamma, beta = (
+            exponential(weight, self.decay, gen.FLOOR)(ctx.rounds_done) for weight in (self.gamma, self.beta)
+        )
+        generator = ctx.received[gen.FEATURE_GENERATOR]
         weights = {"gamma": gamma * self.generated_share(ctx), "beta": beta}
         return {
             **{name: weight for name, weight in weights.items() if weight > 0},
@@ -94,8 +88,8 @@ class FedGen(
             "generator": {"params": generator.params, "buffers": generator.buffers},
         }
 
-    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        if FEATURE_GENERATOR not in ctx.received:
+    def random_inputs(self, ctx: fl.ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        if gen.FEATURE_GENERATOR not in ctx.received:
             return {}
         drawn = self.generated(ctx, steps, generator) if self.gamma > 0 else {}
         if self.beta > 0:
@@ -104,11 +98,11 @@ class FedGen(
             drawn["noise"] = noise.reshape(steps, size, self.noise_dim)
         return drawn
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if "gamma" in inputs:
-            terms["generated"] = inputs["gamma"] * generated_cross_entropy(model, batch)
+            terms["generated"] = inputs["gamma"] * gen.generated_cross_entropy(model, batch)
         if "beta" in inputs:
             noise = batch.random_inputs["noise"][: batch.labels.shape[0]]
             generator = inputs["architecture"].network
@@ -117,17 +111,17 @@ class FedGen(
             terms["divergence"] = inputs["beta"] * teacher_divergence(logits, teacher, batch.weight)
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if self.generates:
-            message = {**message, LABEL_COUNTS: TensorDict({"drawn": trained.drawn_labels()})}
+            message = {**message, gen.LABEL_COUNTS: TensorDict({"drawn": trained.drawn_labels()})}
         return message, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        own: dict[str, ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
-        return {**own, **super().server_steps()}
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        train: dict[str, fl.ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
+        return {**train, **super().server_steps()}
 
-    def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
+    def objective(self, server: Record, heads: gen.Heads, passed: int) -> gen.Objective:
         def loss(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
             logits = frozen_head_logits(outputs, heads.params)
             terms = {"fidelity": (self.alpha, fidelity_loss(logits, labels, heads.shares, self.fidelity))}

@@ -1,19 +1,18 @@
-"""FedHKD (Chen, Wang, Vikalo, ICLR 2023): clients share "hyper-knowledge", the mean feature and answer of each class.
+"""FedHKD (Chen, Wang, Vikalo, ICLR 2023): clients share "hyper-knowledge", mean feature and prediction of a class.
 
 Client, from the second round on (Eq. 4), with the classes K_c that have global knowledge H̄ (mean features [d]) and Q̄
 (mean soft predictions [C]), the model's feature f and head h:
 
     CE + λ·(1/|K_c|) Σ_{c∈K_c} ‖softmax(h(H̄_c)/T) − Q̄_c‖ + γ·mean_i ‖f(x_i) − H̄_{y_i}‖.
 
-After training, in evaluation mode, per class: H_{k,c} = mean feature (each clipped to the norm ζ, if set) plus
-N(0, σ²), Q_{k,c} = mean of softmax(logits/T). Server: FedAvg, and per class the mean of the knowledge with weights
-n_{k,c} over the clients at which the class has a share of ν or more of the samples; without such a client, over all
-that hold it. A class that no client sends keeps its knowledge.
+After training, in evaluation mode, per class: H_{k,c} = mean feature (each clipped to the norm ζ, if set) plus N(0,
+σ²), Q_{k,c} = mean of softmax(logits/T). Server: FedAvg, and per class the mean of the knowledge with weights n_{k,c}
+over the clients at which the class has a share of ν or more of the samples; without such a client, over all that hold
+it. A class that no client sends keeps its knowledge.
 
-ζ and σ (``clip``, ``noise``) act as the release of all prototypes, with σ as it is instead of in units of the
-sensitivity: ζ is ``proto_clip``, and σ hides one of the n samples of a class as ``proto_noise`` = σ·n/(2ζ) does. One
-pair or the other. The account takes the smallest n that is released, ``min_count``. Q_{k,c} is sent as it is and no
-account covers it.
+ζ and σ (``clip``, ``noise``) are an alternative to ``proto_clip`` and ``proto_noise``: σ hides one of the n samples of
+a class as ``proto_noise`` = σ·n/(2ζ) does. The account takes the smallest n that is released, ``min_count``; it does
+not cover Q_{k,c}.
 
 Deviations: ‖·‖ is by default the mean square over the dimensions, as in FedPA's re-implementation, and the norm of the
 paper with ``distance: l2``; classes without knowledge are masked (that re-implementation compares with zeros);
@@ -36,22 +35,10 @@ from flcore.math.losses.alignment import row_distance
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.class_means import class_means, fuse_prototypes
 from flcore.math.prototypes.release import Unit
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, sample_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesPrototypes, counts_of_uploads
 from flcore.methods.kit.preset import AuthorsPreset
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 
 KNOWLEDGE = Key("knowledge", Prototypes)
 """Per class a row of d + C: the mean feature, then the mean soft prediction."""
@@ -103,24 +90,24 @@ class FedHKD(
     def sends_prototypes(self) -> bool:
         return self.lambda_head > 0 or self.gamma > 0
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
         if not self.sends_prototypes:
             return server
         width = setting.feature_dim + setting.num_classes
         return {**server, KNOWLEDGE: Prototypes.empty(setting.num_classes, width)}
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, KNOWLEDGE)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, KNOWLEDGE)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         if not self.sends_prototypes or ctx.rounds_done == 0:
             return {}
         knowledge = ctx.received[KNOWLEDGE]
         features, answers = knowledge.means.tensor_split([ctx.setting.feature_dim], dim=1)
         return {"features": features, "answers": answers, "present": knowledge.present}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "present" not in inputs:
@@ -136,7 +123,7 @@ class FedHKD(
             terms["features"] = self.gamma * row_distance(features, means[batch.labels], weight, form=self.distance)
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if not self.sends_prototypes:
             return message, client_state
@@ -148,7 +135,7 @@ class FedHKD(
         held = TensorDict({"held": ctx.class_counts[own.present.cpu()]})
         return {**message, KNOWLEDGE: Prototypes(rows, own.present), CLASS_COUNTS: held}, client_state
 
-    def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
+    def release(self, ctx: fl.ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
         own = super().release(ctx, own, counts)
         if self.noise == 0:
             return own
@@ -165,17 +152,16 @@ class FedHKD(
 
     @property
     def noise_multiplier(self) -> float:
-        """Return the smallest multiplier of σ and ζ, with ``min_count`` samples; without ζ, σ promises nothing."""
+        """Smallest multiplier of σ and ζ, with ``min_count`` samples; without ζ, σ guarantees nothing."""
         if self.noise == 0:
             return self.proto_noise
         return 0.0 if self.clip is None else self.noise * max(1, self.min_count) / (2 * self.clip)
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        stages = dict(super().server_steps())
-        return {**stages, "fuse-knowledge": self.fuse_knowledge} if self.sends_prototypes else stages
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        fuse: dict[str, fl.ServerStep] = {"fuse-knowledge": self.fuse_knowledge} if self.sends_prototypes else {}
+        return {**super().server_steps(), **fuse}
 
-    def fuse_knowledge(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """H̄_c, Q̄_c ← the weighted mean of the round's uploads of class c."""
+    def fuse_knowledge(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         counts, sizes = counts_of_uploads(replies, KNOWLEDGE), sample_counts(replies)
         held, all_held = torch.stack(list(counts.values())), torch.tensor([sizes[client] for client in counts])
         weights = dict(zip(counts, qualified_counts(held, all_held, self.threshold), strict=True))
@@ -183,9 +169,9 @@ class FedHKD(
 
 
 def qualified_counts(counts: Tensor, sizes: Tensor, threshold: float) -> Tensor:
-    """Return n_{k,c} where class c has a share of ``threshold`` = ν or more at client k, else 0.
+    """Return counts int64 [S, C] of classes with a share of ``threshold`` = ν or more of ``sizes`` [S] (n_k), else 0.
 
-    A class that qualifies nowhere keeps all its counts. Shapes: ``counts`` int64 [S, C], ``sizes`` (n_k) int64 [S].
+    A class that qualifies nowhere keeps all its counts.
     """
     qualified = counts.double() >= threshold * sizes.unsqueeze(1)
     return torch.where(qualified | ~(qualified & (counts > 0)).any(dim=0), counts, 0)

@@ -1,30 +1,28 @@
 """FedMLP (arXiv preprint, first version): prototypes of classes and of their clusters, for clients with task streams.
 
-Client, in stage t of its stream, with the feature z, the classifier's cross-entropy L_C, the global prototypes g^k,
-their clusters' centres p^v, the minority classes J, and its memory: the last prototype of each class from stages
-before t, clustered into o^u (all of them constants):
+Client, at visit t of its stream, with the feature z, the classifier's cross-entropy L_C, the global prototypes g^k,
+their clusters' centres p^v, the minority classes J, and its memory: the last prototype of each class from visits before
+t, clustered into o^u (all of them constants):
 
     L = L_C + w_P·L_P + w_I·L_I + α·L_S
     L_P = mean_i smoothL1(z_i, g^{y_i}),    L_S = mean_{i: y_i ∈ J} smoothL1(z_i, p^{v(y_i)}),
     L_I = mean_i KL(softmax(z_i/T) ‖ softmax(c_i/T)),  c_i the memory's prototype of y_i, else the o^u nearest to z_i.
 
-Afterwards c^k = mean z of the task's samples of class k, in evaluation mode; they enter the memory when the stage ends
+Afterwards c^k = mean z of the task's samples of class k, in evaluation mode; they enter the memory when the visit ends
 (under a cyclic schedule with the round), overwriting class by class. Server: FedAvg; g^k = unweighted mean of the
 round's uploads, other classes keep theirs; p^v = centres of the clusters of {g^k}; J = the ⌊K/2⌋ classes with the
 fewest samples of all tasks, none if all classes have equally many. In the first round L = L_C.
 
-No code is public and the text leaves α, the clustering and L_I's distributions open; decided here as in fedmlp.md:
+No code is public and the text leaves α, the clustering and L_I's distributions open (fedmlp.md, section 7). Decided:
 
-- FINCH's first partition for both clusterings, others by ``cluster``; a single cluster of all classes counts as none
-  (L_S would draw every minority class to one point). ``cluster: none`` takes p = the class's own g.
-- Smooth-L1 is a mean over dimensions (``proto_reduction``); samples without a target are skipped, not counted.
-- KL takes softmax over the dimensions, in the form with logarithms, of finite gradient (``kl_temp``, ``kl_dir``).
+- FINCH's first partition for both clusterings; a single cluster of all classes counts as none (L_S would draw every
+  minority class to one point). ``cluster: none`` takes p = the class's own g.
+- Samples without a target are skipped, not counted.
 - Clients report the counts of all their tasks before the first round, so the server knows future tasks;
   ``counts: running`` adds up a task's counts when a client first trains on it.
 - All weights travel (``share: all``); with ``extractor`` heads stay with their clients and the nearest global prototype
-  gives the global answer.
-- Prototypes are the trained model's; ``proto_mode: running`` averages the last local epoch's features while
-  the weights move, as FedProto's code does. A client's memory is neither withheld nor noisy.
+  is the global prediction.
+- A client's memory is neither withheld nor noisy.
 
 Only payloads of active terms are sent. With all terms off and ``share: all`` the run is FedAvg's.
 """
@@ -43,38 +41,16 @@ from torch import Tensor
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, param
 from flcore.data.imbalance import minority_classes
-from flcore.io.messages import Count, Payload, Prototypes, TensorDict, Weights
+from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import memory_divergence, smooth_l1_to_prototypes
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.clustering import ClusterFunction, cluster_classes, partition_by
+from flcore.methods import types as fl
 from flcore.methods.api import ScoreKind
 from flcore.methods.fedavg import FedAvg, aggregate
 from flcore.methods.fedper import FedPer
-from flcore.methods.kit.class_prototypes import (
-    RunningPrototypes,
-    fused_prototypes,
-    nearest_prototype,
-    no_prototypes,
-    received_prototypes,
-)
-from flcore.methods.types import (
-    MODEL,
-    PROTOTYPES,
-    Batch,
-    ClientContext,
-    Exchange,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
+from flcore.methods.kit import class_prototypes
 
 REPORT_LEG = "report-counts"
 
@@ -87,8 +63,8 @@ CLUSTERS = Key("clusters", TensorDict)
 COUNTS = Key("class_counts", TensorDict)
 """At the server ``classes`` int64 [K], samples of all tasks reported so far; in a message ``tasks`` int64 [t, K]."""
 
-EARLIER, NEWEST, STRETCH = Key("earlier", Prototypes), Key("newest", Prototypes), Key("stretch", Count)
-"""In a client's state: last prototypes of each class from earlier stages; prototypes and stage of its last turn."""
+EARLIER, NEWEST, VISIT = Key("earlier", Prototypes), Key("newest", Prototypes), Key("stretch", Count)
+"""In a client's state: last prototypes of each class from earlier visits; prototypes and visit of its last turn."""
 
 SEEN = Key("seen", TensorDict)
 """``tasks`` bool [T], those with counts that a client has reported."""
@@ -104,7 +80,7 @@ def _half_of_the_classes(classes: int | None, rounds: int) -> int:
 
 @dataclass(frozen=True)
 class FedMLP(
-    RunningPrototypes,
+    class_prototypes.RunningPrototypes,
     FedAvg,
     name="fedmlp",
     citation="FedMLP, multi-level prototypes for dynamic heterogeneous FL, arXiv v1",
@@ -179,7 +155,6 @@ class FedMLP(
 
     @property
     def sends_prototypes(self) -> bool:
-        """With L_I alone they serve the record and the nearest-prototype answer."""
         return self.draws_to_prototypes or self.clusters_prototypes or self.share == "extractor"
 
     @property
@@ -190,44 +165,39 @@ class FedMLP(
     def predicts_from_client_state(self) -> bool:
         return self.share == "extractor"
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        """Return the initial model, or its shared part, without prototypes.
-
-        Raises:
-            ConfigError: nothing would be shared.
-        """
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         shared = setting.initial if self.share == "all" else _PARTS.base(setting.initial)
         if not shared.params:
             raise ConfigError("method.share = extractor: this model has no layers below its head")
-        return {MODEL: shared, **(no_prototypes(setting) if self.sends_prototypes else {})}
+        return {fl.MODEL: shared, **(class_prototypes.no_prototypes(setting) if self.sends_prototypes else {})}
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
         phases = self.phases()
         if not self.draws_to_clusters or self.counts == "running":
-            return (Exchange(phases=phases, server_steps=tuple(self.server_steps())),)
+            return (fl.Exchange(phases=phases, server_steps=tuple(self.server_steps())),)
         counting, *others = self.server_steps()
-        training = Exchange(phases=phases, server_steps=tuple(others))
-        report = Exchange(REPORT_LEG, "all", phases=(), server_steps=(counting,))
+        training = fl.Exchange(phases=phases, server_steps=tuple(others))
+        report = fl.Exchange(REPORT_LEG, "all", phases=(), server_steps=(counting,))
         return (report, training) if round_number == 1 else (training,)
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         if ctx.exchange == REPORT_LEG:
             return {}
-        prototypes = (PROTOTYPES,) if self.draws_to_prototypes else ()
-        return server.only(MODEL, *prototypes, SEMANTIC, CLUSTERS)
+        prototypes = (fl.PROTOTYPES,) if self.draws_to_prototypes else ()
+        return server.only(fl.MODEL, *prototypes, SEMANTIC, CLUSTERS)
 
-    def initial_weights(self, ctx: ClientContext) -> Weights:
-        if self.share == "all" or MODEL not in ctx.received:
+    def initial_weights(self, ctx: fl.ClientContext) -> Weights:
+        if self.share == "all" or fl.MODEL not in ctx.received:
             return super().initial_weights(ctx)
-        return _PARTS.whole(ctx.received[MODEL], ctx.client_state, ctx.setting)
+        return _PARTS.whole(ctx.received[fl.MODEL], ctx.client_state, ctx.setting)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        """Return G from the second round on, P once there is one, the memory from the second stage on."""
-        inputs: dict[str, LossInputs | Tensor] = {}
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        """Return G from the second round on, P once there is one, the memory from the second visit on."""
+        inputs: dict[str, fl.LossInputs | Tensor] = {}
         if self.mask_absent:
             inputs["held"] = (ctx.class_counts > 0).to(ctx.setting.device)
         if self.draws_to_prototypes and ctx.rounds_done > 0:
-            inputs["prototypes"] = received_prototypes(ctx)
+            inputs["prototypes"] = class_prototypes.received_prototypes(ctx)
         if self.draws_to_clusters and CLUSTERS in ctx.received:
             clusters, centres = ctx.received[CLUSTERS], ctx.received[SEMANTIC].means
             inputs["semantic"] = {"means": centres[clusters["assignment"]], "present": clusters["minority"]}
@@ -235,20 +205,20 @@ class FedMLP(
             inputs["memory"] = self.remembered(ctx)
         return inputs
 
-    def remembered(self, ctx: ClientContext) -> LossInputs:
-        """Return the prototypes of earlier stages, and O_m, the centres of their clusters."""
+    def remembered(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        """Return the prototypes of earlier visits, and O_m, the centres of their clusters."""
         earlier = recall(ctx)
         means, present = earlier.means.cpu(), earlier.present.cpu()
         clusters = cluster_classes(means, present, self.partition(self.local_clusters, ctx, "fedmlp local clusters"))
         arrays = {"means": means, "present": present, "centres": clusters.centres, "centres_present": clusters.present}
         return {name: tensor.to(ctx.setting.device) for name, tensor in arrays.items()}
 
-    def partition(self, number: int | None, ctx: RoundContext, purpose: str) -> ClusterFunction:
-        """Return a clustering of points [n, d] into `number` clusters, or the default, where it is free."""
+    def partition(self, number: int | None, ctx: fl.RoundContext, purpose: str) -> ClusterFunction:
+        """Return a clustering of points [n, d] into `number` clusters, or the default number."""
         number = number or max(2, round(math.sqrt(ctx.setting.num_classes)))
         return partition_by(self.cluster, number, ctx.numpy_stream(purpose))
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features, labels, weight = model.features(batch.images), batch.labels, batch.weight
         model.record_features(features)
         logits = model.classify(features)
@@ -282,39 +252,38 @@ class FedMLP(
         shares = real / same.sum(1).clamp_min(1)
         return distance(weight=shares) * (shares * present[labels]).sum()
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Keep prototypes of earlier stages, separately this one's, and with ``extractor`` the head."""
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         if ctx.exchange == REPORT_LEG:
             return {COUNTS: TensorDict({"tasks": ctx.task_counts})}, ctx.client_state
         sent, state = super().reply(ctx, trained) if self.share == "all" else _PARTS.reply(ctx, trained)
-        message: dict[str, Payload] = {**sent}
-        client_state: dict[str, Payload] = {**state}
+        message, client_state = {**sent}, {**state}
         if self.sends_prototypes:
             own = self.made_prototypes(ctx, trained)
-            message[PROTOTYPES] = self.release(ctx, own, ctx.class_counts)
+            message[fl.PROTOTYPES] = self.release(ctx, own, ctx.class_counts)
             if self.has_state:
-                client_state |= {EARLIER: recall(ctx), NEWEST: own, STRETCH: Count(ctx.task_visit)}
+                client_state |= {EARLIER: recall(ctx), NEWEST: own, VISIT: Count(ctx.task_visit)}
         if self.draws_to_clusters and self.counts == "running":
-            task, seen = ctx.task or 0, torch.zeros(len(ctx.task_counts), dtype=torch.bool)
-            if SEEN in ctx.client_state:
-                seen = ctx.client_state[SEEN]["tasks"].cpu()
+            none = TensorDict({"tasks": torch.zeros(len(ctx.task_counts), dtype=torch.bool)})
+            task, seen = ctx.task or 0, ctx.client_state.get(SEEN, none)["tasks"].cpu()
             if not seen[task]:
                 message[COUNTS] = TensorDict({"tasks": ctx.task_counts[task : task + 1]})
             client_state[SEEN] = TensorDict({"tasks": seen | (torch.arange(len(seen)) == task)})
         return message, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        stages: dict[str, ServerStep] = {"count-classes": count_classes} if self.draws_to_clusters else {}
-        stages["aggregate"] = aggregate
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        steps: dict[str, fl.ServerStep] = {"count-classes": count_classes} if self.draws_to_clusters else {}
+        steps["aggregate"] = aggregate
         if self.sends_prototypes:
-            stages["aggregate-prototypes"] = aggregate_local_prototypes
+            steps["aggregate-prototypes"] = aggregate_local_prototypes
         if self.draws_to_clusters:
-            stages["cluster-prototypes"] = self.cluster_prototypes
-        return stages
+            steps["cluster-prototypes"] = self.cluster_prototypes
+        return steps
 
-    def cluster_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """P ← centres of the clusters of {g^k}, and J as far as its classes have a cluster."""
-        prototypes, partition = server[PROTOTYPES], self.partition(self.num_clusters, ctx, "fedmlp clusters")
+    def cluster_prototypes(
+        self, server: Record, replies: fl.Replies, ctx: fl.RoundContext
+    ) -> tuple[Record, fl.Metrics]:
+        """Cluster {g^k}: P are the centres, J the minority classes with a cluster."""
+        prototypes, partition = server[fl.PROTOTYPES], self.partition(self.num_clusters, ctx, "fedmlp clusters")
         clusters = cluster_classes(prototypes.means, prototypes.present, partition)
         few = torch.zeros_like(prototypes.present)
         few[list(minority_classes(server[COUNTS]["classes"].numpy(), self.minority_fraction))] = True
@@ -326,11 +295,11 @@ class FedMLP(
         }
         return server | after, {"clusters": clusters.count, "minority_classes": int(few.sum())}
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         message = super().scoring_message(server, client, ctx)
-        return {**message, **server.only(PROTOTYPES)} if self.share == "all" else message
+        return {**message, **server.only(fl.PROTOTYPES)} if self.share == "all" else message
 
-    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
+    def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
         if self.share == "all":
             return super().client_model(received, client_state, setting)
         return _PARTS.client_model(received, client_state, setting)
@@ -339,51 +308,49 @@ class FedMLP(
     def score_kind(self) -> ScoreKind:
         return "ranks" if self.share == "extractor" else super().score_kind
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return logits; the global answer of ``extractor`` is minus the distance to each prototype."""
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         if self.share == "extractor" and classes is None:
-            return nearest_prototype(model, images, known, classes)
+            return class_prototypes.nearest_prototype(model, images, known, classes)
         return super().predict(model, images, known, classes)
 
-    def predictors(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, fl.Predict]:
         if self.share == "extractor":
             return {"averaged_heads": super().predict}
-        return {"nearest_prototype": nearest_prototype} if self.sends_prototypes else {}
+        return {"nearest_prototype": class_prototypes.nearest_prototype} if self.sends_prototypes else {}
 
 
-def recall(ctx: ClientContext) -> Prototypes:
-    """Return a client's last prototype of each class from the stages before this one.
+def recall(ctx: fl.ClientContext) -> Prototypes:
+    """Return a client's last prototype of each class from earlier visits.
 
-    Prototypes of the stage of its last turn replace older ones, class by class, once that stage is over.
+    Prototypes of the visit of its last turn replace older ones, class by class, once that visit is over.
     """
     setting, client_state = ctx.setting, ctx.client_state
     if NEWEST not in client_state:
         return Prototypes.empty(setting.num_classes, setting.feature_dim)
     earlier, newest = client_state[EARLIER], client_state[NEWEST]
-    if client_state[STRETCH].value == ctx.task_visit:
+    if client_state[VISIT].value == ctx.task_visit:
         return earlier
     means = torch.where(newest.present.unsqueeze(1), newest.means, earlier.means)
     return Prototypes(means, earlier.present | newest.present)
 
 
-def count_classes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+def count_classes(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Add the reported samples per class of all tasks."""
-    none = torch.zeros(ctx.setting.num_classes, dtype=torch.int64)
-    before = server[COUNTS]["classes"] if COUNTS in server else none
+    none = TensorDict({"classes": torch.zeros(ctx.setting.num_classes, dtype=torch.int64)})
+    before = server.get(COUNTS, none)["classes"]
     total = sum((reported["tasks"].sum(0) for reported in replies.of(COUNTS).values()), before)
     return server | {COUNTS: TensorDict({"classes": total})}, {}
 
 
-@aggregates("prototypes")
-def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """g^k ← mean of c^k over the clients that uploaded class k.
+@fl.aggregates("prototypes")
+def aggregate_local_prototypes(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Compute g^k, the mean of c^k over the clients that uploaded class k.
 
-    Metrics: classes with a prototype; mean and largest norm of the *uploads*, which show a client with features that
-    grow without bound, as g does not.
+    Metrics: classes with a prototype; mean and largest norm of the *uploads*, which may grow without bound.
     """
-    after, facts = fused_prototypes(server, replies, ctx)
-    facts = {"classes_known": float(after[PROTOTYPES].present.sum()), **facts}
-    sent = [upload.means[upload.present] for upload in replies.of(PROTOTYPES).values()]
+    after, facts = class_prototypes.fused_prototypes(server, replies, ctx)
+    facts = {"classes_known": float(after[fl.PROTOTYPES].present.sum()), **facts}
+    sent = [upload.means[upload.present] for upload in replies.of(fl.PROTOTYPES).values()]
     norms = torch.cat(sent).double().norm(dim=1)
     if len(norms):
         facts |= {"prototype_norm_mean": float(norms.mean()), "prototype_norm_max": float(norms.max())}
@@ -391,8 +358,5 @@ def aggregate_local_prototypes(server: Record, replies: Replies, ctx: RoundConte
 
 
 def without_classes(logits: Tensor, absent: Tensor) -> Tensor:
-    """Return logits [B, K] with probability 0 at ``absent`` classes, bool [K].
-
-    They are finite, so that padding, with a label that may be absent, has a finite loss.
-    """
+    """Return logits [B, K], finite, with probability 0 at ``absent`` classes, bool [K]."""
     return logits.masked_fill(absent, torch.finfo(logits.dtype).min / 2)

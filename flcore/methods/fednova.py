@@ -26,18 +26,9 @@ from flcore.aggregation.weights import scaled_update
 from flcore.core.params import Search, param
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
+from flcore.methods import types as fl
 from flcore.methods.fedavg import fold_models, sample_counts, with_model
 from flcore.methods.fedprox import FedProx
-from flcore.methods.types import (
-    MODEL,
-    ClientContext,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 STEPS = Key("effective_steps", TensorDict)
 """‖a_i‖₁, one float64."""
@@ -51,17 +42,17 @@ class FedNova(FedProx, name="fednova", citation="Wang et al., NeurIPS 2020"):
 
     mu: float = param(0.0, "weight μ of FedProx's proximal term", low=0, search=Search(choices=(0.0, 0.001, 0.01, 0.1)))
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         steps = effective_steps(trained.steps, ctx.momentum, ctx.learning_rate * self.mu)
         return {**message, STEPS: TensorDict({"norm": torch.tensor([steps], dtype=torch.float64)})}, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"aggregate": aggregate_normalised}
 
 
 def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
-    """Return ‖a‖₁ of SGD with momentum ρ and a proximal term, `shrinkage` = η μ."""
+    """Return ‖a‖₁; ``shrinkage`` is η μ."""
     moved = velocity = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1 - shrinkage * moved
@@ -69,13 +60,13 @@ def effective_steps(steps: int, momentum: float, shrinkage: float) -> float:
     return moved
 
 
-@aggregates("weights")
-def aggregate_normalised(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+@fl.aggregates("weights")
+def aggregate_normalised(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Average updates that are scaled to equal steps, w ← w + Σ p_i (τ_eff / ‖a_i‖₁) (w_i − w)."""
-    sizes, before = sample_counts(replies), server[MODEL]
+    sizes, before = sample_counts(replies), server[fl.MODEL]
     steps = {client: float(sent["norm"]) or 1.0 for client, sent in replies.of(STEPS).items()}  # 0: it has not moved
     longer = {i: sum(sizes[j] * (steps[j] / steps[i]) for j in sizes) / sum(sizes.values()) for i in sizes}
     models = {i: Weights(scaled_update(Weights(w.params), before, longer[i]).params, w.buffers)
-              for i, w in replies.of(MODEL).items()}  # fmt: skip
+              for i, w in replies.of(fl.MODEL).items()}  # fmt: skip
     model, facts = fold_models(models, sizes, server, ctx)
     return with_model(server, model, ctx), facts

@@ -21,9 +21,9 @@ from flcore.io.messages import Weights
 from flcore.io.records import Payloads
 from flcore.math.losses.alignment import not_true_distillation
 from flcore.math.losses.basic import cross_entropy
+from flcore.methods import types as fl
 from flcore.methods.api import ModelPart, teacher_output
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, ClientContext, FederationContext, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FedNTD(FedAvg, name="fedntd", citation="Lee et al., NeurIPS 2022", reduces
     )
     tau_squared: bool = param(False, "multiply the distillation by τ², which the authors' code does not")
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         if setting.num_classes == 2 and self.beta > 0:
             warnings.warn(
                 "fedntd: with two classes the distillation of not-true classes is zero; this run equals fedavg",
@@ -44,13 +44,13 @@ class FedNTD(FedAvg, name="fedntd", citation="Lee et al., NeurIPS 2022", reduces
             )
         return super().start_server(setting)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         return {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
 
-    def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
-        return {"teacher": ("logits", ctx.with_statistics(ctx.received[MODEL]))} if self.beta > 0 else {}
+    def teachers(self, ctx: fl.ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
+        return {"teacher": ("logits", ctx.with_statistics(ctx.received[fl.MODEL]))} if self.beta > 0 else {}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         logits = model.classify(model.features(batch.images))
         terms = {"cross_entropy": cross_entropy(logits, batch.labels, batch.weight)}
         if self.beta > 0:

@@ -1,39 +1,29 @@
 """FedPA (Jiang, Wang, Yang, Shu, Lin, Yi, IEEE TDSC 2024): full-model regularisation by prototypes and a generator.
 
-Extends FedGen (`flcore/methods/fedgen.py`, same notation). t counts rounds from 0, φ are the global prototypes, Φ is
-the head, Π the encoder.
+Extends FedGen (`flcore/methods/fedgen.py`, same notation). t counts rounds from 0, φ are the global prototypes.
 
 Client, from t = 1 on (t = 0 has neither generator nor prototypes, and is FedAvg to the bit):
 
     L = CE(x, y) + λ_ge · (B_gen/B) · CE(h(G(ε, ỹ)), ỹ) + λ_po · dist(f(x), φ^y)              (Eq. 9 to 12)
     λ_ge = max(1e-4, 25·0.98^t),    λ_po = max(0.15, 5·0.98^t).
 
-The first extra term reaches Φ alone, the second Π alone. A weight of 0, or a switch, turns a term off despite its
-floor. After training a client sends the mean feature of each of its classes and its label counts.
+The first extra term reaches the head alone, the second the encoder alone. A weight of 0, or a switch, turns a term off
+despite its floor. After training a client sends the mean feature of each of its classes and its label counts.
 
 Server: φ^c = Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the sampled clients that sent class c (Algorithm 1); other classes
 keep their prototype. Then the generator, as FedGen's, but pushed *away* from the prototypes (Eq. 5 to 8):
 
     L = γ_fid · L_fid + γ_div · L_div − γ_ad · dist(G(ε, ỹ), φ^ỹ),    γ_fid = max(1e-4, 25·0.98^t), no L_ad at t = 0.
 
-Choices where paper and code disagree (fedpa.md, sections 4 to 7), each a parameter:
-``po_form`` dist is the mean square over d (code), or the un-squared norm (paper). ``div_mask`` pairs in the diversity:
-of equal labels (paper), different ones (code), all. ``gen_proto`` the generator sees this round's prototypes (paper) or
-the last one's (code). ``noise`` uniform (code) or normal (paper). ``gen_label_dist`` ỹ uniform over the labels that any
-client reported (code), or by frequency (paper). ``fidelity`` weights of samples, or the code's mistake.
-``preset: authors`` sets ``div_mask: inter``, ``gen_proto: old``, ``fidelity: authors_broadcast`` and
-``proto_mode: running``.
+Where paper and code disagree (fedpa.md, sections 4 to 7) parameters choose. Deviations: prototypes come from one pass
+in evaluation mode after training (``proto_mode: running`` is the code); samples of classes without φ take no part (the
+code has zero rows there); L_fid has no 1/|S|, since its weights sum to 1; labels are those that clients have reported.
 
-Deviations: prototypes come from one pass in evaluation mode after training; ``proto_mode: running`` averages the
-features of all mini-batches while the weights move, as the code does. Samples of classes without φ take no part (the
-code has zero rows there, which pull to the origin); L_fid has no 1/|S|, since its weights sum to 1 already; labels are
-those that clients have reported so far.
+L_ad is unbounded without ``ad_cap``: with the defaults generated features move far away from the prototypes (metric
+``generator_distance``, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch).
 
-``ad_cap`` bounds L_ad, which is otherwise unbounded: with the defaults generated features run far away from the
-prototypes (``generator_distance`` in the history, the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over a batch). Training survives that.
-
-Prototypes of rare classes are nearly single features, which ``min_count``, ``proto_clip`` and ``proto_noise`` withhold,
-bound and blur (`flcore/math/prototypes/release.py`); label counts are sent as they are.
+Privacy: prototypes of rare classes are nearly single features, see `flcore/math/prototypes/release.py`; label counts
+are sent as they are.
 """
 
 from __future__ import annotations
@@ -52,39 +42,10 @@ from flcore.io.records import Key, Payloads, Record
 from flcore.math.generators.features import diversity_loss, fidelity_loss, frozen_head_logits
 from flcore.math.losses.alignment import prototype_pull
 from flcore.math.losses.basic import cross_entropy
-from flcore.methods.kit.class_prototypes import (
-    RunningPrototypes,
-    fused_prototypes,
-    no_prototypes,
-    received_prototypes,
-)
-from flcore.methods.kit.feature_generator import (
-    FEATURE_GENERATOR,
-    FLOOR,
-    LABEL_COUNTS,
-    LABEL_DISTRIBUTION,
-    FeatureGeneratorMethod,
-    Heads,
-    Objective,
-    generated_cross_entropy,
-    reported,
-    uniform_distribution,
-)
+from flcore.methods import types as fl
+from flcore.methods.kit import class_prototypes
+from flcore.methods.kit import feature_generator as gen
 from flcore.methods.kit.server_training import Terms
-from flcore.methods.types import (
-    PROTOTYPES,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 KNOWN_COUNTS = Key("known_counts", TensorDict)
 """``held`` int64 [N, K]: every client's latest label counts, at the server alone."""
@@ -92,8 +53,8 @@ KNOWN_COUNTS = Key("known_counts", TensorDict)
 
 @dataclass(frozen=True)
 class FedPA(
-    RunningPrototypes,
-    FeatureGeneratorMethod,
+    class_prototypes.RunningPrototypes,
+    gen.FeatureGeneratorMethod,
     name="fedpa",
     citation="Jiang et al., IEEE TDSC 2024",
     reduces_to_fedavg={"use_ge": False, "use_po": False},
@@ -168,44 +129,44 @@ class FedPA(
     def sends_prototypes(self) -> bool:
         return self.pulls or self.pushes
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
-        return {**server, **no_prototypes(setting)} if self.sends_prototypes else server
+        return {**server, **class_prototypes.no_prototypes(setting)} if self.sends_prototypes else server
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         message = super().broadcast(server, client, ctx)
-        return {**message, PROTOTYPES: server[PROTOTYPES]} if self.pulls else message
+        return {**message, fl.PROTOTYPES: server[fl.PROTOTYPES]} if self.pulls else message
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         inputs: dict[str, Any] = {}
-        if FEATURE_GENERATOR in ctx.received:
-            weight = exponential(self.lambda_ge0, self.decay, FLOOR)
+        if gen.FEATURE_GENERATOR in ctx.received:
+            weight = exponential(self.lambda_ge0, self.decay, gen.FLOOR)
             inputs["lambda_ge"] = weight(ctx.rounds_done) * self.generated_share(ctx)
         if self.pulls and ctx.rounds_done > 0:
             weight = exponential(self.lambda_po0, self.decay, self.lambda_po_floor)
-            inputs |= {"lambda_po": weight(ctx.rounds_done), **received_prototypes(ctx)}
+            inputs |= {"lambda_po": weight(ctx.rounds_done), **class_prototypes.received_prototypes(ctx)}
         return inputs
 
-    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        return self.generated(ctx, steps, generator) if FEATURE_GENERATOR in ctx.received else {}
+    def random_inputs(self, ctx: fl.ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        return self.generated(ctx, steps, generator) if gen.FEATURE_GENERATOR in ctx.received else {}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         model.record_features(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "lambda_ge" in inputs:
-            terms["generated"] = inputs["lambda_ge"] * generated_cross_entropy(model, batch)
+            terms["generated"] = inputs["lambda_ge"] * gen.generated_cross_entropy(model, batch)
         if "lambda_po" in inputs:
             known = inputs["means"], inputs["present"]
             pull = prototype_pull(features, batch.labels, *known, self.po_form, weight=batch.weight)
             terms["prototype_pull"] = inputs["lambda_po"] * pull
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         """Add prototypes and label counts.
 
-        Counts: ``held``, of all training samples, weigh prototypes and tell which labels exist; ``drawn``, of the
-        mini-batches, weigh heads, unless ``counts: held``.
+        ``held`` of all training samples weighs prototypes and shows which labels exist; ``drawn`` of mini-batches
+        weighs heads.
         """
         message, client_state = super().reply(ctx, trained)
         if not self.sends_prototypes and not self.generates:
@@ -213,39 +174,39 @@ class FedPA(
         counts = {"held": ctx.class_counts}
         if self.generates and self.counts == "both":
             counts["drawn"] = trained.drawn_labels()
-        own: Payloads = {PROTOTYPES: self.own_prototypes(ctx, trained)} if self.sends_prototypes else {}
-        return {**message, **own, LABEL_COUNTS: TensorDict(counts)}, client_state
+        own: Payloads = {fl.PROTOTYPES: self.own_prototypes(ctx, trained)} if self.sends_prototypes else {}
+        return {**message, **own, gen.LABEL_COUNTS: TensorDict(counts)}, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        fuse: dict[str, ServerStep] = {"fuse-prototypes": fuse_client_prototypes} if self.sends_prototypes else {}
-        train: dict[str, ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        fuse: dict[str, fl.ServerStep] = {"fuse-prototypes": fuse_client_prototypes} if self.sends_prototypes else {}
+        train: dict[str, fl.ServerStep] = {"train-generator": self.train_generator} if self.generates else {}
         rest = {**train, **super().server_steps()}
         return {**rest, **fuse} if self.gen_proto == "old" else {**fuse, **rest}
 
-    def head_counts(self, replies: Replies) -> Tensor:
-        return reported(replies, "drawn" if self.counts == "both" else "held")
+    def head_counts(self, replies: fl.Replies) -> Tensor:
+        return gen.reported(replies, "drawn" if self.counts == "both" else "held")
 
-    def known_labels(self, server: Record, replies: Replies, setting: FederationContext) -> Payloads:
+    def known_labels(self, server: Record, replies: fl.Replies, setting: fl.FederationContext) -> Payloads:
         """Return ``label_distribution``: uniform over the labels that clients have reported, or by frequency."""
-        held = reported(replies, "held")
+        held = gen.reported(replies, "held")
         if self.gen_label_dist == "uniform":
-            return {LABEL_DISTRIBUTION: uniform_distribution(server, held)}
+            return {gen.LABEL_DISTRIBUTION: gen.uniform_distribution(server, held)}
         none = torch.zeros(setting.num_clients, setting.num_classes, dtype=torch.int64)
         known = server.get(KNOWN_COUNTS, TensorDict({"held": none}))["held"].clone()
         known[list(replies)] = held
         chances = known.sum(dim=0).double()
         return {
             KNOWN_COUNTS: TensorDict({"held": known}),
-            LABEL_DISTRIBUTION: TensorDict({"p": (chances / chances.sum()).float()}),
+            gen.LABEL_DISTRIBUTION: TensorDict({"p": (chances / chances.sum()).float()}),
         }
 
-    def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
+    def objective(self, server: Record, heads: gen.Heads, passed: int) -> gen.Objective:
         """Return γ_fid · L_fid + γ_div · L_div − γ_ad · L_ad.
 
         ``distance``, of weight 0: the RMS of ‖G(ε, ỹ) − φ^ỹ‖ over the samples of classes with a prototype.
         """
-        gamma_fid = exponential(self.gamma_fid0, self.decay, FLOOR)(passed)
-        prototypes = server.get(PROTOTYPES)
+        gamma_fid = exponential(self.gamma_fid0, self.decay, gen.FLOOR)(passed)
+        prototypes = server.get(fl.PROTOTYPES)
 
         def loss(outputs: Tensor, noise: Tensor, labels: Tensor) -> Terms:
             logits = frozen_head_logits(outputs, heads.params)
@@ -268,8 +229,8 @@ class FedPA(
         return loss
 
 
-@aggregates("prototypes")
-def fuse_client_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """φ^c ← Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; others keep theirs."""
-    held = {client: counts["held"] for client, counts in replies.of(LABEL_COUNTS).items()}
-    return fused_prototypes(server, replies, ctx, held)
+@fl.aggregates("prototypes")
+def fuse_client_prototypes(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Set φ^c to Σ_k n_{k,c} φ_k^c / Σ_k n_{k,c} over the clients that sent class c; others keep theirs."""
+    held = {client: counts["held"] for client, counts in replies.of(gen.LABEL_COUNTS).items()}
+    return class_prototypes.fused_prototypes(server, replies, ctx, held)

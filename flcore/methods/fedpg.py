@@ -17,24 +17,14 @@ which is frozen and in evaluation mode: z = f(G(ε, y)), ε uniform on [0, 1),
 
 then ``n_virtual`` images of every class, the same for every client of the next round; none after the last round.
 
-Where paper and code disagree (section 7) the defaults are: the ordinary softmax (a: ``dce_denominator``), squared
-distances times s = 2 (b: ``dce_dist``, ``dce_scale``), P' = P fixed (c: with ``proto_init: random``, drawn in every
-round, and both learning rates 2e-5 it is the code, with P' never near P; with ``proto_lr`` = 0, d has no
-gradient and is only logged), a generator learning rate of 2e-4 (n), missing classes masked out of d (e: ``d_form:
-zero_rows`` is the code), a mean over them (``d_reduction``), SC with detached virtual features and a tenth of it on
-virtual images alone, as in the code and as in VHL (f, g, p). The model really is frozen (d: in the code it drifts).
-Virtual images are put on the scale of the real ones (``pixel_range: authors`` is the code's mismatch), and virtual
-batches are shuffled in every pass (the code repeats the first one). Supports are drawn with replacement where a class
-has more images, else all are taken (as in the code).
+Where paper and code disagree: section 7; parameters choose. With ``proto_lr`` = 0, the default, P' = P, and d has no
+gradient and is only logged. Supports are drawn with replacement if a class has more images, else all are taken. Virtual
+batches are shuffled in every pass (the code repeats the first one). With no client term on, no virtual images are sent
+and the model is FedAvg's. Under ``model.batchnorm: local`` the server has only the initial statistics.
 
-Labels travel with the images, 8 bytes each. Rounds before the first prototype train nothing. With no client term on, no
-virtual images are sent and the model is FedAvg's. The frozen model reads the averaged BatchNorm statistics; under
-``model.batchnorm: local`` the server has only the initial ones, and the images are of little use.
-
-Privacy (l): means of one or two images are nearly single features. ``min_count``, the specification's
-``min_proto_samples``, holds back prototypes of fewer images, min(samples of the class, ``support``).
-Clipping and noise protect all of a client's images (``proto_unit: client``); a bound for one image would be 2C/m if it
-were in the mean once, but supports drawn with replacement may hold it up to m times.
+Privacy (l): means of one or two images are nearly single features. ``min_count`` holds back prototypes of fewer images,
+min(samples of the class, ``support``). Clipping and noise protect all of a client's images (``proto_unit: client``): a
+support drawn with replacement may contain an image up to m times.
 """
 
 from __future__ import annotations
@@ -49,36 +39,14 @@ from torch import Tensor
 from flcore.core.params import Search, param
 from flcore.io.messages import Count, Prototypes, TensorDict
 from flcore.io.records import Key, Payloads, Record, on_device
-from flcore.math.generators.images import (
-    dce_loss,
-    guided_targets,
-    image_facts,
-    prototype_loss,
-    prototype_match,
-    random_targets,
-    target_facts,
-)
+from flcore.math.generators import images as guidance
 from flcore.math.prototypes.class_means import support_means
+from flcore.methods import types as fl
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, fused_prototypes, no_prototypes
 from flcore.methods.kit.image_generator import IMAGE_GENERATOR, SHIPPING, ImageGeneratorMethod
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Terms, leaves
 from flcore.methods.kit.virtual_images import VIRTUAL, VirtualLoss, global_features
-from flcore.methods.types import (
-    MODEL,
-    PROTOTYPES,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 TARGETS = Key("targets", TensorDict)
 """``means`` [K, d]: P' of the last training."""
@@ -202,53 +170,47 @@ class FedPG(
             joint=self.passes == "joint",
         )
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         return {**super().start_server(setting), **no_prototypes(setting)}
 
-    def is_over(self, ctx: RoundContext) -> bool:
-        """Return whether virtual images have ended with ``stop_round``."""
+    def is_over(self, ctx: fl.RoundContext) -> bool:
         return self.stop_round is not None and ctx.round > self.stop_round
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Send virtual images up to ``stop_round`` alone.
-
-        A round without replies has no stages: the last images would still be there after it.
-        """
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        """Send virtual images up to ``stop_round``; without replies a round leaves the last ones at the server."""
         message = Record(super().broadcast(server, client, ctx))
         return message.without(VIRTUAL) if self.is_over(ctx) else message
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         if "virtual" not in inputs:
             return super().loss(model, batch, inputs)
         return self.client_loss.terms(model, batch, inputs["virtual"])
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if self.is_over(ctx):
             return message, client_state
         stream = ctx.stream("fedpg support")
         own = support_means(*trained.features(), ctx.setting.num_classes, self.support, stream)
-        return {**message, PROTOTYPES: self.release(ctx, own, ctx.class_counts.clamp_max(self.support))}, client_state
+        return {
+            **message,
+            fl.PROTOTYPES: self.release(ctx, own, ctx.class_counts.clamp_max(self.support)),
+        }, client_state
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
         return super().privacy(releases if self.stop_round is None else min(releases, self.stop_round))
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        return {
-            **super().server_steps(),
-            "aggregate-prototypes": aggregate_supports,
-            "train-generator": self.train_generator,
-            "generate-images": self.generate_images,
-        }
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        generate = {"train-generator": self.train_generator, "generate-images": self.generate_images}
+        return {**super().server_steps(), "aggregate-prototypes": aggregate_supports, **generate}
 
-    def prepares_images(self, server: Record, ctx: RoundContext) -> bool:
-        """Return whether the next round has virtual images, and there is a prototype to aim at."""
+    def prepares_images(self, server: Record, ctx: fl.RoundContext) -> bool:
         rounds = ctx.setting.rounds
         last = rounds if self.stop_round is None else min(rounds, self.stop_round)
-        return ctx.round < last and (TARGETS in server or bool(server[PROTOTYPES].present.any()))
+        return ctx.round < last and (TARGETS in server or bool(server[fl.PROTOTYPES].present.any()))
 
-    def train_generator(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Take ``gen_steps`` steps of the generator; the model does not change.
+    def train_generator(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Take ``gen_steps`` steps of the generator.
 
         Raises:
             ArithmeticError: the generator diverged.
@@ -257,33 +219,33 @@ class FedPG(
         if not self.prepares_images(server, ctx):
             return server, {}
         held = on_device(server.without(VIRTUAL), ctx.setting.device)
-        prototypes, start = held[PROTOTYPES], self.first_targets(held, ctx.stream("fedpg targets"))
+        prototypes, start = held[fl.PROTOTYPES], self.first_targets(held, ctx.stream("fedpg targets"))
         moving = leaves({"targets": start})
         weights, fitted = self.fit_generator(
             held,
             ctx.setting,
             ctx.stream("fedpg generator"),
             lambda features, labels: self.terms(features, labels, moving["targets"], prototypes),
-            beside=(moving, self.proto_lr),
+            targets=(moving, self.proto_lr),
         )
         targets = moving["targets"].detach()
         trained = on_device(Record({IMAGE_GENERATOR: weights, TARGETS: TensorDict({"means": targets})}), "cpu")
         facts = fitted.facts("generator_", 0, "_first") | fitted.facts("generator_", -1, "_last")
         facts["match"] = self.match(targets, prototypes).item()
-        return server | trained, facts | target_facts(targets, prototypes.means, prototypes.present)
+        return server | trained, facts | guidance.target_facts(targets, prototypes.means, prototypes.present)
 
     def first_targets(self, held: Record, stream: torch.Generator) -> Tensor:
-        """Return P' before a training, [K, d]."""
-        means, present = held[PROTOTYPES].means, held[PROTOTYPES].present
+        """Return the initial P' of a training, [K, d]."""
+        means, present = held[fl.PROTOTYPES].means, held[fl.PROTOTYPES].present
         if self.proto_init == "random":
-            return random_targets(len(means), means.shape[1], stream).to(means.device)
-        return guided_targets(means, present, held[TARGETS]["means"] if TARGETS in held else None, stream)
+            return guidance.random_targets(len(means), means.shape[1], stream).to(means.device)
+        return guidance.guided_targets(means, present, held[TARGETS]["means"] if TARGETS in held else None, stream)
 
     def terms(self, features: Tensor, labels: Tensor, targets: Tensor, prototypes: Prototypes) -> Terms:
         """Return L_G of generated images' features [B, d]."""
         scale, distance, denominator = self.dce_scale, self.dce_dist, self.dce_denominator
-        dce = dce_loss(features, labels, targets, scale=scale, distance=distance, denominator=denominator)
-        pull = prototype_loss(features, labels, targets)
+        dce = guidance.dce_loss(features, labels, targets, scale=scale, distance=distance, denominator=denominator)
+        pull = guidance.prototype_loss(features, labels, targets)
         terms = {"dce": (1.0, dce), "pull": (self.lambda_s if self.use_lp else 0.0, pull)}
         if self.use_d and self.proto_lr > 0:
             terms["match"] = (1.0, self.match(targets, prototypes))
@@ -292,31 +254,33 @@ class FedPG(
     def match(self, targets: Tensor, prototypes: Prototypes) -> Tensor:
         """Return d(P', P)."""
         means, present, reduction = prototypes.means, prototypes.present, self.d_reduction
-        return prototype_match(targets, means, present, scale=self.dce_scale, reduction=reduction, form=self.d_form)
+        return guidance.prototype_match(
+            targets, means, present, scale=self.dce_scale, reduction=reduction, form=self.d_form
+        )
 
-    def generate_images(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Make the next round's virtual images. Metrics: the global model's answers to them."""
+    def generate_images(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Make the next round's virtual images. Metrics: the global model's predictions for them."""
         if not self.prepares_images(server, ctx):
             return server, {}
         setting = ctx.setting
-        held = on_device(server.only(MODEL, PROTOTYPES, IMAGE_GENERATOR), setting.device)
-        model, prototypes = held[MODEL], held[PROTOTYPES]
+        held = on_device(server.only(fl.MODEL, fl.PROTOTYPES, IMAGE_GENERATOR), setting.device)
+        model, prototypes = held[fl.MODEL], held[fl.PROTOTYPES]
         virtual = self.virtual_set(held, setting, ctx.stream("fedpg images"))
         features = global_features(setting, virtual["images"], model, self.pixel_range)
         logits = setting.network.classify(features, model.values)
-        facts = image_facts(features, logits, virtual["labels"], prototypes.means, prototypes.present)
+        facts = guidance.image_facts(features, logits, virtual["labels"], prototypes.means, prototypes.present)
         ships = self.client_loss.is_on and facts["nearest_prototype_accuracy"] >= self.gate
         made = on_device(Record({VIRTUAL: virtual}), "cpu") | {SHIPPING: Count(int(ships))}
         return server | made, {**facts, "shipped": float(ships)}
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Return features of new images by the global model; None before the generator was trained."""
         return super().generated_features(server, setting, count, generator) if TARGETS in server else None
 
 
-@aggregates("prototypes")
-def aggregate_supports(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """P_c ← mean of P_{k,c} over this round's clients that sent class c; other classes are absent."""
+@fl.aggregates("prototypes")
+def aggregate_supports(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Set P_c to the mean of P_{k,c} over this round's clients that sent class c; other classes are absent."""
     return fused_prototypes(server, replies, ctx, keep=False)

@@ -27,35 +27,18 @@ from flcore.io.messages import TensorDict
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import prototype_contrast
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.kit.class_prototypes import (
-    CLASS_COUNTS,
-    ReleasesPrototypes,
-    counts_of_uploads,
-    fused_prototypes,
-    no_prototypes,
-    received_prototypes,
-)
-from flcore.methods.types import (
-    MODEL,
-    PROTOTYPES,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
+from flcore.methods.kit import class_prototypes
 
 
 @dataclass(frozen=True)
 class FedProc(
-    ReleasesPrototypes, FedAvg, name="fedproc", citation="Mu et al., FGCS 2023", reduces_to_fedavg={"alpha": 0.0}
+    class_prototypes.ReleasesPrototypes,
+    FedAvg,
+    name="fedproc",
+    citation="Mu et al., FGCS 2023",
+    reduces_to_fedavg={"alpha": 0.0},
 ):
     """FedAvg with a contrast with global prototypes, of falling weight over the rounds."""
 
@@ -66,20 +49,20 @@ class FedProc(
     similarity: Literal["cosine", "inner"] = param("cosine", "similarity of features and prototypes")
     weighted: bool = param(False, "weigh clients by their samples of the class in the mean of prototypes")
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
-        return {**server, **no_prototypes(setting)} if self.alpha > 0 else server
+        return {**server, **class_prototypes.no_prototypes(setting)} if self.alpha > 0 else server
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, PROTOTYPES)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, fl.PROTOTYPES)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         if self.alpha == 0 or ctx.rounds_done == 0:
             return {}
         share = self.alpha * (1 - ctx.rounds_done / ctx.setting.rounds)
-        return {"share": share, **received_prototypes(ctx)}
+        return {"share": share, **class_prototypes.received_prototypes(ctx)}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         supervised = cross_entropy(model.classify(features), batch.labels, batch.weight)
         if "share" not in inputs:
@@ -88,25 +71,25 @@ class FedProc(
         contrast = prototype_contrast(features, batch.labels, *known, self.tau, similarity=form, weight=batch.weight)
         return {"cross_entropy": (1 - inputs["share"]) * supervised, "contrast": inputs["share"] * contrast}
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if self.alpha == 0:
             return message, client_state
         prototypes = self.own_prototypes(ctx, trained)
-        message = {**message, PROTOTYPES: prototypes}
+        message = {**message, fl.PROTOTYPES: prototypes}
         if self.weighted:
-            message |= {CLASS_COUNTS: TensorDict({"held": ctx.class_counts[prototypes.present.cpu()]})}
+            message |= {class_prototypes.CLASS_COUNTS: TensorDict({"held": ctx.class_counts[prototypes.present.cpu()]})}
         return message, client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        stages = dict(super().server_steps())
-        return stages if self.alpha == 0 else {**stages, "fuse-prototypes": self.fuse_prototypes}
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        fuse: dict[str, fl.ServerStep] = {"fuse-prototypes": self.fuse_prototypes} if self.alpha > 0 else {}
+        return {**super().server_steps(), **fuse}
 
-    @aggregates("prototypes")
-    def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """c_j ← the mean of the round's uploads of class j."""
-        counts = counts_of_uploads(replies) if self.weighted else None
-        return fused_prototypes(server, replies, ctx, counts)
+    @fl.aggregates("prototypes")
+    def fuse_prototypes(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Set c_j to the mean of the round's uploads of class j."""
+        counts = class_prototypes.counts_of_uploads(replies) if self.weighted else None
+        return class_prototypes.fused_prototypes(server, replies, ctx, counts)
 
     @property
     def sends_prototypes(self) -> bool:

@@ -23,33 +23,16 @@ from flcore.core.params import Search, param
 from flcore.io.records import Payloads, Record
 from flcore.math.losses.alignment import prototype_pull
 from flcore.math.losses.basic import cross_entropy, distances
+from flcore.methods import types as fl
 from flcore.methods.api import Method, ScoreKind
-from flcore.methods.kit.class_prototypes import (
-    RunningPrototypes,
-    fused_prototypes,
-    no_prototypes,
-    received_prototypes,
-)
+from flcore.methods.kit import class_prototypes
 from flcore.methods.kit.preset import AuthorsPreset
-from flcore.methods.types import (
-    MODEL,
-    PROTOTYPES,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 
 @dataclass(frozen=True)
-class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citation="Tan et al., AAAI 2022"):
+class FedProto(
+    AuthorsPreset, class_prototypes.RunningPrototypes, Method, name="fedproto", citation="Tan et al., AAAI 2022"
+):
     """Personal models, aligned by exchanging one prototype per class."""
 
     AUTHORS: ClassVar[Mapping[str, Any]] = {"proto_mode": "running"}
@@ -61,16 +44,16 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citati
         "classifier", "answer with the client's head, or with the nearest prototype among the classes that it holds"
     )
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        return no_prototypes(setting)
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
+        return class_prototypes.no_prototypes(setting)
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return {PROTOTYPES: server[PROTOTYPES]}
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return {fl.PROTOTYPES: server[fl.PROTOTYPES]}
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        return received_prototypes(ctx)
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        return class_prototypes.received_prototypes(ctx)
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         model.record_features(features)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
@@ -79,32 +62,31 @@ class FedProto(AuthorsPreset, RunningPrototypes, Method, name="fedproto", citati
             terms["alignment"] = self.weight * prototype_pull(features, batch.labels, *known, weight=batch.weight)
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        return {PROTOTYPES: self.own_prototypes(ctx, trained)}, {MODEL: trained.weights}
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
+        return {fl.PROTOTYPES: self.own_prototypes(ctx, trained)}, {fl.MODEL: trained.weights}
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"aggregate-prototypes": aggregate_prototypes}
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return {} if self.inference == "classifier" else {PROTOTYPES: server[PROTOTYPES]}
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return {} if self.inference == "classifier" else {fl.PROTOTYPES: server[fl.PROTOTYPES]}
 
     @property
     def score_kind(self) -> ScoreKind:
         return "logits" if self.inference == "classifier" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return logits of the head, also without any usable prototype; or minus the mean squared distances."""
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         features = model.features(images)
         logits = model.classify(features)
         if self.inference == "classifier":
             return logits
-        prototypes = known[PROTOTYPES]
+        prototypes = known[fl.PROTOTYPES]
         usable = prototypes.present if classes is None else prototypes.present & classes.to(features.device)
         nearest = (-distances(features, prototypes.means).square() / features.shape[1]).masked_fill(~usable, -torch.inf)
         return torch.where(usable.any(), nearest, logits)
 
 
-@aggregates("prototypes")
-def aggregate_prototypes(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-    """p̄_c ← mean of p_{k,c} over the clients that uploaded class c."""
-    return fused_prototypes(server, replies, ctx)
+@fl.aggregates("prototypes")
+def aggregate_prototypes(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Set p̄_c to the mean of p_{k,c} over the clients that uploaded class c."""
+    return class_prototypes.fused_prototypes(server, replies, ctx)

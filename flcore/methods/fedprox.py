@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flcore.core.params import Search, param
 from flcore.math.losses.basic import proximal
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class FedProx(FedAvg, name="fedprox", citation="Li et al., MLSys 2020", reduces_
 
     mu: float = param(0.01, "weight μ of the proximal term", low=0, search=Search(1e-3, 1.0, log=True))
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
-        return {"anchor": ctx.received[MODEL].params}
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
+        return {"anchor": ctx.received[fl.MODEL].params}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         terms = super().loss(model, batch, inputs)
         if self.mu > 0:
             terms["proximal"] = proximal(model.params, inputs["anchor"], self.mu)

@@ -6,16 +6,15 @@ v_{r_k}; then, over the clients S of the round,
 * server step *assign-clients* (E): r_k ← argmin_j ‖w_k − v_j‖², the first of equals; other clients keep r_k;
 * server step *aggregate* (M): v_j ← mean of the w_k with r_k = j; without such a client in S it stays.
 
-Distances are over all parameters, summed in float64; buffers are averaged with their cluster only. A centre without any
-member, sampled or not, takes the client of S that is farthest from its own centre, unless that empties another cluster.
+Distances are over all parameters, in float64. A centre without any member, sampled or not, takes the client of S that
+is farthest from its own centre, unless that empties another cluster.
 
 First assignment (baselines.md section 18; clients that start from independent centres would never leave them): in round
-1 *all* clients train from the one initial model, whichever ``federation.participation``, so that each gets a centre by
-k-means with a k-means++ start on their models. With J = 1 round 1 samples too, and the run is FedAvg with uniform
-weights, or with ``weighted`` FedAvg itself. A client that failed in round 1 starts from centre 0, and belongs to no
-centre until it answers.
+1 *all* clients train from the initial model, and k-means with a k-means++ start on their models assigns them. With J =
+1 round 1 samples too, and the run is FedAvg with uniform weights, or with ``weighted`` FedAvg itself. A client that
+failed in round 1 starts from centre 0, and belongs to no centre until it replies.
 
-A client answers with its centre. The mean over centres, weighted by members, is scored as global (section 21).
+A client predicts with its centre. The mean over centres, weighted by members, is scored as global (section 21).
 
 Metrics: ``cluster_size_j`` (of all clients), ``objective`` (over S, after the M-step, every client once), ``moved``
 (clients of S that changed centres).
@@ -34,8 +33,8 @@ from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, sample_counts
-from flcore.methods.types import MODEL, Exchange, FederationContext, Kind, Metrics, Replies, RoundContext, ServerStep
 
 Models = Mapping[int, Weights]
 
@@ -47,34 +46,32 @@ MOST_ITERATIONS = 50
 
 
 @dataclass(frozen=True)
-class FeSEM(FedAvg, name="fesem", citation="Xie et al., 2020"):
+class FeSEM(FedAvg, name="fesem", citation="Xie et al., 2020", has_global_model=False):
     """Several global models; a client belongs to the one nearest to its trained weights."""
-
-    has_global_model = False
 
     centres: int = param(3, "J, global models side by side", low=1, high=1000, search=Search(choices=(2, 3, 4)))
     weighted: bool = param(False, "weigh clients by their samples in the mean of their cluster")
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         unknown = TensorDict({"centre": torch.full((setting.num_clients,), -1, dtype=torch.int64)})
         return {CLUSTER_ASSIGNMENT: unknown, **{centre_slot(j): setting.initial for j in range(self.centres)}}
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        return (Exchange(participants="all" if round_number == 1 and self.centres > 1 else "cohort"),)
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
+        return (fl.Exchange(participants="all" if round_number == 1 and self.centres > 1 else "cohort"),)
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return {MODEL: own_centre(server, client)}
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return {fl.MODEL: server[centre_slot(max(assignment_of(server)[client], 0))]}
 
     @property
-    def poisonable_payloads(self) -> frozenset[Kind]:
+    def poisonable_payloads(self) -> frozenset[fl.Kind]:
         return frozenset({"weights"})
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"assign-clients": self.assign_clients, "aggregate": self.aggregate}
 
-    def assign_clients(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """E: the centre of each client that answered."""
-        models, before = replies.of(MODEL), assignment_of(server)
+    def assign_clients(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Assign each client with a reply to its centre (E)."""
+        models, before = replies.of(fl.MODEL), assignment_of(server)
         if all(centre < 0 for centre in before):
             assigned = cluster_models(models, self.centres, ctx.numpy_stream("fesem centres"))
         else:
@@ -85,9 +82,8 @@ class FeSEM(FedAvg, name="fesem", citation="Xie et al., 2020"):
         assignment = TensorDict({"centre": torch.tensor(after, dtype=torch.int64)})
         return server | {CLUSTER_ASSIGNMENT: assignment}, {"moved": float(moved)}
 
-    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """M: each centre is the mean of the models of its members in this round."""
-        models, assignment = replies.of(MODEL), assignment_of(server)
+    def aggregate(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        models, assignment = replies.of(fl.MODEL), assignment_of(server)
         sizes = sample_counts(replies) if self.weighted else dict.fromkeys(models, 1)
         own = {client: assignment[client] for client in models}
         centres = {**self.centres_of(server), **cluster_means(models, own, sizes)}
@@ -97,37 +93,30 @@ class FeSEM(FedAvg, name="fesem", citation="Xie et al., 2020"):
         return server | {centre_slot(j): centre for j, centre in centres.items()}, facts
 
     def centres_of(self, server: Record) -> dict[int, Weights]:
-        """Return v_j by number."""
         return {j: server[centre_slot(j)] for j in range(self.centres)}
 
     def global_model(self, server: Record) -> Weights | None:
-        """Return the mean over centres, weighted by their members."""
         members = Counter(centre for centre in assignment_of(server) if centre >= 0)
         if not members:
             return server[centre_slot(0)]  # before the first reply: still the initial model
         return average_weights({j: server[centre_slot(j)] for j in members}, members)
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return self.broadcast(server, client, ctx)
 
-    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        return received[MODEL]
+    def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
+        return received[fl.MODEL]
 
 
 def centre_slot(number: int) -> Key[Weights]:
-    """Return the key of a centre at the server."""
+    """Return the key of a centre."""
     return Key(f"centre_{number:04d}", Weights)
 
 
 def assignment_of(server: Record) -> list[int]:
-    """Return the centre of each client, −1 where it is not known."""
+    """Return the centre of each client, −1 if unknown."""
     assignment: list[int] = server[CLUSTER_ASSIGNMENT]["centre"].tolist()
     return assignment
-
-
-def own_centre(server: Record, client: int) -> Weights:
-    """Return v_{r_k}; the first centre for a client that has none yet."""
-    return server[centre_slot(max(assignment_of(server)[client], 0))]
 
 
 def squared_distance(first: Weights, second: Weights) -> float:
@@ -139,10 +128,7 @@ def squared_distance(first: Weights, second: Weights) -> float:
 def assign(models: Models, centres: Models, absent: Mapping[int, int] | None = None) -> dict[int, int]:
     """Return the nearest centre of each model, with a model moved to every centre without a member.
 
-    Args:
-        models: client id to w_k.
-        centres: number to v_j.
-        absent: number to the members of a centre that are not among the models.
+    ``absent`` counts the members of a centre, by number, that are not among the models.
     """
     assignment, distance = {}, {}
     for client, model in models.items():
@@ -171,14 +157,9 @@ def cluster_means(models: Models, assignment: Mapping[int, int], sizes: Mapping[
 
 
 def cluster_models(models: Models, count: int, generator: np.random.Generator) -> dict[int, int]:
-    """Return clusters of models by their parameters: k-means++ start, then E and M until nothing changes.
+    """Cluster models by their parameters: k-means++ start, then E and M until nothing changes.
 
-    Holds whole models and distances alone: a float64 matrix of all clients would be several times as large.
-
-    Args:
-        models: client id to w_k, one at least.
-        count: clusters; where fewer models differ, the last ones have no member.
-        generator: of the start.
+    If fewer than ``count`` models differ, the last clusters have no member. A float64 matrix of all models is avoided.
     """
     equal = dict.fromkeys(models, 1)
     centres = dict(enumerate(spread_models(models, count, generator)))
@@ -194,7 +175,7 @@ def cluster_models(models: Models, count: int, generator: np.random.Generator) -
 def spread_models(models: Models, count: int, generator: np.random.Generator) -> list[Weights]:
     """Start k-means++ (Arthur, Vassilvitskii, SODA 2007): draw each next model with probability ∝ its squared distance.
 
-    The distance is to the nearest chosen one; fewer than ``count`` are chosen where fewer models differ.
+    The distance is to the nearest chosen one; fewer than ``count`` are chosen if fewer models differ.
     """
     clients = list(models)
     chosen = [models[clients[int(generator.integers(len(clients)))]]]

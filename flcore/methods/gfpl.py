@@ -1,7 +1,7 @@
 """GFPL (Lu, He, Li, Wang, Gong): personal models; mixtures of Gaussians travel, not weights; a fixed frame aligns them.
 
 With its linear head g a client has a projection l of features f (Linear, d_f to d_p), h = l(f)/‖l(f)‖, and the simplex
-equiangular tight frame Z, which all parties build from the run's seed. Local training, in every round:
+equiangular tight frame Z, a function of the run's seed. Local training, in every round:
 
     L = CE(g(f), y) + λ · mean ½ (h·z_y − 1)²                                         (dual-classifier structure, DCS)
 
@@ -17,23 +17,20 @@ Exchange, in rounds t (from 0) with t ≥ t1 and t mod S_T = 0, after local trai
 Until t1 nothing is sent. Without DCS (or with λ = 0) there is neither l nor Z; without DCS and PFG this is local
 training to the bit.
 
-Choices (gfpl.md, sections 4 to 7): CE runs over all classes. Dropout before the last layer belongs to g, so it is
-active in both trainings, and l reads the feature without it. The exchange follows the local epochs and is not repeated
-in every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at least 1; ``variance_floor`` is *added* to
-variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over clients (with ``use_counts``; else
-sample counts are not sent), normalised over the class at the end; of a merged covariance the diagonal is kept.
-``retrain_source: own`` draws from the client's own mixtures, and sends nothing. Without mixtures the retraining has no
-steps. It takes fresh SGD at ``retrain_lr`` with ``retrain_momentum``; without that rate it follows ``local``, which in
-the paper is the same. ImageNet weights are a parameter of the model (``pretrained``). Without ``use_ce`` the dot
-regression is the whole loss (Fig. 2a and c); the linear head keeps its initial weights, and the frame answers.
+Choices (gfpl.md, sections 4 to 7): dropout before the last layer belongs to g, and l reads the feature without it. The
+exchange follows the local epochs, not every mini-batch (Algorithm 2's indentation). Components: min(n, N/2), at least
+1; ``variance_floor`` is *added* to variances (scikit-learn's ``reg_covar``). Components of a class weigh π·N over
+clients (without ``use_counts``: π); of a merged covariance the diagonal is kept. ``retrain_source: own`` draws from the
+client's own mixtures, and sends nothing. Without ``use_ce`` the dot regression is the whole loss (Fig. 2a and c), the
+linear head keeps its initial weights, and the frame predicts.
 
 Traffic per exchange, d the feature's length: up n·(2d + 1) scalars per (client, class), 404 for n = 4 and d = 50; down
 the same per fused component, to every client. The paper counts the way up alone (``scalars_up``), over S_T rounds.
 
 Privacy: means and deviations of a class with a few samples are nearly single features; ``min_count`` withholds it.
 ``proto_clip`` and ``proto_noise`` act on the means and deviations sent, each a vector, and protect all of a client's
-samples at once (for one sample EM has no bound); the account counts exchanges. It does not cover the components'
-weights and numbers, the classes held and (``use_counts``) the sample counts.
+samples at once; the account counts exchanges. It does not cover weights and numbers of components, classes held and
+sample counts.
 """
 
 from __future__ import annotations
@@ -63,25 +60,9 @@ from flcore.math.prototypes.gaussians import (
     sample_classes,
     unpack_mixtures,
 )
+from flcore.methods import types as fl
 from flcore.methods.api import Method, ScoreKind, kept_model
 from flcore.methods.kit.class_prototypes import ReleasesVectors
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    Exchange,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Phase,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    StepSpec,
-    TrainedClient,
-)
 from flcore.models.network import WithLayers
 
 RETRAIN_LEG = "retrain-heads"
@@ -102,7 +83,7 @@ RETRAINED = Key("retrained", Count)
 """The round of that retraining."""
 
 ROUND = Key("round", Count)
-"""For scoring: the round, where it had an exchange."""
+"""For scoring: a round with an exchange."""
 
 _HEADS = ("head.", "extra.")
 
@@ -176,7 +157,7 @@ class GFPL(
     min_count: int = param(1, "samples that a class needs for its mixture to be sent", low=0)
 
     def __post_init__(self) -> None:
-        """Refuse to answer with a head that does not exist, or that nothing trains."""
+        """Refuse to predict with a missing or untrained head."""
         super().__post_init__()
         if not self.use_ce and (not self.dual or self.head != "etf"):
             raise ValueError("use_ce = false leaves only the second head; set use_dcs, head=etf and a weight above 0")
@@ -192,12 +173,12 @@ class GFPL(
         return self.use_pfg and self.retrain_source == "global"
 
     def exchanges(self, round_number: int) -> bool:
-        """Return whether a round (1-based) ends with a retraining."""
+        """True if a round (1-based) ends with a retraining."""
         passed = round_number - 1
         return self.use_pfg and passed >= self.first_exchange and passed % self.interval == 0
 
     def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> Mapping[str, nn.Module]:
-        """Return the projection l; the paper's length of 80 for FEMNIST must be set.
+        """Return the projection l.
 
         Raises:
             ConfigError: a projection too short for the frame.
@@ -209,29 +190,31 @@ class GFPL(
             raise ConfigError(f"method.projection_dim = {dim}: a frame of {num_classes} classes needs as many")
         return {"projection": nn.Linear(feature_dim, dim)}
 
-    def frame(self, setting: FederationContext) -> Tensor:
-        """Return Z [d_p, K], a function of the seed."""
+    def frame(self, setting: fl.FederationContext) -> Tensor:
+        """Return Z [d_p, K]."""
         dim = len(setting.initial.params["extra.projection.bias"])
         return simplex_etf(dim, setting.num_classes, torch_stream(setting.seed, "simplex frame"))
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         return {FRAME: TensorDict({"frame": self.frame(setting)})} if self.dual else {}
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
         if not self.exchanges(round_number):
-            return (Exchange(server_steps=()),)
-        own = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
-        moves = (StepSpec(optimizer=own),)
-        retraining = Phase(_HEADS, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=moves)
-        training = Exchange(server_steps=tuple(self.server_steps()))
-        return (training, Exchange(RETRAIN_LEG, phases=(retraining,), server_steps=()))
+            return (fl.Exchange(server_steps=()),)
+        sgd = None if self.retrain_lr is None else partial(Sgd, self.retrain_lr, self.retrain_momentum)
+        updates = (fl.StepSpec(optimizer=sgd),)
+        retraining = fl.Phase(
+            _HEADS, epochs=self.retrain_epochs, source="pseudo", loss=self.retrain_loss, updates=updates
+        )
+        training = fl.Exchange(server_steps=tuple(self.server_steps()))
+        return (training, fl.Exchange(RETRAIN_LEG, phases=(retraining,), server_steps=()))
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return server.only(MIXTURES) if ctx.exchange == RETRAIN_LEG else {}
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         device = ctx.setting.device
-        frame: dict[str, LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
+        frame: dict[str, fl.LossInputs | Tensor] = {"frame": self.frame(ctx.setting).to(device)} if self.dual else {}
         if ctx.exchange != RETRAIN_LEG:
             return frame
         features, labels = torch.zeros(0, ctx.setting.feature_dim), torch.zeros(0, dtype=torch.int64)
@@ -242,7 +225,7 @@ class GFPL(
             features, labels = sample_classes(mixtures, number, stream, clip_nonnegative=clip)
         return {**frame, "pseudo": {"inputs": features.to(device), "labels": labels.to(device)}}
 
-    def retraining_mixtures(self, ctx: ClientContext) -> dict[int, Mixture]:
+    def retraining_mixtures(self, ctx: fl.ClientContext) -> dict[int, Mixture]:
         """Return the mixtures that a client draws from, by class."""
         packed = (ctx.received if self.retrain_source == "global" else ctx.client_state).get(MIXTURES)
         mixtures = {} if packed is None else unpack_mixtures(packed)
@@ -250,15 +233,16 @@ class GFPL(
             return mixtures
         return {label: mixture for label, mixture in mixtures.items() if ctx.class_counts[label] > 0}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         return self.both_heads(model, model.features(batch.images), batch, inputs)
 
-    def retrain_loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def retrain_loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         terms = self.both_heads(model, batch.images, batch, inputs)
         return {f"retrain_{name}": term for name, term in terms.items()}
 
-    def both_heads(self, model: LocalModel, features: Tensor, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Return cross-entropy of the linear head and, with a second head, its dot regression."""
+    def both_heads(
+        self, model: fl.LocalModel, features: Tensor, batch: fl.Batch, inputs: fl.LossInputs
+    ) -> dict[str, Tensor]:
         terms = {}
         if self.use_ce:
             terms["cross_entropy"] = cross_entropy(model.classify(features), batch.labels, batch.weight)
@@ -268,20 +252,18 @@ class GFPL(
             terms["dot_regression"] = self.weight * regression
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Send the mixtures in an exchange; keep the model, after the retraining also the heads before it."""
-        client_state: Payloads = {MODEL: trained.weights}
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
+        client_state: Payloads = {fl.MODEL: trained.weights}
         if ctx.exchange == RETRAIN_LEG:
-            before = kept_model(ctx).params
-            heads = Weights({name: value for name, value in before.items() if name.startswith(_HEADS)})
+            heads = kept_model(ctx).part(*_HEADS).without_buffers()
             return {}, {**client_state, BEFORE: heads, RETRAINED: Count(ctx.round)}
         if not self.exchanges(ctx.round):
             return {}, client_state
         own: Payloads = {MIXTURES: self.own_mixtures(ctx, trained)}
         return (own, client_state) if self.sends_prototypes else ({}, {**client_state, **own})
 
-    def own_mixtures(self, ctx: ClientContext, trained: TrainedClient) -> Mixtures:
-        """Return a mixture of the features of each class; clipped and noisy, if asked for and sent."""
+    def own_mixtures(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Mixtures:
+        """Return a mixture of the features of each class; clipped and noisy if configured and sent."""
         features, labels = (values.cpu() for values in trained.features())
         rows = (ctx.class_counts >= (self.min_count if self.sends_prototypes else 0))[labels]
         stream, floor = partial(ctx.numpy_stream, "mixtures"), self.variance_floor
@@ -293,25 +275,21 @@ class GFPL(
         return replace(own, means=means, deviations=deviations.clamp_min(self.variance_floor**0.5))
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """Count the rounds with an exchange."""
         return super().privacy(sum(map(self.exchanges, range(1, releases + 1))))
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"fuse-prototypes": self.fuse_prototypes} if self.sends_prototypes else {}
 
-    def fuse_prototypes(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def fuse_prototypes(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Run Algorithm 1 per class on the union of all clients' Gaussians, in order of their ids."""
         uploads = replies.of(MIXTURES)
         merged = fuse_uploads(uploads, self.merge_distance, per_dimension=self.bd_per_dim)
         fused = pack_mixtures(merged, None, ctx.setting.feature_dim)
-        return server | {MIXTURES: fused}, {
-            "components_uploaded": sum(len(upload.weights) for upload in uploads.values()),
-            "components": len(fused.weights),
-            "classes": len(fused.classes),
-        }
+        facts = {"components_uploaded": sum(len(upload.weights) for upload in uploads.values())}
+        return server | {MIXTURES: fused}, {**facts, "components": len(fused.weights), "classes": len(fused.classes)}
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Send the frame; after an exchange its round, so that clients know whether their old heads are current."""
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        """Send the frame; after an exchange also the round, so that a client knows if its old heads are current."""
         message: dict[str, Payload] = {**server.only(FRAME)}
         return {**message, ROUND: Count(ctx.round)} if self.exchanges(ctx.round) else message
 
@@ -319,24 +297,24 @@ class GFPL(
     def score_kind(self) -> ScoreKind:
         return "logits" if self.head == "linear" else "ranks"
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         return self.scores(model, images, known, classes, head=self.head, among=self.eval_classes)
 
-    def predictors(self) -> Mapping[str, Predict]:
+    def predictors(self) -> Mapping[str, fl.Predict]:
         heads = [head for head in HEADS if head != self.head] if self.dual and self.use_ce else []
         other = "own" if self.eval_classes == "all" else "all"
         by_head = {f"{head}_head": partial(self.scores, head=head, among=self.eval_classes) for head in heads}
-        others: dict[str, Predict] = {f"{other}_classes": partial(self.scores, head=self.head, among=other)}
+        others: dict[str, fl.Predict] = {f"{other}_classes": partial(self.scores, head=self.head, among=other)}
         return {**by_head, **others, **({"before_retraining": self.predict_before} if self.use_pfg else {})}
 
-    def predict_before(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Answer with the heads before this round's retraining, where the client had one."""
+    def predict_before(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+        """Predict with the heads before this round's retraining, if the client had one."""
         if BEFORE in known and ROUND in known and known[RETRAINED] == known[ROUND]:
             model = WithLayers(model, known[BEFORE].values)
         return self.predict(model, images, known, classes)
 
     def scores(
-        self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None, *, head: Head, among: str
+        self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None, *, head: Head, among: str
     ) -> Tensor:
         """Return scores [B, K] of one head: logits, cosines to the frame, or softmax + cosines."""
         features = model.features(images)
@@ -349,11 +327,11 @@ class GFPL(
         return logits.masked_fill(~classes.to(logits.device), -torch.inf)
 
     @property
-    def projections(self) -> Predict | None:
+    def projections(self) -> fl.Predict | None:
         return (lambda model, images, server, classes: projected(model, model.features(images))) if self.dual else None
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         mixtures = unpack_mixtures(server[MIXTURES]) if MIXTURES in server else {}
         if not mixtures:
@@ -362,6 +340,6 @@ class GFPL(
         return features.to(setting.device), labels.to(setting.device)
 
 
-def projected(model: LocalModel, features: Tensor) -> Tensor:
+def projected(model: fl.LocalModel, features: Tensor) -> Tensor:
     """Return H = l(f)/‖l(f)‖, [B, d_p], for features [B, d]."""
     return unit_vectors(model.apply_extra("projection", features))

@@ -25,9 +25,9 @@ from flcore.io.messages import Weights
 from flcore.io.records import Key, Payloads
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import model_contrast
+from flcore.methods import types as fl
 from flcore.methods.api import ModelPart, teacher_output
 from flcore.methods.fedavg import FedAvg
-from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, TrainedClient
 
 PREVIOUS = Key("previous", Weights)
 """A client's model after its last turn, in its state."""
@@ -44,24 +44,24 @@ class Moon(FedAvg, name="moon", citation="Li et al., CVPR 2021", reduces_to_feda
         0.5, "temperature τ of the contrast", above=0, search=Search(0.1, 1.0, log=True, when=lambda m: m.mu > 0)
     )
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         models = {name: weights.values for name, (_, weights) in self.teachers(ctx).items()}
         if not models:
             return {}
         return {"present": torch.tensor([PREVIOUS in ctx.client_state], device=ctx.setting.device), **models}
 
-    def teachers(self, ctx: ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
+    def teachers(self, ctx: fl.ClientContext) -> Mapping[str, tuple[ModelPart, Weights]]:
         """Return both models from the second round on, when clients may have a previous one.
 
         Where this client has none, the received one replaces it and does not count.
         """
         if self.mu == 0 or ctx.round == 1:
             return {}
-        received = ctx.with_statistics(ctx.received[MODEL])
+        received = ctx.with_statistics(ctx.received[fl.MODEL])
         previous = ctx.with_statistics(ctx.client_state[PREVIOUS]) if PREVIOUS in ctx.client_state else received
         return {"global": ("features", received), "previous": ("features", previous)}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         features = model.features(batch.images)
         terms = {"cross_entropy": cross_entropy(model.classify(features), batch.labels, batch.weight)}
         if "present" in inputs:
@@ -70,11 +70,11 @@ class Moon(FedAvg, name="moon", citation="Li et al., CVPR 2021", reduces_to_feda
             terms["contrast"] = self.mu * model_contrast(features, *pair, self.tau, weight=batch.weight)
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if self.mu == 0:
             return message, client_state
         # Statistics that do not travel are in the client's state already.
-        travel = bool(ctx.received[MODEL].buffers)
+        travel = bool(ctx.received[fl.MODEL].buffers)
         previous = trained.weights if travel else trained.weights.without_buffers()
         return message, {**client_state, PREVIOUS: previous}

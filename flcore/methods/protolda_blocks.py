@@ -28,18 +28,9 @@ from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes.discriminant import Margins, directions, head, next_block, solved, standardised_products
 from flcore.math.prototypes.release import clip_to_norm
+from flcore.methods import types as fl
 from flcore.methods.kit.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.types import (
-    MODEL,
-    ClientContext,
-    Exchange,
-    FederationContext,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
+from flcore.methods.protolda import DELIVERY_LEG, LDA_HEAD, STATISTICS_LEG
 
 MARGINS = Key("margins", TensorDict)
 """``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D] of a client; at the server, in float64, of all."""
@@ -52,11 +43,6 @@ MOMENT_PRODUCTS = Key("products", TensorDict)
 
 BASIS = Key("basis", TensorDict)
 """At the server, float64: ``basis`` and ``products`` [D, m], of standardised features; ``first`` [1], a size."""
-
-BLOCK_HEAD = Key("head", Weights)
-"""The head as it is delivered."""
-
-STATISTICS_LEG, DELIVERY_LEG = "statistics", "deliver-head"
 
 
 @dataclass(frozen=True)
@@ -72,11 +58,11 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
     def task_stream_error(self) -> str:
         return ASKS_ONCE
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        return {MODEL: setting.initial}
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
+        return {fl.MODEL: setting.initial}
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        delivery = Exchange(DELIVERY_LEG, participants="all", phases=(), server_steps=())
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
+        delivery = fl.Exchange(DELIVERY_LEG, participants="all", phases=(), server_steps=())
         if round_number > 1:
             return (delivery,)
         statistics = replace(delivery, name=STATISTICS_LEG, server_steps=("begin-basis",))
@@ -85,18 +71,18 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         dictionary = (replace(exchange, participants="all") for exchange in self.dictionary_legs())
         return (*dictionary, statistics, *products, delivery)
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         if ctx.exchange == DELIVERY_LEG:
             if ctx.round > 1:
                 return {}
-            return {BLOCK_HEAD: Weights({name: server[MODEL].params[name] for name in ("head.weight", "head.bias")})}
+            return {LDA_HEAD: server[fl.MODEL].part("head.")}
         if ctx.exchange.startswith("products-"):
             return server.only(BLOCK)
         if ctx.exchange == STATISTICS_LEG:
             return server.only(FILTERS, CLASS_WEIGHTS)
         return super().broadcast(server, client, ctx)
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         if ctx.exchange == DELIVERY_LEG:
             return {}, ctx.client_state
         if ctx.exchange == STATISTICS_LEG:
@@ -105,11 +91,8 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
             return super().reply(ctx, trained)
         return {MOMENT_PRODUCTS: self.products(ctx, trained)}, ctx.client_state
 
-    def margins(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
-        """Return class counts, class sums and Σ f² of the client's features.
-
-        With noise as ProtoLDA's statistics: Σ f² is the diagonal of the second moment.
-        """
+    def margins(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> TensorDict:
+        """Return class counts, class sums and Σ f² of the client's features; noise as in ProtoLDA's statistics."""
         features, labels, weights = self._features(ctx, trained, ctx.received)
         weighted = features * weights[labels].unsqueeze(1)
         sums = features.new_zeros(ctx.setting.num_classes, features.shape[1]).index_add_(0, labels, weighted)
@@ -122,7 +105,7 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         counts = ctx.class_counts.cpu() * weights
         return TensorDict({"counts": counts, **{name: self._sent(value) for name, value in own.items()}})
 
-    def products(self, ctx: ClientContext, trained: TrainedClient) -> TensorDict:
+    def products(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> TensorDict:
         """Return Σ f (fᵀU) of the client's features.
 
         With noise: replacing an image moves f fᵀU by at most √2·clip² times the largest singular value of U.
@@ -135,18 +118,20 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         moved = math.sqrt(2) * self.clip**2 * float(torch.linalg.matrix_norm(vectors, 2))
         return TensorDict({"products": self._sent(products + self._noise(ctx, "products", products.shape, moved))})
 
-    def _features(self, ctx: ClientContext, trained: TrainedClient, known: Record) -> tuple[Tensor, Tensor, Tensor]:
+    def _features(
+        self, ctx: fl.ClientContext, trained: fl.TrainedClient, known: Record
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features float64 [n, D], labels [n], and the weights of classes [C]."""
-        features, labels = trained.features(Weights({**ctx.setting.initial.params, **known[FILTERS].params}))
+        features, labels = trained.features(ctx.setting.initial.with_params(known[FILTERS]))
         features = clip_to_norm(features, self.clip) if self.noise_multiplier else features
         one = torch.ones(ctx.setting.num_classes, dtype=torch.float64)
         weights = known[CLASS_WEIGHTS]["weights"].cpu() if CLASS_WEIGHTS in known else one
         return features.cpu().double(), labels.cpu(), weights
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {**super().server_steps(), "begin-basis": self.begin_basis, "extend-basis": self.extend_basis}
 
-    def begin_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def begin_basis(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Sum over clients, and make the first block."""
         sent = list(replies.of(MARGINS).values())
         totals = {name: torch.stack([own[name].double() for own in sent]).sum(0) for name in sent[0].named}
@@ -158,7 +143,7 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         after: Payloads = {MARGINS: TensorDict(totals), BLOCK: TensorDict({"vectors": block}), BASIS: TensorDict(basis)}
         return server | after, {}
 
-    def extend_basis(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    def extend_basis(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Solve the head over all directions so far, and make the next block.
 
         Metrics: the residual's size in units of the first one, and the number of directions.
@@ -175,13 +160,12 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         first = float(before["first"])
         block = self._sent(directions(next_block(basis, residual, first), margins))
         weight, bias = head(solution, margins)
-        solved_head = {"head.weight": weight.float(), "head.bias": bias.float()}
-        model = Weights({**ctx.setting.initial.params, **server[FILTERS].params, **solved_head})
+        solved_head = Weights({"head.weight": weight.float(), "head.bias": bias.float()})
+        model = ctx.setting.initial.with_params(server[FILTERS]).with_params(solved_head)
         kept = {"basis": basis, "products": products, "first": before["first"]}
-        after = server | {MODEL: model} | {BASIS: TensorDict(kept), BLOCK: TensorDict({"vectors": block})}
+        after = server | {fl.MODEL: model} | {BASIS: TensorDict(kept), BLOCK: TensorDict({"vectors": block})}
         size = float(torch.linalg.matrix_norm(residual, 2)) / first
         return after, {"residual": size, "directions": float(basis.shape[1])}
 
     def privacy(self, releases: int) -> Mapping[str, Any] | None:
-        """Account for all messages: the dictionary's, the margins and every block."""
         return self.account(1 + self.exchanges, "class sums, squares and products with the second moment")

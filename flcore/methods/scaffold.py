@@ -28,21 +28,8 @@ from flcore.core.params import Search, param
 from flcore.io.messages import Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.basic import inner_product
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg, fold_models, with_model
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-    aggregates,
-)
 
 CONTROL = Key("control", Weights)
 """c at the server and on its way down, c_i at a client."""
@@ -66,49 +53,49 @@ class Scaffold(
     use_control: bool = param(True, "correct steps by control variates; else none of them travels", switch=True)
     server_lr: float = param(1.0, "step η_g of the server towards the clients' mean", above=0, search=Search(0.1, 1.5))
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
         return {**server, CONTROL: setting.initial.zeros()} if self.use_control else server
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        return server.only(MODEL, CONTROL)
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        return server.only(fl.MODEL, CONTROL)
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         return {"correction": (ctx.received[CONTROL] - own_control(ctx)).params} if self.use_control else {}
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         terms = super().loss(model, batch, inputs)
         if self.use_control:
             terms["control"] = inner_product(model.params, inputs["correction"])
         return terms
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
         if not self.use_control:
             return message, client_state
         old = new = own_control(ctx)
         if moved := trained.steps * ctx.learning_rate:  # line 12
-            new = old - ctx.received[CONTROL] + (ctx.received[MODEL] - trained.weights) * (1 / moved)
+            new = old - ctx.received[CONTROL] + (ctx.received[fl.MODEL] - trained.weights) * (1 / moved)
         return {**message, CHANGE: new - old}, {CONTROL: new}
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"aggregate": self.aggregate, **({"update-control": update_control} if self.use_control else {})}
 
-    @aggregates("weights")
-    def aggregate(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+    @fl.aggregates("weights")
+    def aggregate(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Move x to the mean of the y_i, or by η_g towards it (line 16)."""
-        mean, facts = fold_models(replies.of(MODEL), dict.fromkeys(replies, 1), server, ctx)
-        x = server[MODEL]
+        mean, facts = fold_models(replies.of(fl.MODEL), dict.fromkeys(replies, 1), server, ctx)
+        x = server[fl.MODEL]
         moved = mean if self.server_lr == 1 else x + self.server_lr * (mean - x)
         return with_model(server, Weights(moved.params, mean.buffers), ctx), facts
 
 
-def own_control(ctx: ClientContext) -> Weights:
+def own_control(ctx: fl.ClientContext) -> Weights:
     """Return c_i, 0 before the client's first turn."""
-    return ctx.client_state.get(CONTROL, ctx.received[MODEL].zeros())
+    return ctx.client_state.get(CONTROL, ctx.received[fl.MODEL].zeros())
 
 
-def update_control(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+def update_control(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Move c by the changes of the c_i (line 17)."""
     share = len(replies) / ctx.setting.num_clients
     return server | {CONTROL: server[CONTROL] + share * uniform_mean(replies.of(CHANGE))}, {}

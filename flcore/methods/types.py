@@ -1,31 +1,25 @@
 """Types that methods and the engine share: contexts, messages, phases and exchanges.
 
 A round has one *exchange* or several. In an exchange clients receive a message, train and reply; then the *server
-steps* process the replies. The next exchange broadcasts the server state that they return. Most methods have one
-exchange.
+steps* process the replies. The next exchange broadcasts the server state that they return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
+from flcore.core.optim import Optimizer
 from flcore.core.rng import numpy_stream, torch_stream
-from flcore.io.messages import Count, Payload, Prototypes, Weights
-from flcore.io.records import Key, Payloads, Record
-from flcore.methods.kit.updates import Batch as Batch  # re-exported, with the next five
-from flcore.methods.kit.updates import LocalModel as LocalModel
-from flcore.methods.kit.updates import Loss as Loss
-from flcore.methods.kit.updates import LossInputs as LossInputs
-from flcore.methods.kit.updates import Perturb as Perturb
-from flcore.methods.kit.updates import StepSpec as StepSpec
-from flcore.models.network import Network
+from flcore.io.messages import Count, Prototypes, Weights
+from flcore.io.records import Key, P, Payloads, Record
+from flcore.models.network import Network, View
 
 MODEL = Key("model", Weights)
 """The model: the global one at the server, the transmitted one in a message, the client's own in client state."""
@@ -47,8 +41,6 @@ Metrics = Mapping[str, float]
 
 They are written to the history's record of that round only.
 """
-
-P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True)
@@ -96,8 +88,7 @@ class RoundContext:
         setting: constants of the federation.
         round: 1-based.
         exchange: name of the exchange.
-        is_later_leg: whether the round has an earlier exchange. Its name then enters the streams' keys, so that two
-            exchanges never draw the same noise.
+        is_later_leg: whether the round has an earlier exchange. The name then enters the streams' keys.
     """
 
     setting: FederationContext
@@ -130,15 +121,14 @@ class ClientContext(RoundContext):
         class_counts: int64 [C], its training samples per class in this round.
         received: the message it received.
         client_state: its state from its last exchange; empty at the first.
-        task: 0-based task of this round; None where data do not change.
-        task_visit: 0-based number of the visit to a task. A cyclic schedule has one visit per round, a blocked one has
-            one per task; 0 where data do not change.
-        task_counts: int64 [T, C], its training samples per task and class of the whole stream; one row where data do
-            not change.
+        task: 0-based task of this round; None without a task stream.
+        task_visit: 0-based number of the visit to a task: of the round in a cyclic schedule, of the task in a blocked
+            one.
+        task_counts: int64 [T, C], its training samples per task and class of the whole stream.
         learning_rate: of local training in this round.
         momentum: of its SGD.
-        steps_per_pass: mini-batches per pass over the data in the current phase, without those that BatchNorm skips.
-            Set for :meth:`flcore.methods.api.Method.random_inputs`, else 0.
+        steps_per_pass: mini-batches per pass over the data in the current phase, without those that BatchNorm skips;
+            set for :meth:`flcore.methods.api.Method.random_inputs`, else 0.
     """
 
     client: int = 0
@@ -160,19 +150,14 @@ class ClientContext(RoundContext):
         return super().numpy_stream(purpose, self.client, *keys)
 
     def with_statistics(self, weights: Weights) -> Weights:
-        """Return weights as this client evaluates them: :func:`with_statistics`."""
         return with_statistics(weights, self.client_state, self.setting)
 
 
 def with_statistics(weights: Weights, client_state: Payloads, setting: FederationContext) -> Weights:
     """Return weights with a complete set of buffers: their own, else a client's private ones, else the initial ones.
 
-    Under ``model.batchnorm: local`` and ``frozen`` no BatchNorm statistics travel.
-
-    Args:
-        weights: with all buffers or none.
-        client_state: the client's state; empty for none.
-        setting: has the initial weights.
+    Under ``model.batchnorm: local`` and ``frozen`` no BatchNorm statistics travel. ``weights`` have all buffers or
+    none.
     """
     if weights.buffers:
         return weights
@@ -216,16 +201,65 @@ S = TypeVar("S", bound=Callable[..., tuple[Payloads, Metrics]])
 
 
 def aggregates(kind: Kind) -> Callable[[S], S]:
-    """Mark a server step that aggregates payloads of this kind by the rule of section ``aggregation``.
-
-    A configuration whose rule no step of the method follows is refused.
-    """
+    """Mark a server step that aggregates payloads of this kind by the rule of section ``aggregation``."""
 
     def mark(step: S) -> S:
         step.aggregates = kind  # type: ignore[attr-defined]  # a function's own namespace
         return step
 
     return mark
+
+
+LossInputs = Mapping[str, Any]
+"""Constants of a loss: tensors, mappings of tensors, or numbers that all clients of an exchange share."""
+
+LocalModel = View
+"""The model as a loss reads it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Input of the loss of one step.
+
+    Attributes:
+        images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
+        labels: int64 [B].
+        weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
+        random_inputs: the step's random numbers, from :meth:`flcore.methods.api.Method.random_inputs`.
+        per_sample: [B, ...] each. Rows of :meth:`flcore.methods.api.Method.per_sample_inputs`, and outputs of
+            :meth:`flcore.methods.api.Method.teachers`; the loss computes teacher outputs that are missing.
+    """
+
+    images: Tensor
+    labels: Tensor
+    weight: Tensor | None = None
+    random_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    per_sample: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Loss = Callable[[LocalModel, Batch, LossInputs], dict[str, Tensor]]
+
+Perturb = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""(trained parameters, their gradient) → the point at which to take the gradient of the update: pure, for one
+client, by name."""
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """One update of weights within a step: a gradient on the step's mini-batch, and an optimiser.
+
+    Attributes:
+        loss: loss to differentiate; None for the phase's.
+        trainable: prefixes of the parameters to update, among the phase's.
+        optimizer: factory of the phase's optimiser for this update; None: as configured in ``local``.
+        probe: None: the gradient is taken at the weights. Else that gradient goes to the probe, and a second one, at
+            the point it returns, to the optimiser. The first leaves no terms, recorded features or running statistics.
+    """
+
+    loss: Loss | None = None
+    trainable: tuple[str, ...] = ("",)
+    optimizer: Callable[[], Optimizer] | None = None
+    perturb: Perturb | None = None
 
 
 Predict = Callable[[LocalModel, Tensor, Record, Tensor | None], Tensor]
@@ -245,9 +279,9 @@ class Phase:
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.api.Method.loss`.
         updates: updates of a step, in order, on the same mini-batch; names of their terms must differ.
-        record_features: mini-batches whose features, recorded in the first update's loss, are averaged by class.
-            ``all`` and ``last_pass`` (the last ones, as many as one pass has) feed
-            :meth:`TrainedClient.recorded_means`; ``passes`` feeds :meth:`TrainedClient.recorded_passes`.
+        note: mini-batches whose features, recorded in the first update's loss, are averaged by class: ``all`` or those
+            of the ``last_pass`` for :meth:`TrainedClient.recorded_means`, ``passes`` for
+            :meth:`TrainedClient.recorded_passes`.
     """
 
     trainable: tuple[str, ...] = ("",)
@@ -266,7 +300,7 @@ class Exchange:
     Attributes:
         name: of the clients' work, as an orchestrator shows it.
         participants: the round's cohort, or all clients.
-        phases: of local training; empty where clients only reply.
+        phases: of local training; empty if clients only reply.
         server_steps: names in :meth:`flcore.methods.api.Method.server_steps` of the steps that follow, in order; None:
             all.
     """
@@ -280,7 +314,7 @@ class Exchange:
 class TrainedClient(Protocol):
     """A client after its local training, as :meth:`flcore.methods.api.Method.reply` sees it.
 
-    Tensors are on the setting's device; a message or client state may hold them as they are.
+    Tensors are on the setting's device.
     """
 
     @property
@@ -304,7 +338,7 @@ class TrainedClient(Protocol):
     def features(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
         """Return features [n, d] and labels [n] of all training samples, by the trained model or by ``weights``.
 
-        They are computed in evaluation mode, without augmentation or gradient.
+        They are computed in evaluation mode, without augmentation.
         """
 
     def encoded(self, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
@@ -314,15 +348,10 @@ class TrainedClient(Protocol):
         """Return int64 [C], how often a sample of each class was in a mini-batch of this exchange."""
 
     def recorded_means(self) -> Prototypes:
-        """Return the mean feature per class over the recorded mini-batches, as computed in training.
-
-        Every appearance of a sample counts. Empty if no phase records features.
-        """
+        """Return the mean recorded feature per class; every appearance of a sample counts."""
 
     def recorded_passes(self) -> tuple[Tensor, Tensor]:
         """Return, per recorded pass and class, the mean over mini-batches of the class's mean feature.
 
-        Returns:
-            float32 [P, C, d], and bool [P, C]: whether any mini-batch of the pass had the class. Absent classes are
-                zero. P is 0 without a step.
+        Shapes: float32 [P, C, d], zero for absent classes, and bool [P, C], classes in any mini-batch of the pass.
         """

@@ -30,6 +30,7 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.images import gaussian_virtual_images
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.virtual_images import (
@@ -39,18 +40,6 @@ from flcore.methods.kit.virtual_images import (
     cycled_positions,
     global_features,
     virtual_context,
-)
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
 )
 
 HOLDERS = Key("holders", TensorDict)
@@ -126,22 +115,22 @@ class VHL(
     def num_outputs(self, num_classes: int) -> int:
         return 2 * num_classes if self.has_extra_outputs else num_classes
 
-    def virtual_set(self, setting: FederationContext) -> Tensor:
-        """Return uint8 [C·M, ...] on the setting's device, class by class: a function of the seed."""
+    def virtual_set(self, setting: fl.FederationContext) -> Tensor:
+        """Return uint8 [C·M, ...] on the setting's device, class by class."""
         shape, device = setting.image_shape, setting.device
         return _virtual_set(setting.seed, setting.num_classes, self.per_class, shape, self.map_size, self.std, device)
 
-    def start_server(self, setting: FederationContext) -> Payloads:
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         holders = TensorDict({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})
         return {**super().start_server(setting), **({HOLDERS: holders} if self.client_loss.is_on else {})}
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         message = super().broadcast(server, client, ctx)
         if not self.client_loss.is_on or bool(server[HOLDERS]["clients"][client]):
             return message
         return {**message, VIRTUAL: TensorDict({"images": self.virtual_set(ctx.setting)})}
 
-    def loss_inputs(self, ctx: ClientContext) -> LossInputs:
+    def loss_inputs(self, ctx: fl.ClientContext) -> fl.LossInputs:
         if not self.client_loss.is_on:
             return {}
         images = self.virtual_set(ctx.setting)
@@ -149,7 +138,7 @@ class VHL(
         outputs = labels + ctx.setting.num_classes if self.has_extra_outputs else labels
         return {"virtual": virtual_context(ctx.setting, images, labels, outputs)}
 
-    def random_inputs(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    def random_inputs(self, ctx: fl.ClientContext, steps: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         loss = self.client_loss
         if not loss.is_on:
             return {}
@@ -159,7 +148,7 @@ class VHL(
             drawn["aligned"] = (torch.arange(steps) < self.align_epochs * ctx.steps_per_pass).to(torch.float32)
         return drawn
 
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
+    def loss(self, model: fl.LocalModel, batch: fl.Batch, inputs: fl.LossInputs) -> dict[str, Tensor]:
         if "virtual" not in inputs:
             return super().loss(model, batch, inputs)
         terms = self.client_loss.terms(model, batch, inputs["virtual"])
@@ -167,30 +156,30 @@ class VHL(
             terms["contrast"] = batch.random_inputs["aligned"] * terms["contrast"]
         return terms
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        own: dict[str, ServerStep] = {"note-holders": note_holders} if self.client_loss.is_on else {}
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        own: dict[str, fl.ServerStep] = {"note-holders": note_holders} if self.client_loss.is_on else {}
         return {**super().server_steps(), **own}
 
-    def predict(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+    def predict(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         logits = super().predict(model, images, known, classes)
         return logits[:, : logits.shape[1] // 2] if self.has_extra_outputs else logits
 
-    def virtual_images(self, server: Record, setting: FederationContext) -> Tensor | None:
+    def virtual_images(self, server: Record, setting: fl.FederationContext) -> Tensor | None:
         return self.virtual_set(setting) if self.client_loss.is_on else None
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Return features of the first ``count`` virtual images of every class, by the global model."""
         if not self.client_loss.is_on:
             return None
         images = self.virtual_set(setting)
         images = images.reshape(setting.num_classes, -1, *images.shape[1:])[:, :count].flatten(0, 1)
-        model = on_device(server.only(MODEL), setting.device)[MODEL]
+        model = on_device(server.only(fl.MODEL), setting.device)[fl.MODEL]
         return global_features(setting, images, model), class_major_labels(setting.num_classes, images)
 
 
-def note_holders(server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
+def note_holders(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Record that the clients that answered have the virtual set."""
     holders = server[HOLDERS]["clients"].clone()
     holders[list(replies)] = True
@@ -201,6 +190,6 @@ def note_holders(server: Record, replies: Replies, ctx: RoundContext) -> tuple[R
 def _virtual_set(
     seed: int, num_classes: int, per_class: int, shape: tuple[int, int, int], map_size: int, std: float, device: str
 ) -> Tensor:
-    """Draw the set once in a process: one tensor for all clients, so that the engine shares it."""
+    """Draw the set once in a process, so that all clients share one tensor."""
     stream = torch_stream(seed, "vhl images")
     return gaussian_virtual_images(num_classes, per_class, shape, stream, map_size=map_size, std=std).to(device)

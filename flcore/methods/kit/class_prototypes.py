@@ -1,9 +1,7 @@
 """The exchange of class prototypes: initialise, compute class means, release, aggregate, keep old ones.
 
-A method defines how clients compute prototypes and how the server weighs them. One vector per class leaves a client
-through :meth:`ReleasesPrototypes.release`; other vectors (of clusters, of mixtures) through
-:meth:`ReleasesVectors.release_vectors`. Minimum counts, clipping, noise and the account are then the same everywhere.
-`flcore/math/prototypes/release.py` documents the protection and its limits.
+A method defines how clients compute prototypes and how the server weighs them. Minimum counts, clipping, noise and the
+account are the same for all; `flcore/math/prototypes/release.py` documents the protection and its limits.
 """
 
 from __future__ import annotations
@@ -29,19 +27,8 @@ from flcore.math.prototypes.release import (
     noisy_vectors,
     privacy_spent,
 )
+from flcore.methods import types as fl
 from flcore.methods.api import ValidatedParams
-from flcore.methods.types import (
-    PROTOTYPES,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    LossInputs,
-    Metrics,
-    Phase,
-    Replies,
-    RoundContext,
-    TrainedClient,
-)
 
 CLASS_COUNTS = Key("class_counts", TensorDict)
 """``held`` int64 [k]: a client's samples of the classes whose prototypes it sends, in their order."""
@@ -49,15 +36,13 @@ CLASS_COUNTS = Key("class_counts", TensorDict)
 
 @dataclass(frozen=True)
 class ReleasesVectors(ValidatedParams):
-    """Mixin for methods that send vectors in feature space.
-
-    It releases any number of vectors (clusters, components) and protects all of a client's samples at once.
+    """Mixin for methods that send any number of vectors in feature space; protects all samples of a client at once.
 
     Attributes:
         covers: scope of the account in `metrics.json`, in words.
     """
 
-    covers: ClassVar[str] = "prototypes alone; whatever else is sent (weights, counts, classes held) is not protected"
+    covers: ClassVar[str] = "prototypes alone; other payloads (weights, counts, classes held) are not protected"
 
     proto_clip: float | None = param(None, "largest norm of what prototypes are made of; null: any", above=0)
     proto_noise: float = param(0.0, "Gaussian noise on prototypes in units of their sensitivity", low=0)
@@ -69,8 +54,8 @@ class ReleasesVectors(ValidatedParams):
         if self.proto_noise > 0 and self.proto_clip is None:
             raise ValueError("proto_noise needs proto_clip, the norm that the noise is measured against")
 
-    def release_vectors(self, ctx: ClientContext, vectors: Tensor) -> Tensor:
-        """Return the vectors [q, d] of a client's exchange, clipped and noisy if configured."""
+    def release_vectors(self, ctx: fl.ClientContext, vectors: Tensor) -> Tensor:
+        """Return vectors [q, d], clipped and noisy if configured."""
         if self.bound is None:
             return vectors
         stream = ctx.stream("prototype noise")
@@ -90,12 +75,10 @@ class ReleasesVectors(ValidatedParams):
 
     @property
     def sends_prototypes(self) -> bool:
-        """Whether clients send prototypes."""
         return True
 
     @property
     def protected(self) -> Unit:
-        """Unit that clipping and noise protect."""
         return "client"
 
     @property
@@ -122,21 +105,20 @@ class ReleasesPrototypes(ReleasesVectors):
     def protected(self) -> Unit:
         return self.proto_unit
 
-    def own_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """Return a client's released class means."""
+    def own_prototypes(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Prototypes:
         return self.release(ctx, self.made_prototypes(ctx, trained), ctx.class_counts)
 
-    def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """Return a client's class means before :meth:`release`: by default in one pass after training."""
+    def made_prototypes(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Prototypes:
+        """Return class means before :meth:`release`: by default in one pass after training."""
         return self.means_of(ctx, *trained.features())
 
-    def means_of(self, ctx: ClientContext, features: Tensor, labels: Tensor) -> Prototypes:
+    def means_of(self, ctx: fl.ClientContext, features: Tensor, labels: Tensor) -> Prototypes:
         """Return class means of features [n, d] with labels int64 [n], clipped as their release assumes."""
         if self.bound is not None and self.protected == "sample":
             features = clip_to_norm(features, self.bound)
         return class_means(features, labels, ctx.setting.num_classes)
 
-    def release(self, ctx: ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
+    def release(self, ctx: fl.ClientContext, own: Prototypes, counts: Tensor) -> Prototypes:
         """Return prototypes of at least ``min_count`` samples (``counts`` int64 [K]), clipped and noisy if configured.
 
         The protection of one sample requires prototypes from :meth:`means_of`.
@@ -180,72 +162,68 @@ class RunningPrototypes(ReleasesPrototypes):
                 "times; set proto_mode = final or proto_unit = client"
             )
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Return one phase; it records features if prototypes are made of them."""
+    def phases(self) -> tuple[fl.Phase, ...]:
         return (
-            Phase(record_features=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"),
+            fl.Phase(
+                record_features=self.RUNNING if self.proto_mode == "running" and self.sends_prototypes else "none"
+            ),
         )
 
-    def made_prototypes(self, ctx: ClientContext, trained: TrainedClient) -> Prototypes:
-        """Return the means of the recorded features, or of one pass after training."""
+    def made_prototypes(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Prototypes:
         return trained.recorded_means() if self.proto_mode == "running" else super().made_prototypes(ctx, trained)
 
 
-def no_prototypes(setting: FederationContext) -> dict[str, Prototypes]:
+def no_prototypes(setting: fl.FederationContext) -> dict[str, Prototypes]:
     """Return the initial server state: no class has a prototype."""
-    return {PROTOTYPES: Prototypes.empty(setting.num_classes, setting.feature_dim)}
+    return {fl.PROTOTYPES: Prototypes.empty(setting.num_classes, setting.feature_dim)}
 
 
-def received_prototypes(ctx: ClientContext) -> LossInputs:
+def received_prototypes(ctx: fl.ClientContext) -> fl.LossInputs:
     """Return ``means`` [K, d] and ``present`` bool [K] of the global prototypes, for a loss."""
-    prototypes = ctx.received[PROTOTYPES]
+    prototypes = ctx.received[fl.PROTOTYPES]
     return {"means": prototypes.means, "present": prototypes.present}
 
 
 def fused_prototypes(
     server: Record,
-    replies: Replies,
-    ctx: RoundContext,
+    replies: fl.Replies,
+    ctx: fl.RoundContext,
     counts: Mapping[int, Tensor] | None = None,
-    *,
     keep: bool = True,
-) -> tuple[Record, Metrics]:
+) -> tuple[Record, fl.Metrics]:
     """Aggregate the uploads into one prototype per class by the rule of section ``aggregation``.
 
     Args:
         server: has the previous prototypes.
         replies: clients without prototypes are ignored.
-        ctx: the current exchange.
+        ctx: of the round.
         counts: client id to samples per class, int64 [K], as weights; None: every client weighs the same.
         keep: a class without uploads keeps its prototype; else it has none.
-
-    Returns:
-        New server state, and metrics of the uploads (:func:`fold_prototypes`).
     """
-    uploads, previous = replies.of(PROTOTYPES), server[PROTOTYPES]
+    uploads, previous = replies.of(fl.PROTOTYPES), server[fl.PROTOTYPES]
     if not uploads:
         return server, {}
     if not keep:
         previous = Prototypes.empty(*previous.means.shape)
     fused, facts = fold_prototypes(uploads, previous, counts, ctx.setting.aggregation)
-    return server | {PROTOTYPES: fused}, facts
+    return server | {fl.PROTOTYPES: fused}, facts
 
 
-def counts_of_uploads(replies: Replies, slot: Key[Prototypes] = PROTOTYPES) -> dict[int, Tensor]:
+def counts_of_uploads(replies: fl.Replies, slot: Key[Prototypes] = fl.PROTOTYPES) -> dict[int, Tensor]:
     """Return client id to samples per class, int64 [K], from the :data:`CLASS_COUNTS` sent with prototypes."""
-    told, counts = replies.of(CLASS_COUNTS), {}
+    reported, counts = replies.of(CLASS_COUNTS), {}
     for client, upload in replies.of(slot).items():
         counts[client] = torch.zeros(len(upload.present), dtype=torch.int64)
-        counts[client][upload.present] = told[client]["held"]
+        counts[client][upload.present] = reported[client]["held"]
     return counts
 
 
-def nearest_prototype(model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
+def nearest_prototype(model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
     """Return minus the Euclidean distance of features to global prototypes [B, K]; logits if there are none.
 
     A class without prototype scores 1 less than the farthest. ``classes`` is unused.
     """
-    features, prototypes = model.features(images), known[PROTOTYPES]
+    features, prototypes = model.features(images), known[fl.PROTOTYPES]
     apart = distances(features, prototypes.means)
     farthest = apart.masked_fill(~prototypes.present, 0).amax(1, keepdim=True)
     nearest = -torch.where(prototypes.present, apart, farthest + 1)

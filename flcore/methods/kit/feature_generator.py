@@ -1,9 +1,8 @@
 """A generator of features at the server, trained on clients' heads; shared by FedGen and FedPA.
 
-G: (noise ε [z], label y) → feature [d]. The server trains it in every round, ``gen_steps`` batches of ``gen_batch``,
-labels uniform over the classes that a client of the round drew, with an Adam whose moments live from round to round;
-what it minimises is each method's own. Clients get it from the second round on (before it nothing has trained it),
-with the distribution of labels to ask it for; to them its features are constants, which pass the head without dropout.
+G: (noise ε [z], label y) → feature [d]. The server trains it in every round, with labels uniform over the classes that
+a client of the round drew; Adam's moments persist. Clients receive it from the second round on, with a distribution of
+labels. To them its features are constants, which pass the head without dropout.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -32,24 +32,15 @@ from flcore.math.generators.networks import (
 )
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.class_means import class_distances
+from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
 from flcore.methods.kit.server_training import Moving, Terms, fit
-from flcore.methods.types import (
-    MODEL,
-    Batch,
-    ClientContext,
-    FederationContext,
-    LocalModel,
-    Metrics,
-    Replies,
-    RoundContext,
-)
 from flcore.models import extract_weights, load_weights
 
 FEATURE_GENERATOR = Key("generator", Weights)
 GENERATOR_OPTIMIZER = Key("generator_optimizer", TensorDict)
-"""Adam's memory of the rounds before, see :meth:`flcore.core.optim.Adam.state`."""
+"""Adam's moments, see :meth:`flcore.core.optim.Adam.state`."""
 
 LABEL_DISTRIBUTION = Key("label_distribution", TensorDict)
 """``p`` float32 [K]: distribution of the clients' generated labels."""
@@ -57,19 +48,19 @@ LABEL_DISTRIBUTION = Key("label_distribution", TensorDict)
 LABEL_COUNTS = Key("label_counts", TensorDict)
 """A client's samples by class, int64 [K]: ``drawn`` in mini-batches of the round, ``held`` in its training data."""
 
+GENERATES = attrgetter("generates")
+"""Condition of a search range: there is a generator."""
+
 FLOOR = 1e-4
 """Lower bound of a decaying weight."""
 
 Objective = Callable[[Tensor, Tensor, Tensor], Terms]
-"""Generated features [B, d], the noise [B, z] they are made of, their labels [B] → terms."""
+"""(generated features [B, d], their noise [B, z], their labels [B]) → terms."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Architecture of a feature generator.
-
-    Architectures of equal sizes are equal, so that all clients of an exchange have the same loss constant.
-    """
+    """Architecture of a feature generator. Equal sizes are equal, so that all clients share a loss constant."""
 
     noise_dim: int
     num_classes: int
@@ -78,11 +69,10 @@ class Architecture:
     network: FeatureGenerator = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Build the network, in evaluation mode, for calls with weights of others; not in the middle of a loss."""
+        """Build the network in evaluation mode, once, for calls with other weights."""
         object.__setattr__(self, "network", self.build().eval())
 
     def build(self, seed: int = 0) -> FeatureGenerator:
-        """A generator with weights that follow from ``seed``."""
         return build_feature_generator(
             self.num_classes, self.feature_dim, noise_dim=self.noise_dim, hidden=self.hidden, seed=seed
         )
@@ -93,9 +83,8 @@ class Heads:
     """Heads of the S clients that answered, in order of their ids.
 
     Attributes:
-        params: their parameters [S, ...], by name within a head: ``weight`` [S, K, d] and ``bias`` [S, K] of a linear
-            one, see :func:`flcore.math.generators.features.frozen_head_logits`.
-        shares: [S, K], how much each head counts for each class.
+        params: [S, ...] by name within a head, see :func:`flcore.math.generators.features.frozen_head_logits`.
+        shares: [S, K], weight of each head for each class.
     """
 
     params: Mapping[str, Tensor]
@@ -107,32 +96,23 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
     """FedAvg and a generator of features at the server; a method adds the two losses."""
 
     gen_steps: int = param(
-        50,
-        "steps of the generator's training in a round",
-        low=1,
-        search=Search(10, 200, log=True, when=lambda m: m.generates),
+        50, "steps of the generator's training in a round", low=1, search=Search(10, 200, log=True, when=GENERATES)
     )
     gen_batch: int = param(
-        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when=lambda m: m.generates)
+        32, "generated features per such step", low=2, search=Search(16, 256, log=True, when=GENERATES)
     )
     gen_lr: float = param(
-        3e-4,
-        "Adam's learning rate in the first round; 1e-4 for EMNIST",
-        above=0,
-        search=Search(1e-5, 3e-3, log=True, when=lambda m: m.generates),
+        3e-4, "Adam's initial rate; 1e-4 for EMNIST", above=0, search=Search(1e-5, 3e-3, log=True, when=GENERATES)
     )
     gen_decay: float = param(0.98, "its factor per round", above=0, high=1)
     gen_weight_decay: float = param(
-        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when=lambda m: m.generates)
+        1e-2, "added to the gradient as gen_weight_decay · w", low=0, search=Search(0, 1e-2, when=GENERATES)
     )
     gen_hidden: int = param(
-        256,
-        "hidden units of the generator; 128 for CelebA",
-        low=1,
-        search=Search(choices=(64, 128, 256, 512), when=lambda m: m.generates),
+        256, "hidden units; 128 for CelebA", low=1, search=Search(choices=(64, 128, 256, 512), when=GENERATES)
     )
     noise_dim: int = param(
-        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when=lambda m: m.generates)
+        32, "z, length of a noise vector", low=1, search=Search(choices=(8, 16, 32, 64), when=GENERATES)
     )
     noise: Literal["uniform", "normal"] = param("normal", "noise: uniform on [0, 1), or standard normal")
     client_gen_batch: int | None = param(
@@ -148,18 +128,16 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
     @property
     @abstractmethod
     def generates(self) -> bool:
-        """Whether clients use the generator; else there is none."""
+        """True if there is a generator."""
 
     @abstractmethod
     def objective(self, server: Record, heads: Heads, passed: int) -> Objective:
-        """The generator's loss after so many rounds; what the server holds and the heads lie on one device."""
+        """Return the generator's loss after ``passed`` rounds; server state and heads are on one device."""
 
-    def architecture(self, setting: FederationContext) -> Architecture:
-        """The generator's architecture."""
+    def architecture(self, setting: fl.FederationContext) -> Architecture:
         return Architecture(self.noise_dim, setting.num_classes, self.gen_hidden, setting.feature_dim)
 
-    def start_server(self, setting: FederationContext) -> Payloads:
-        """The initial model and an untrained generator with its optimiser."""
+    def start_server(self, setting: fl.FederationContext) -> Payloads:
         server = super().start_server(setting)
         if not self.generates:
             return server
@@ -168,41 +146,30 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         fresh = TensorDict(Adam(self.gen_lr).state(generator.params))
         return {**server, FEATURE_GENERATOR: generator, GENERATOR_OPTIMIZER: fresh}
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Return the global model and, after its first training, the generator with the label distribution."""
-        message = super().broadcast(server, client, ctx)
-        return (
-            {**message, **server.only(FEATURE_GENERATOR, LABEL_DISTRIBUTION)}
-            if LABEL_DISTRIBUTION in server
-            else message
-        )
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
+        extra = (FEATURE_GENERATOR, LABEL_DISTRIBUTION) if LABEL_DISTRIBUTION in server else ()
+        return {**super().broadcast(server, client, ctx), **server.only(*extra)}
 
-    # ---- the client ---------------------------------------------------------------------------------------------
-
-    def generated(self, ctx: ClientContext, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Features [steps, B_gen, d] and their labels [steps, B_gen], constants to the client's model."""
+    def generated(self, ctx: fl.ClientContext, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return features [steps, B_gen, d] and labels [steps, B_gen]."""
         size = self.client_gen_batch or ctx.setting.batch_size
         chances = ctx.received[LABEL_DISTRIBUTION]["p"]
         labels = draw_labels(steps * size, chances, generator).to(chances.device)
         noise = draw_noise(steps * size, self.noise_dim, generator, self.noise).to(chances.device)
         features = self.outputs(ctx.received[FEATURE_GENERATOR], ctx.setting, noise, labels)
-        return {
-            "features": features.reshape(steps, size, ctx.setting.feature_dim),
-            "labels": labels.reshape(steps, size),
-        }
+        dim = ctx.setting.feature_dim
+        return {"features": features.reshape(steps, size, dim), "labels": labels.reshape(steps, size)}
 
-    def generated_share(self, ctx: ClientContext) -> float:
-        """B_gen / B."""
+    def generated_share(self, ctx: fl.ClientContext) -> float:
+        """Return B_gen / B."""
         return (self.client_gen_batch or ctx.setting.batch_size) / ctx.setting.batch_size
 
-    def outputs(self, weights: Weights, setting: FederationContext, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return the generator's outputs [B, d] for noise [B, z] and labels [B], in evaluation mode, as constants."""
+    def outputs(self, weights: Weights, setting: fl.FederationContext, noise: Tensor, labels: Tensor) -> Tensor:
+        """Return the generator's outputs [B, d] in evaluation mode, as constants."""
         return constant_output(self.architecture(setting).network, weights.params, weights.buffers, noise, labels)
 
-    # ---- the server ---------------------------------------------------------------------------------------------
-
-    def train_generator(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """The generator, some steps further; facts are its terms in the last one and its :meth:`quality`.
+    def train_generator(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Take ``gen_steps`` steps. Metrics: the terms in the last one, and :meth:`quality`.
 
         Raises:
             ArithmeticError: the generator diverged.
@@ -216,7 +183,7 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         labels = draw_labels(count, qualified, stream).reshape(shape).to(setting.device)
         noise = draw_noise(count, self.noise_dim, stream, self.noise).reshape(*shape, -1).to(setting.device)
 
-        held = on_device(server.without(MODEL), setting.device)
+        held = on_device(server.without(fl.MODEL), setting.device)
         network = self.architecture(setting).build().to(setting.device).train()
         load_weights(network, held[FEATURE_GENERATOR])
         params = dict(network.named_parameters())
@@ -231,33 +198,28 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
             what="the generator",
             cure="method.gen_lr",
         )
-        client_state = TensorDict(optimizer.state(params))
-        trained = on_device(
-            Record({FEATURE_GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: client_state}), "cpu"
-        )
-        after = server | trained | self.known_labels(server, replies, setting)
+        moments = TensorDict(optimizer.state(params))
+        trained = Record({FEATURE_GENERATOR: extract_weights(network), GENERATOR_OPTIMIZER: moments})
+        after = server | on_device(trained, "cpu") | self.known_labels(server, replies, setting)
         return after, fitted.facts("generator_") | self.quality(after, setting)
 
-    def head_counts(self, replies: Replies) -> Tensor:
-        """Return the weights of clients' heads, int64 [S, K]: how often each class was drawn."""
+    def head_counts(self, replies: fl.Replies) -> Tensor:
+        """Return the counts that weigh clients' heads, int64 [S, K]."""
         return reported(replies, "drawn")
 
-    def known_labels(self, server: Record, replies: Replies, setting: FederationContext) -> Payloads:
+    def known_labels(self, server: Record, replies: fl.Replies, setting: fl.FederationContext) -> Payloads:
         """Return the label distribution: uniform over the classes that any client has drawn so far."""
         return {LABEL_DISTRIBUTION: uniform_distribution(server, reported(replies, "drawn"))}
 
-    def quality(self, server: Record, setting: FederationContext) -> dict[str, float]:
-        """Spread of 100 generated features per class and distance between classes (FedPA's table V), same noise always.
-
-        Named ``generated_intra``, ``generated_inter``, ``generated_centroid_inter``.
-        """
+    def quality(self, server: Record, setting: fl.FederationContext) -> dict[str, float]:
+        """Return spread and distances of 100 features per class (FedPA's table V), always of the same noise."""
         made = self.generated_features(server, setting, 100, torch_stream(setting.seed, "generator quality"))
         return {} if made is None else {f"generated_{name}": value for name, value in class_distances(*made).items()}
 
     def generated_features(
-        self, server: Record, setting: FederationContext, count: int, generator: torch.Generator
+        self, server: Record, setting: fl.FederationContext, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Features of every class that clients ask for; before the first training of all."""
+        """Return features of every class in the label distribution; before the first training, of all classes."""
         if not self.generates:
             return None
         held = on_device(server.only(FEATURE_GENERATOR, LABEL_DISTRIBUTION), setting.device)
@@ -268,15 +230,15 @@ class FeatureGeneratorMethod(AuthorsPreset, FedAvg):
         return self.outputs(held[FEATURE_GENERATOR], setting, noise, labels), labels
 
 
-def generated_cross_entropy(model: LocalModel, batch: Batch) -> Tensor:
-    """CE(h(G(ε, ŷ)), ŷ) on the step's generated features, which reaches the head h alone."""
+def generated_cross_entropy(model: fl.LocalModel, batch: fl.Batch) -> Tensor:
+    """Return CE(h(G(ε, ŷ)), ŷ) on the step's generated features; its gradient reaches the head h alone."""
     return cross_entropy(
         model.for_extra_inputs().classify(batch.random_inputs["features"]), batch.random_inputs["labels"]
     )
 
 
-def reported(replies: Replies, kind: str) -> Tensor:
-    """Label counts of one kind, int64 [S, K], in order of the clients' ids."""
+def reported(replies: fl.Replies, kind: str) -> Tensor:
+    """Return label counts of one kind, int64 [S, K], in order of the clients' ids."""
     return torch.stack([counts[kind] for counts in replies.of(LABEL_COUNTS).values()])
 
 
@@ -288,9 +250,8 @@ def uniform_distribution(server: Record, counts: Tensor) -> TensorDict:
     return TensorDict({"p": seen / seen.sum()})
 
 
-def stacked_heads(replies: Replies, shares: Tensor, device: str) -> Heads:
-    """The heads of all replies in one tensor each, on a device."""
-    models = [weights.params for weights in replies.of(MODEL).values()]
-    names = [name for name in models[0] if name.startswith("head.")]
-    params = {name.removeprefix("head."): torch.stack([own[name] for own in models]).to(device) for name in names}
+def stacked_heads(replies: fl.Replies, shares: Tensor, device: str) -> Heads:
+    """Return the heads of all replies, on a device."""
+    heads = [weights.part("head.").params for weights in replies.of(fl.MODEL).values()]
+    params = {name.removeprefix("head."): torch.stack([own[name] for own in heads]).to(device) for name in heads[0]}
     return Heads(params, shares.to(device))

@@ -11,20 +11,8 @@ from torch import Tensor
 
 from flcore.io.messages import Weights
 from flcore.io.records import Key, Payloads, Record, on_device
-from flcore.methods.kit.on_top import WrapperMethod, patched
-from flcore.methods.types import (
-    MODEL,
-    ClientContext,
-    Exchange,
-    FederationContext,
-    LocalModel,
-    Metrics,
-    Predict,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
+from flcore.methods import types as fl
+from flcore.methods.kit.on_top import WrapperMethod
 from flcore.models.network import WithLayers
 
 
@@ -32,11 +20,10 @@ from flcore.models.network import WithLayers
 class NewHead(WrapperMethod):
     """Another method, with a new head for its final model.
 
-    With the same seed the training equals the base's bit for bit. One more exchange follows the base's last: *all*
-    clients receive the final global model and send :meth:`statistics` of their samples. The server step ``head_stage``
-    then makes a head (:meth:`new_head`), stored in ``head_slot`` next to the base's state. It replaces the base's head
-    in predictions; the body stays, and the head is not trained further. Predictions with the base's head are scored as
-    ``scored_before``.
+    With the same seed the training equals the base's bit for bit. One more exchange follows the last: *all* clients
+    receive the final global model and send :meth:`statistics`. The server step ``head_step`` then makes a head, stored
+    in ``head_slot`` next to the base's state. It replaces the base's head in predictions; the body stays. Predictions
+    with the base's head are scored as ``scored_before``.
 
     Attributes:
         collect_leg: name of the exchange.
@@ -50,79 +37,66 @@ class NewHead(WrapperMethod):
 
     @property
     @abstractmethod
-    def head_stage(self) -> str:
+    def head_step(self) -> str:
         """Name of the server step that makes the head."""
 
     @abstractmethod
-    def statistics(self, ctx: ClientContext, trained: TrainedClient) -> Payloads:
-        """Return a client's statistics of its samples; ``trained`` has the final global model."""
+    def statistics(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> Payloads:
+        """Return statistics of a client's samples; ``trained`` has the final global model."""
 
     @abstractmethod
-    def new_head(self, model: Weights, replies: Replies, setting: FederationContext) -> tuple[Weights | None, Metrics]:
-        """Return the head, or None to keep the base's; and metrics.
-
-        Args:
-            model: the base's global model.
-            replies: of all clients.
-            setting: of the run.
-        """
+    def new_head(
+        self, model: Weights, replies: fl.Replies, setting: fl.FederationContext
+    ) -> tuple[Weights | None, fl.Metrics]:
+        """Return the head for the base's ``model``, or None to keep its own; and metrics. All clients have replied."""
 
     @property
     def can_be_base(self) -> bool:
-        """False: training ends with the new head."""
-        return False
+        return False  # training ends with the new head
 
-    def round_exchanges(self, round_number: int, setting: FederationContext) -> tuple[Exchange, ...]:
-        """Return the base's exchanges; in the last round, also the one for statistics and head."""
-        exchanges = self.legs_with(round_number, setting)
+    def round_exchanges(self, round_number: int, setting: fl.FederationContext) -> tuple[fl.Exchange, ...]:
+        exchanges = self.exchanges_with(round_number, setting)
         if round_number < setting.rounds:
             return exchanges
-        return (*exchanges, Exchange(self.collect_leg, participants="all", phases=(), server_steps=(self.head_stage,)))
+        return (
+            *exchanges,
+            fl.Exchange(self.collect_leg, participants="all", phases=(), server_steps=(self.head_step,)),
+        )
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Return the base's message; for the statistics the final model alone."""
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         if ctx.exchange == self.collect_leg:
-            return {MODEL: self.base_model(server)}
+            return {fl.MODEL: self.base_model(server)}
         return super().broadcast(server, client, ctx)
 
-    def initial_weights(self, ctx: ClientContext) -> Weights:
-        """Return the base's initial weights; for the statistics the final model."""
-        return ctx.received[MODEL] if ctx.exchange == self.collect_leg else super().initial_weights(ctx)
+    def initial_weights(self, ctx: fl.ClientContext) -> Weights:
+        return ctx.received[fl.MODEL] if ctx.exchange == self.collect_leg else super().initial_weights(ctx)
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Return the base's reply; after training, the statistics with unchanged client state."""
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         if ctx.exchange != self.collect_leg:
             return super().reply(ctx, trained)
         return self.statistics(ctx, trained), ctx.client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
-        """Return the base's steps, and the one that makes the head."""
-        return self.beside(super().server_steps(), {self.head_stage: self.answer_with_new_head})
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
+        return self.merged(super().server_steps(), {self.head_step: self.store_head})
 
-    def answer_with_new_head(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server step: store the result of :meth:`new_head`."""
+    def store_head(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         head, facts = self.new_head(self.base_model(server), replies, ctx.setting)
         return server if head is None else server | on_device({self.head_slot: head}, "cpu"), facts
 
     def global_model(self, server: Record) -> Weights:
-        """Return the base's model, with the new head if there is one."""
-        return patched(self.base_model(server), server.get(self.head_slot))
+        return self.base_model(server).with_params(server.get(self.head_slot))
 
-    def scoring_message(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Return the base's message, and the new head."""
+    def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return {**super().scoring_message(server, client, ctx), **server.only(self.head_slot)}
 
-    def client_model(self, received: Record, client_state: Record, setting: FederationContext) -> Weights | None:
-        """Return the base's model, with the new head if there is one."""
-        return patched(super().client_model(received, client_state, setting), received.get(self.head_slot))
+    def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
+        model = super().client_model(received, client_state, setting)
+        return model and model.with_params(received.get(self.head_slot))
 
-    def predict_before(self, model: LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
-        """Return the scores with the base's head."""
+    def predict_before(self, model: fl.LocalModel, images: Tensor, known: Record, classes: Tensor | None) -> Tensor:
         if self.head_slot in known:
-            own = self.base_model(known).params
-            model = WithLayers(model, {name: value for name, value in own.items() if name.startswith("head.")})
+            model = WithLayers(model, self.base_model(known).part("head.").params)
         return self.predict(model, images, known, classes)
 
-    def predictors(self) -> Mapping[str, Predict]:
-        """Return the base's predictors, and ``scored_before``."""
+    def predictors(self) -> Mapping[str, fl.Predict]:
         return {**super().predictors(), self.scored_before: self.predict_before}

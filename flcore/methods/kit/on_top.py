@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import build, param
 from flcore.io.messages import Weights
 from flcore.io.records import Payloads, Record
+from flcore.methods import types as fl
 from flcore.methods.api import Method
 from flcore.methods.registry import METHODS
-from flcore.methods.types import (
-    ClientContext,
-    Exchange,
-    FederationContext,
-    TrainedClient,
-)
 
 T = TypeVar("T")
 
@@ -27,11 +22,9 @@ T = TypeVar("T")
 class WrapperMethod(Method):
     """A base method with additions: a subclass overrides what it adds, and calls ``super()`` for the base's part.
 
-    Without overrides it equals the base bit for bit. Additions to the server state have separate names, so the base
-    runs unchanged.
+    Without overrides it equals the base bit for bit. Names of additions to the server state differ from the base's.
 
-    ``base_settings`` holds hyper-parameters per base, written as in ``compare.settings``: ``{fedprox: {method.mu:
-    0.1}}``. Other bases use their defaults. A base's search ranges are declared by the base.
+    ``base_settings`` holds hyper-parameters per base: ``{fedprox: {method.mu: 0.1}}``. Other bases use their defaults.
     """
 
     base: str = param("fedavg", "the method underneath; any that trains a global model which answers by itself")
@@ -40,60 +33,52 @@ class WrapperMethod(Method):
     )
 
     def __post_init__(self) -> None:
-        """Refuse an unknown base, invalid settings for one, and a method that wraps itself.
-
-        Raises:
-            ValueError: unknown base, one that cannot be a base, or settings that are not dotted keys of the base.
-        """
+        """Refuse an unknown base, invalid settings for one, and a method that wraps itself."""
         super().__post_init__()
         for name in dict.fromkeys((self.base, *self.base_settings)):
             where = f"base = {name}" if name == self.base else f"base_settings.{name}"
             if name not in METHODS:
                 raise ValueError(f"{where}: there is no such method; it may be {', '.join(possible_bases())}")
-            # Before it is made: it would make its own base, and so on without an end.
+            # Before it is built, which would build its own base, without end.
             if METHODS[name] is type(self):
-                raise ValueError(f"{where}: {self.name} on top of {self.name} has nothing to add")
+                raise ValueError(f"{where}: {self.name} cannot wrap itself")
             if not _base(name, self.base_settings).can_be_base:
-                raise ValueError(
-                    f"{where}: nothing goes on top of it as it is set, it has no global model that answers by itself "
-                    f"and goes on being trained; it may be {', '.join(possible_bases())}"
-                )
+                bases = ", ".join(possible_bases())
+                raise ValueError(f"{where}: it has no trained global model that predicts by itself; it may be {bases}")
         for below in _underneath(self):
             if type(below) is type(self):
-                raise ValueError(f"base = {self.base}: there is a {self.name} under it already")
+                raise ValueError(f"base = {self.base}: it wraps {self.name} already")
 
     @cached_property
     def base_method(self) -> Method:
         return _base(self.base, self.base_settings)
 
     def base_model(self, server: Record) -> Weights:
-        """Return the base's global model."""
         model = self.base_method.global_model(server)
         assert model is not None  # it can be calibrated
         return model
 
-    def legs_with(self, round_number: int, setting: FederationContext, *own: str) -> tuple[Exchange, ...]:
-        """Return the base's exchanges, each with its server steps by name; ``own`` steps follow in the last one."""
+    def exchanges_with(self, round_number: int, setting: fl.FederationContext, *added: str) -> tuple[fl.Exchange, ...]:
+        """Return the base's exchanges, each with its server steps by name; ``added`` steps follow in the last one."""
         every = tuple(self.base_method.server_steps())
         exchanges = [
             replace(exchange, server_steps=every if exchange.server_steps is None else exchange.server_steps)
             for exchange in self.base_method.round_exchanges(round_number, setting)
         ]
-        return (*exchanges[:-1], replace(exchanges[-1], server_steps=(*(exchanges[-1].server_steps or ()), *own)))
+        return (*exchanges[:-1], replace(exchanges[-1], server_steps=(*(exchanges[-1].server_steps or ()), *added)))
 
-    def beside(self, theirs: Mapping[str, T], own: Mapping[str, T]) -> dict[str, T]:
+    def merged(self, theirs: Mapping[str, T], added: Mapping[str, T]) -> dict[str, T]:
         """Return the base's entries and the added ones.
 
         Raises:
             ConfigError: both have the same name.
         """
-        twice = sorted(theirs.keys() & own.keys())
+        twice = sorted(theirs.keys() & added.keys())
         if twice:
-            raise ConfigError(f"method.base = {self.base}: it and {self.name} both have what they call {twice[0]!r}")
-        return {**theirs, **own}
+            raise ConfigError(f"method.base = {self.base}: {self.name} adds {twice[0]!r}, which it has")
+        return {**theirs, **added}
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
-        """Return the base's message and client state."""
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         return self.base_method.reply(ctx, trained)
 
 
@@ -117,21 +102,7 @@ def possible_bases() -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method().can_be_base)
 
 
-@overload
-def patched(model: Weights, part: Weights | None) -> Weights: ...
-
-
-@overload
-def patched(model: Weights | None, part: Weights | None) -> Weights | None: ...
-
-
-def patched(model: Weights | None, part: Weights | None) -> Weights | None:
-    """Return the model with the parameters of ``part`` in place of its own; unchanged without a part."""
-    return model if model is None or part is None else Weights({**model.params, **part.params}, model.buffers)
-
-
 def _underneath(method: WrapperMethod) -> Iterator[Method]:
-    """Yield the base, its base, and so on."""
     below: Method = method
     while isinstance(below, WrapperMethod):
         below = below.base_method
@@ -139,12 +110,6 @@ def _underneath(method: WrapperMethod) -> Iterator[Method]:
 
 
 def _base(name: str, settings: Mapping[str, Any]) -> Method:
-    """Return a registered method with its hyper-parameters.
-
-    Raises:
-        ValueError: settings that are not dotted keys of the method.
-        ConfigError: an unknown hyper-parameter, or a value out of range.
-    """
     own = settings.get(name, {})
     if not isinstance(own, Mapping) or not all(str(key).startswith("method.") for key in own):
         raise ValueError(f"base_settings.{name} = {own}: expected dotted keys with values, such as method.mu: 0.1")

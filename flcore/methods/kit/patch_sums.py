@@ -1,13 +1,12 @@
-"""A dictionary of patches from sums over clients: the exchanges that all methods on `patch_dictionary` begin with.
+"""A dictionary of patches from sums over clients: the first exchanges of all methods on `patch_dictionary`.
 
 1. ``patch-moments``: sum and second moment of a client's patches. Server ``whiten``: mean m, W = U (L + ε·mean
-   L)^(-1/2) Uᵀ of the covariance ULUᵀ; K directions a_k from the run's seed.
+   L)^(-1/2) Uᵀ of the covariance ULUᵀ; K Gaussian directions a_k, so that no pixel leaves a client.
 2. ``dictionary-1`` … ``-s``, spherical k-means: a client receives the filters W a_k; each patch x goes to the filter
    with the largest |a_kᵀW(x − m)|; it sends the signed sum of its patches per filter. Server ``fit-dictionary``: a_k ←
-   the whitened sums, normalised; an atom that got none stays.
+   the whitened sums, normalised; an atom without patches stays.
 
-Choices: W stays at the server and sums travel of patches as they are, for W is linear: W Σ±(x − m) = W(Σ±x − m Σ±1).
-The dictionary starts from Gaussian directions: no pixel leaves a client.
+W stays at the server, and sums of patches travel as they are: W Σ±(x − m) = W(Σ±x − m Σ±1).
 """
 
 from __future__ import annotations
@@ -25,29 +24,11 @@ from flcore.core.params import Search, param
 from flcore.core.rng import torch_stream
 from flcore.io.messages import Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
-from flcore.math.prototypes.dictionary import (
-    PatchMoments,
-    as_filters,
-    assigned_patches,
-    merged_moments,
-    moved_atoms,
-    patch_moments,
-    random_atoms,
-    whitening,
-)
+from flcore.math.prototypes import dictionary
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 from flcore.math.prototypes.release import clip_to_norm, privacy_spent
+from flcore.methods import types as fl
 from flcore.methods.api import Method
-from flcore.methods.types import (
-    ClientContext,
-    Exchange,
-    FederationContext,
-    Metrics,
-    Replies,
-    RoundContext,
-    ServerStep,
-    TrainedClient,
-)
 from flcore.models.base import Backbone
 from flcore.models.patch_dictionary import PatchFeatures
 
@@ -75,7 +56,7 @@ MOMENTS_LEG = "patch-moments"
 ASKS_ONCE = "asks every client once and cannot follow tasks; set it to none, or take another method, such as protolda"
 """Reason to refuse a stream of tasks, for :attr:`flcore.methods.api.Method.task_stream_error`."""
 
-_SECURE = "secure aggregation: nobody sees a message by itself, and every client of a cohort answers"
+_SECURE = "secure aggregation: no single message is visible, and every client of a cohort answers"
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,7 @@ class PatchSums(Method):
 
     eps: float = param(
         0.5,
-        "ε, added to the whitening's eigenvalues, in units of their mean",
+        "ε, added to the whitening's eigenvalues in units of their mean",
         above=0,
         search=Search(0.01, 1.0, log=True),
     )
@@ -96,18 +77,13 @@ class PatchSums(Method):
     wire: Literal["float64", "float32", "float16", "int8"] = param(
         "float16", "precision in which second moments travel; int8: of their Cholesky factor"
     )
-    balance: bool = param(
-        False,
-        "weight samples by one over the size of their class, as the first round's clients tell it then",
-        switch=True,
-    )
+    balance: bool = param(False, "weight samples by one over the size of their class in the first round", switch=True)
     clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
     patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
     noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
     noise_of: Literal["message", "sum"] = param(
         "message",
-        "what has the noise: every message, or a cohort's messages together, which needs secure aggregation (here "
-        "simulated: they are added in the open)",
+        "the noise is on every message, or on a cohort's sum, which needs secure aggregation (simulated here)",
     )
     delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
 
@@ -117,40 +93,33 @@ class PatchSums(Method):
         if self.noise_multiplier and self.balance:
             raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 
-    def dictionary_legs(self) -> tuple[Exchange, ...]:
-        """Return the exchanges: moments, then s steps of k-means."""
+    def dictionary_legs(self) -> tuple[fl.Exchange, ...]:
         steps = (
-            Exchange(f"dictionary-{step}", phases=(), server_steps=("fit-dictionary",))
+            fl.Exchange(f"dictionary-{step}", phases=(), server_steps=("fit-dictionary",))
             for step in range(1, self.steps + 1)
         )
-        return (Exchange(MOMENTS_LEG, phases=(), server_steps=("whiten",)), *steps)
+        return (fl.Exchange(MOMENTS_LEG, phases=(), server_steps=("whiten",)), *steps)
 
-    def broadcast(self, server: Record, client: int, ctx: RoundContext) -> Payloads:
-        """Return the filters, if there are any."""
+    def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return {} if ctx.exchange == MOMENTS_LEG else server.only(FILTERS)
 
-    def reply(self, ctx: ClientContext, trained: TrainedClient) -> tuple[Payloads, Payloads]:
+    def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         setting = ctx.setting
         images = trained.images(setting.network.call(partial(_rows, setting.image_shape, self.stride), {}))
         if ctx.exchange == MOMENTS_LEG:
             return {PATCH_MOMENTS: self.patch_moments(ctx, images)}, ctx.client_state
         return {ASSIGNED: self.assigned(ctx, images)}, ctx.client_state
 
-    def server_steps(self) -> Mapping[str, ServerStep]:
+    def server_steps(self) -> Mapping[str, fl.ServerStep]:
         return {"whiten": self.whiten, "fit-dictionary": self.fit_dictionary}
 
-    # ---- clients -------------------------------------------------------------------------------------------------
-
-    def patch_moments(self, ctx: ClientContext, images: Iterable[Tensor]) -> TensorDict:
-        """Number, sum and second moment of patches, of every ``stride``-th position of every image.
+    def patch_moments(self, ctx: fl.ClientContext, images: Iterable[Tensor]) -> TensorDict:
+        """Return number, sum and second moment of patches at every ``stride``-th position.
 
         With noise: an image has L patches of norm at most ``patch_clip``; replacing it moves the scaled pair of sums by
         at most L·√(2² + 2), second moments being positive.
-
-        Args:
-            ctx: the client's. images: normalised, in blocks [n, C, H, W].
         """
-        moments = patch_moments(self._patches(ctx.setting, images))
+        moments = dictionary.patch_moments(self._patches(ctx.setting, images))
         moved = math.sqrt(6) * moments.count / int(ctx.class_counts.sum())
         total = moments.total.cpu() + self._noise(ctx, "patch sums", moments.total.shape, moved * self.patch_clip)
         noise = self._symmetric(ctx, "patch moments", len(total), moved * self.patch_clip**2)
@@ -163,64 +132,57 @@ class PatchSums(Method):
             arrays["classes"] = ctx.class_counts
         return TensorDict(arrays)
 
-    def assigned(self, ctx: ClientContext, images: Iterable[Tensor]) -> TensorDict:
-        """Patches summed by the filter that answers them most, with the sign of the answer.
+    def assigned(self, ctx: fl.ClientContext, images: Iterable[Tensor]) -> TensorDict:
+        """Return the patches summed by the filter of the largest product, with its sign.
 
         With noise: replacing an image moves the scaled sums of patches and signs by at most 2·√2·L.
-
-        Args:
-            ctx: the client's, with the filters. images: normalised, in blocks [n, C, H, W].
         """
         weight, bias = (ctx.received[FILTERS].params[name] for name in DICTIONARY)
-        found = assigned_patches(self._patches(ctx.setting, images), weight.flatten(1), bias)
+        found = dictionary.assigned_patches(self._patches(ctx.setting, images), weight.flatten(1), bias)
         moved = 2 * math.sqrt(2) * found.count / int(ctx.class_counts.sum())
         sums = found.sums.cpu() + self._noise(ctx, "assigned patches", found.sums.shape, moved * self.patch_clip)
         signs = found.signs.cpu() + self._noise(ctx, "assigned signs", found.signs.shape, moved)
         return TensorDict({"sums": self._sent(sums), "signs": self._sent(signs)})
 
-    def _patches(self, setting: FederationContext, images: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _patches(self, setting: fl.FederationContext, images: Iterable[Tensor]) -> Iterator[Tensor]:
         for block in images:
             patches = setting.network.call(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
     def _noise(
-        self, ctx: ClientContext, purpose: str, shape: torch.Size | tuple[int, ...], moved: float
+        self, ctx: fl.ClientContext, purpose: str, shape: torch.Size | tuple[int, ...], moved: float
     ) -> Tensor | float:
-        """Return new Gaussian noise for a sum that one image changes by at most ``moved``; 0 without noise.
+        """Return Gaussian noise for a sum that one image changes by at most ``moved``; 0 without noise.
 
         With ``noise_of: sum`` each of the m sampled clients adds 1/m of the variance, so that the sum has all of it.
         """
         if not self.noise_multiplier:
             return 0.0
-        # Each exchange sends one message; first exchanges keep the leg's name in the key, so that results do not
-        # change.
+        # The key has the exchange's name, also in the first exchange of a round.
         stream = ctx.stream(purpose if ctx.is_later_leg else f"{purpose}, {ctx.exchange}")
         drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
         share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(ctx.setting.cohort_size)
         return drawn * self.noise_multiplier * moved * share
 
-    def _symmetric(self, ctx: ClientContext, purpose: str, dim: int, moved: float) -> Tensor | float:
+    def _symmetric(self, ctx: fl.ClientContext, purpose: str, dim: int, moved: float) -> Tensor | float:
         drawn = self._noise(ctx, purpose, (dim * (dim + 1) // 2,), moved)
         return from_upper_triangles(drawn) if isinstance(drawn, Tensor) else drawn
 
     def _sent(self, values: Tensor) -> Tensor:
         return values if self.wire == "float64" else values.float()
 
-    # ---- the server ----------------------------------------------------------------------------------------------
-
-    def whiten(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: whitening of patches, and directions to start from.
-
-        Fact: the share of the patches' variance that the ε-shrinkage leaves whitened.
-        """
+    def whiten(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Whiten patches, and draw directions. Metric: share of the patches' variance that ε leaves whitened."""
         setting, sent = ctx.setting, list(replies.of(PATCH_MOMENTS).values())
-        moments = merged_moments(
-            PatchMoments(int(own["count"]), own["sum"].double(), from_upper_triangles(own["second"].double()))
+        moments = dictionary.merged_moments(
+            dictionary.PatchMoments(
+                int(own["count"]), own["sum"].double(), from_upper_triangles(own["second"].double())
+            )
             for own in sent
         )
-        mean, matrix, share = whitening(moments, self.eps)
+        mean, matrix, share = dictionary.whitening(moments, self.eps)
         count = len(setting.initial.params[DICTIONARY[1]])
-        atoms = random_atoms(count, len(mean), torch_stream(setting.seed, "dictionary"))
+        atoms = dictionary.random_atoms(count, len(mean), torch_stream(setting.seed, "dictionary"))
         made: dict[str, Payload] = _dictionary(atoms, mean, matrix, setting)
         if self.balance:
             sizes = torch.stack([own["classes"] for own in sent]).sum(0).double()
@@ -229,25 +191,17 @@ class PatchSums(Method):
             made[CLASS_WEIGHTS] = TensorDict({"weights": weights})
         return server | made, {"whitened_share": share}
 
-    def fit_dictionary(self, server: Record, replies: Replies, ctx: RoundContext) -> tuple[Record, Metrics]:
-        """Server stage: a step of k-means.
-
-        Facts: how far atoms turned (mean of 1 − cosine), and how many got no patch.
-        """
+    def fit_dictionary(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+        """Take a step of k-means. Metrics: turn of the atoms (mean of 1 − cosine), atoms without a patch."""
         sent = list(replies.of(ASSIGNED).values())
         sums, signs = (torch.stack([own[name].double() for own in sent]).sum(0) for name in ("sums", "signs"))
         before, mean, matrix = (server[WHITENING][name] for name in ("atoms", "mean", "matrix"))
-        atoms, stayed = moved_atoms(before, sums, signs, mean, matrix)
+        atoms, stayed = dictionary.moved_atoms(before, sums, signs, mean, matrix)
         facts = {"atoms_turned": float((1 - (atoms * before).sum(1)).mean()), "empty_atoms": float(stayed.sum())}
         return server | _dictionary(atoms, mean, matrix, ctx.setting), facts
 
     def account(self, later: int, covers: str) -> Mapping[str, Any] | None:
-        """Return the account of noise on all messages: 1 + s for the dictionary, and ``later`` more.
-
-        Args:
-            later: messages after the dictionary, once per run.
-            covers: contents of these messages, in words.
-        """
+        """Return the account of all noisy messages: 1 + s for the dictionary, and ``later`` more."""
         if not self.noise_multiplier:
             return None
         messages = 1 + self.steps + later
@@ -263,19 +217,18 @@ class PatchSums(Method):
 
 def _rows(shape: tuple[int, int, int], stride: int, model: Backbone) -> int:
     encoder = model.encoder
-    assert isinstance(encoder, PatchFeatures)  # as `needs` says
+    assert isinstance(encoder, PatchFeatures)  # as `required_config` says
     return encoder.rows(shape, stride)
 
 
 def _patches_of(images: Tensor, stride: int, model: Backbone) -> Tensor:
     encoder = model.encoder
-    assert isinstance(encoder, PatchFeatures)  # as `needs` says
+    assert isinstance(encoder, PatchFeatures)  # as `required_config` says
     return encoder.patches(images, stride)
 
 
-def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: FederationContext) -> dict[str, Payload]:
-    """Return the server state of a dictionary: its parts, and the transmitted filters."""
-    filters = zip(DICTIONARY, as_filters(atoms, mean, matrix), strict=True)
+def _dictionary(atoms: Tensor, mean: Tensor, matrix: Tensor, setting: fl.FederationContext) -> dict[str, Payload]:
+    filters = zip(DICTIONARY, dictionary.as_filters(atoms, mean, matrix), strict=True)
     like = setting.initial.params
     sent = {name: value.float().reshape(like[name].shape) for name, value in filters}
     return {WHITENING: TensorDict({"mean": mean, "matrix": matrix, "atoms": atoms}), FILTERS: Weights(sent)}

@@ -28,7 +28,7 @@ class AuthorsPreset(ValidatedParams):
         """Set the preset's values, so that a method reads only its parameters.
 
         Raises:
-            ValueError: one of these parameters was set to another value.
+            ValueError: another value is set for one of them.
         """
         if self.preset == "authors":
             defaults = {declared.name: declared.default for declared in fields(self)}

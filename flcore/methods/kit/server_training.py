@@ -1,7 +1,4 @@
-"""Training at the server: one loop for generators, calibrated heads and federated features.
-
-The method defines the loss; this module minimises it.
-"""
+"""Training at the server: one loop for generators, calibrated heads and federated features. A method has the loss."""
 
 from __future__ import annotations
 

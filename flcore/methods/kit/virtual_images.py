@@ -1,12 +1,11 @@
 """Virtual images on clients, for VHL (a fixed set) and FedPG (a new set every round).
 
-Client loss on a real batch (x, y) and a virtual one (x', y') (fedpg.md section 4, baselines.md section 8; the released
-script of VHL), f the features, SC the supervised contrastive loss over L2-normalised features, sg a constant:
+Client loss on a real batch (x, y) and a virtual one (x', y') (fedpg.md section 4, baselines.md section 8), f the
+features, SC the supervised contrastive loss over L2-normalised features, sg a constant:
 
     CE(x, y) + w · CE(x', y') + λ · [ SC(f(x) ∪ sg f(x')) + a · SC(f(x')) ].
 
-Virtual images travel and are kept as pixels, float32 on 0 to 1 or uint8 on 0 to 255, and are normalised like the real
-ones when a mini-batch is drawn.
+Virtual images travel and are stored as pixels, float32 on 0 to 1 or uint8 on 0 to 255; mini-batches are normalised.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key
 from flcore.math.losses.basic import cross_entropy
 from flcore.math.losses.contrastive import supervised_contrastive
-from flcore.methods.types import Batch, FederationContext, LocalModel, LossInputs
+from flcore.methods import types as fl
 
 PixelRange = Literal["data", "authors"]
 
@@ -32,17 +31,7 @@ _BLOCK = 256  # images that go through a network at a time
 
 
 def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
-    """Return rows of ``steps`` mini-batches of a set, cut from consecutive permutations.
-
-    Args:
-        size: images in the set, at least 1.
-        batch: images of a mini-batch; a smaller set gives batches of its own size.
-        steps: how many.
-        generator: a CPU generator.
-
-    Returns:
-        int64 ``[steps, min(batch, size)]``.
-    """
+    """Return rows int64 [``steps``, min(batch, size)] of mini-batches, cut from consecutive permutations of a set."""
     width = min(batch, size)
     rounds = -(-steps * width // size)
     rows = [torch.randperm(size, generator=generator) for _ in range(rounds)]
@@ -51,43 +40,43 @@ def cycled_positions(size: int, batch: int, steps: int, generator: torch.Generat
 
 
 def class_major_labels(num_classes: int, images: Tensor) -> Tensor:
-    """Return labels int64 [K·n] of images [K·n, ...] in class order, n of each."""
+    """Return labels int64 [K·n] of images [K·n, ...] in class order."""
     return torch.arange(num_classes, device=images.device).repeat_interleave(len(images) // num_classes)
 
 
 def pixel_map(
-    setting: FederationContext, dtype: torch.dtype, device: torch.device | str, pixel_range: PixelRange = "data"
+    setting: fl.FederationContext, dtype: torch.dtype, device: torch.device | str, pixel_range: PixelRange = "data"
 ) -> tuple[Tensor, Tensor]:
-    """Scale and shift ``[C, 1, 1]`` that turn virtual pixels into what the model reads.
+    """Return scale and shift [C, 1, 1] that turn virtual pixels into the model's input.
 
     Args:
-        setting: holds the statistics that real images are normalised with.
-        dtype: of the pixels; decides on their unit: uint8 0 to 255, floating 0 to 1.
+        setting: has the statistics that normalise real images.
+        dtype: of the pixels: uint8 on 0 to 255, floating on 0 to 1.
         device: of the result.
         pixel_range: ``data``: like real images. ``authors``: FedPG's code, which feeds real images as 0 to 1 and the
-            generator's -1 to 1 as they are: a virtual pixel p is taken for 2p - 1.
+            generator's −1 to 1 as they are: a virtual pixel p is taken for 2p − 1.
     """
     unit = 1.0 if dtype.is_floating_point else 255.0
-    task_visit, offset = (2.0, -1.0) if pixel_range == "authors" else (1.0, 0.0)
+    span, offset = (2.0, -1.0) if pixel_range == "authors" else (1.0, 0.0)
     pairs = list(zip(setting.pixel_mean, setting.pixel_std, strict=True))
-    scale = torch.tensor([task_visit / (unit * std) for _, std in pairs], device=device)
+    scale = torch.tensor([span / (unit * std) for _, std in pairs], device=device)
     shift = torch.tensor([(offset - mean) / std for mean, std in pairs], device=device)
     return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
 
 
 def as_input(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Pixels [B, C, H, W] to what the model reads, float32; the same arithmetic as `flcore.data.images.normalise`."""
+    """Return the model's input, float32, for pixels [B, C, H, W], as `flcore.data.images.normalise` computes it."""
     return torch.addcmul(shift, images.to(torch.float32), scale)
 
 
 def virtual_context(
-    setting: FederationContext,
+    setting: fl.FederationContext,
     images: Tensor,
     labels: Tensor,
     outputs: Tensor | None = None,
     pixel_range: PixelRange = "data",
-) -> LossInputs:
-    """The constants of :class:`VirtualLoss`: images [N, C, H, W] as pixels, with their labels int64 [N].
+) -> fl.LossInputs:
+    """Return the constants of :class:`VirtualLoss` for images [N, C, H, W] as pixels with labels int64 [N].
 
     ``outputs`` int64 [N] are the head outputs for the labels; None: the labels.
     """
@@ -98,9 +87,9 @@ def virtual_context(
 
 @torch.no_grad()
 def global_features(
-    setting: FederationContext, images: Tensor, model: Weights, pixel_range: PixelRange = "data"
+    setting: fl.FederationContext, images: Tensor, model: Weights, pixel_range: PixelRange = "data"
 ) -> Tensor:
-    """Features [N, d] of virtual images [N, C, H, W], pixels as they travel, by a model on their device."""
+    """Return features [N, d] of virtual images as they travel, by a model on their device."""
     scale, shift = pixel_map(setting, images.dtype, images.device, pixel_range)
     blocks = (as_input(block, scale, shift) for block in torch.split(images, _BLOCK))
     return torch.cat([setting.network.features(block, model.values) for block in blocks])
@@ -128,10 +117,10 @@ class VirtualLoss:
 
     @property
     def is_on(self) -> bool:
-        """Whether the loss uses virtual images."""
+        """True if the loss uses virtual images."""
         return self.cross_entropy > 0 or self.contrast > 0
 
-    def terms(self, model: LocalModel, batch: Batch, virtual: LossInputs) -> dict[str, Tensor]:
+    def terms(self, model: fl.LocalModel, batch: fl.Batch, virtual: fl.LossInputs) -> dict[str, Tensor]:
         """Return ``cross_entropy`` of the real batch, ``virtual`` cross-entropy and ``contrast``, weighted.
 
         Args:
@@ -142,21 +131,21 @@ class VirtualLoss:
         rows = batch.random_inputs["virtual"]
         images = as_input(virtual["images"][rows], virtual["scale"], virtual["shift"])
         labels, size = virtual["labels"][rows], len(batch.labels)
-        beside = model.for_extra_inputs()
+        handle = model.for_extra_inputs()
         if self.joint:
             both = model.features(torch.cat([batch.images, images]))
             real, made = both[:size], both[size:]
         else:
-            real, made = model.features(batch.images), beside.features(images)
+            real, made = model.features(batch.images), handle.features(images)
         terms = {"cross_entropy": cross_entropy(model.classify(real), batch.labels, batch.weight)}
         if self.cross_entropy > 0:
-            logits = beside.classify(made)
+            logits = handle.classify(made)
             terms["virtual"] = self.cross_entropy * cross_entropy(logits, virtual["outputs"][rows])
         if self.contrast > 0:
             terms["contrast"] = self.contrast * self._contrast(real, made, batch, labels)
         return terms
 
-    def _contrast(self, real: Tensor, made: Tensor, batch: Batch, labels: Tensor) -> Tensor:
+    def _contrast(self, real: Tensor, made: Tensor, batch: fl.Batch, labels: Tensor) -> Tensor:
         weight = None if batch.weight is None else torch.cat([batch.weight, batch.weight.new_ones(len(labels))])
         members = torch.cat([real, made.detach() if self.detach else made])
         total = self._supervised(members, torch.cat([batch.labels, labels]), weight)

@@ -105,6 +105,17 @@ def test_absent_rows_do_not_travel() -> None:
     assert serialise({"p": dirty}) == serialise({"p": prototypes([True, False], 1)})
 
 
+def test_a_part_of_weights() -> None:
+    """Parameters of a part replace those of the model; its statistics stay."""
+    a, b, c, other = torch.rand(4).unbind()
+    model = Weights({"x.a": a, "y.b": b}, {"x.c": c})
+    merged = model.with_params(Weights({"y.b": other}))
+    assert merged.params == {"x.a": a, "y.b": other} and merged.buffers == {"x.c": c}
+    assert model.with_params(None) is model
+    assert model.part("x.") == Weights({"x.a": a}, {"x.c": c})
+    assert model.part("x.", "y.") == model
+
+
 def test_values_of_weights_are_both_groups() -> None:
     """As a frozen model takes them: 2 parameters and 3 statistics by the module's names."""
     values = weights().values

@@ -110,7 +110,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     method, setting = experiment.method, experiment.setting
     stages = method.server_steps()
     assert stages["calibrate"] == method.base_method.server_steps()["calibrate"]
-    assert stages["calibrate-head"] == method.answer_with_new_head
+    assert stages["calibrate-head"] == method.store_head
     assert [exchange.server_steps[-1] for exchange in method.round_exchanges(1, setting)] == [
         "build-exemplars",
         "calibrate-head",
@@ -261,7 +261,7 @@ def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
     experiment = toy(lab, [[2, 0]] * 4, [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
     server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
     with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
-        experiment.method.answer_with_new_head(server, replies, RoundContext(experiment.setting, 1, CCVR.collect_leg))
+        experiment.method.store_head(server, replies, RoundContext(experiment.setting, 1, CCVR.collect_leg))
 
 
 def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import Count, Prototypes, TensorDict, Weights
 from flcore.io.records import Record
-from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes, nearest_prototype
+from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes
+from flcore.methods.kit.class_prototypes import nearest_prototype
 from flcore.methods.types import Batch, Exchange, Metrics, Replies, RoundContext
 from flcore.models.network import ModuleView
 from tests.cases import quick

@@ -15,7 +15,7 @@ from flcore.io.records import Record
 from flcore.methods.api import teacher_output
 from flcore.methods.fedntd import FedNTD
 from flcore.methods.types import Batch, Exchange
-from flcore.models.view import View
+from flcore.models.network import View
 from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}

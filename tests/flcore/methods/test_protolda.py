@@ -23,8 +23,7 @@ from flcore.math.prototypes.dictionary import PatchMoments, whitening
 from flcore.math.prototypes.discriminant import ClassSums, discriminant, discriminant_sums, reweighted
 from flcore.math.prototypes.gaussians import from_upper_triangles
 from flcore.methods.kit.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
-from flcore.methods.kit.sums_by_client import EACH
-from flcore.methods.protolda import CLASS_STATISTICS, LDA_HEAD, OWN, TOTALS, ProtoLDA
+from flcore.methods.protolda import CLASS_STATISTICS, EACH, LDA_HEAD, OWN, TOTALS, ProtoLDA
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 
 # Four images of 2x1 pixels: patches of one pixel are 2, 0 | 0, 4 | 0, 4 | 0, 4.
@@ -377,7 +376,7 @@ def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
     for wrong in ({"balance": True}, {"noise_multiplier": 1.0, "noise_of": "sum"}):
         with pytest.raises(ConfigError, match="personal = mixture"):
             tiny(lab, personal="mixture", **wrong)
-    with pytest.raises(ConfigError, match=r"personal = shares: a ridge head's biases hold no class shares"):
+    with pytest.raises(ConfigError, match=r"personal = shares: a ridge head has no class shares"):
         tiny(lab, personal="shares", head="ridge")
 
 

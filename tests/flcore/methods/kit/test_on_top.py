@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import build, declared, param
-from flcore.io.messages import Weights
 from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.api import Method
@@ -21,7 +19,7 @@ from flcore.methods.ccvr import CCVR
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedcspc import FedCSPC
 from flcore.methods.fedprox import FedProx
-from flcore.methods.kit.on_top import WrapperMethod, patched, possible_bases
+from flcore.methods.kit.on_top import WrapperMethod, possible_bases
 from flcore.methods.types import Exchange, FederationContext, RoundContext, ServerStep
 from tests.cases import quick
 
@@ -129,8 +127,8 @@ def test_possible_bases() -> None:
     ("values", "message"),
     [
         ({"base": "fedavgg"}, r"method: base = fedavgg: there is no such method; it may be .*fedavg, "),
-        ({"base": "local"}, r"method: base = local: nothing goes on top of it as it is set, .* it may be .*fedavg, "),
-        ({"base_settings": {"local": {}}}, r"method: base_settings.local: nothing goes on top of it"),
+        ({"base": "local"}, r"method: base = local: it has no trained global model.* it may be .*fedavg, "),
+        ({"base_settings": {"local": {}}}, r"method: base_settings.local: it has no trained global model"),
         ({"base_settings": {"fedprox": {"method.nu": 1}}}, r"method.base_settings.fedprox.nu: unknown key"),
         ({"base_settings": {"fedprox": {"method.mu": -1}}}, r"method.base_settings.fedprox.mu = -1"),
         ({"base_settings": {"fedprox": {"mu": 1}}}, "expected dotted keys"),
@@ -138,7 +136,7 @@ def test_possible_bases() -> None:
         ({"base_settings": {"fedprox": 3}}, "expected dotted keys"),
         (
             {"base": "fedmlp", "base_settings": {"fedmlp": {"method.share": "extractor"}}},
-            "base = fedmlp: nothing goes on top of it as it is set",
+            "base = fedmlp: it has no trained global model",
         ),
     ],
 )
@@ -152,9 +150,9 @@ def test_nothing_stands_on_itself(registered: Callable[[type[Method]], None]) ->
     """CCVR over FedCSPC, but not over CCVR, nor FedCSPC over it; nor below something else; nor without an end."""
     assert CCVR(base="fedcspc").base_method == FedCSPC()
     for method, base, message in (
-        (CCVR, "ccvr", "base = ccvr: ccvr on top of ccvr has nothing to add"),
-        (FedCSPC, "fedcspc", "base = fedcspc: fedcspc on top of fedcspc"),
-        (FedCSPC, "ccvr", "base = ccvr: nothing goes on top of it .* and goes on being trained"),
+        (CCVR, "ccvr", "base = ccvr: ccvr cannot wrap itself"),
+        (FedCSPC, "fedcspc", "base = fedcspc: fedcspc cannot wrap itself"),
+        (FedCSPC, "ccvr", "base = ccvr: it has no trained global model"),
     ):
         with pytest.raises(ValueError, match=message):
             method(base=base)
@@ -166,7 +164,7 @@ def test_nothing_stands_on_itself(registered: Callable[[type[Method]], None]) ->
     registered(Between)
     nested = {"between": {"method.base": "fedcspc"}}
     assert CCVR(base="between").can_be_base is False
-    with pytest.raises(ValueError, match="base = between: there is a fedcspc under it already"):
+    with pytest.raises(ValueError, match="base = between: it wraps fedcspc already"):
         FedCSPC(base="between", base_settings=nested)
 
     @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def test_nothing_stands_on_itself(registered: Callable[[type[Method]], None]) ->
         base: str = param("endless", "itself")
 
     registered(Endless)
-    with pytest.raises(ValueError, match="endless on top of endless"):
+    with pytest.raises(ValueError, match="endless cannot wrap itself"):
         Endless()
 
 
@@ -205,17 +203,17 @@ class TwoLegs(FedAvg):
         return {"note": lambda server, replies, ctx: (server, {}), **super().server_steps()}
 
 
-def test_legs_with_stages_behind_the_bases(lab: Any, registered: Callable[[type[Method]], None]) -> None:
+def test_server_steps_after_those_of_the_base(lab: Any, registered: Callable[[type[Method]], None]) -> None:
     """An exchange that had every stage has the base's by name, and does not run what is added."""
     setting = lab.experiment().setting
     plain = Plain()
     assert plain.round_exchanges(1, setting) == (Exchange(),)
-    assert [exchange.server_steps for exchange in plain.legs_with(1, setting)] == [("aggregate",)]
-    assert [exchange.server_steps for exchange in plain.legs_with(1, setting, "one", "two")] == [
+    assert [exchange.server_steps for exchange in plain.exchanges_with(1, setting)] == [("aggregate",)]
+    assert [exchange.server_steps for exchange in plain.exchanges_with(1, setting, "one", "two")] == [
         ("aggregate", "one", "two")
     ]
     registered(TwoLegs)
-    exchanges = Plain(base="two_legs").legs_with(1, setting, "one")
+    exchanges = Plain(base="two_legs").exchanges_with(1, setting, "one")
     assert [(exchange.name, exchange.server_steps) for exchange in exchanges] == [
         ("ask", ("note",)),
         ("train-clients", ("note", "aggregate", "one")),
@@ -224,9 +222,9 @@ def test_legs_with_stages_behind_the_bases(lab: Any, registered: Callable[[type[
 
 def test_names_that_stand_twice_are_refused(registered: Callable[[type[Method]], None]) -> None:
     plain = Plain()
-    assert plain.beside({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
-    with pytest.raises(ConfigError, match=r"method\.base = fedavg: it and plain both have what they call 'b'"):
-        plain.beside({"a": 1, "b": 2}, {"b": 2})
+    assert plain.merged({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
+    with pytest.raises(ConfigError, match=r"method\.base = fedavg: plain adds 'b', which it has"):
+        plain.merged({"a": 1, "b": 2}, {"b": 2})
 
     @dataclass(frozen=True)
     class Gathering(FedAvg):
@@ -236,17 +234,8 @@ def test_names_that_stand_twice_are_refused(registered: Callable[[type[Method]],
             return {"gather-prototypes": lambda server, replies, ctx: (server, {})}
 
     registered(Gathering)
-    with pytest.raises(ConfigError, match="gathering: it and fedcspc both have what they call 'gather-prototypes'"):
+    with pytest.raises(ConfigError, match="gathering: fedcspc adds 'gather-prototypes', which it has"):
         FedCSPC(base="gathering").server_steps()
-
-
-def test_a_part_of_a_model() -> None:
-    """Parameters of the part in place of the model's own; statistics are the model's."""
-    a, b, c, other = torch.rand(4).unbind()
-    model = Weights({"a": a, "b": b}, {"c": c})
-    found = patched(model, Weights({"b": other}))
-    assert found.params == {"a": a, "b": other} and found.buffers == {"c": c}
-    assert patched(model, None) is model
 
 
 @pytest.mark.parametrize("base", quick(possible_bases(), ("fedavg", "fedproto", "scaffold")))
