@@ -11,12 +11,8 @@ from functools import cache
 def imported_names(source: bytes, *, for_types: bool = False, package: str = "") -> frozenset[str]:
     """Return the dotted names of all imports in a source, including those inside functions.
 
-    ``from a.b import c`` gives ``a.b.c``, a module or an attribute of ``a.b``.
-
-    Args:
-        source: of a module.
-        package: base of relative imports; empty ignores them.
-        for_types: include imports under ``if TYPE_CHECKING``.
+    ``from a.b import c`` gives ``a.b.c``, a module or an attribute of ``a.b``. Relative imports need ``package``, their
+    base. Imports under ``if TYPE_CHECKING`` need ``for_types``.
 
     Raises:
         SyntaxError: invalid Python.
@@ -59,20 +55,23 @@ def closure(
         source_of: returns the source of a module; None for names that are not modules or not to be followed.
         is_package: for relative imports, which are ignored without it.
     """
-    found: dict[str, bytes] = {}
-    seen: set[str] = set()
-    waiting = list(entries)
+    sources: dict[str, bytes | None] = {}
+    waiting = set(entries)
     while waiting:
         name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        source = source_of(name)
-        if source is None:
-            continue
-        found[name] = source
-        package = "" if is_package is None else name if is_package(name) else name.rpartition(".")[0]
-        for other in (name, *imported_names(source, package=package)):
-            parts = other.split(".")
-            waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return dict(sorted(found.items()))
+        sources[name] = source = source_of(name)
+        if source is not None:
+            package = "" if is_package is None else name if is_package(name) else name.rpartition(".")[0]
+            waiting |= (_around(name) | _loaded(source, package)) - sources.keys()
+    return {name: source for name, source in sorted(sources.items()) if source is not None}
+
+
+@cache
+def _loaded(source: bytes, package: str) -> frozenset[str]:
+    return frozenset().union(*map(_around, imported_names(source, package=package)))
+
+
+def _around(name: str) -> frozenset[str]:
+    """Return the name and the packages around it."""
+    parts = name.split(".")
+    return frozenset(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))

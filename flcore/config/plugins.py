@@ -1,11 +1,11 @@
 """Load a user's own methods, data sources, partitioners, models and client samplers.
 
-The code is a file listed under ``plugins``, or an importable module: the keys of :data:`KINDS` and the methods of a
-comparison accept ``module:Class``. Every public subclass of a base class in :data:`KINDS` is checked and registered.
+The code is a file listed under ``plugins``, or an importable module: the keys of :data:`KINDS` accept ``module:Class``.
+Every public subclass of a base class in :data:`KINDS` is checked and registered.
 
-A configuration stores path and SHA-256 of each file, so that every worker runs the same code. The identity of a run
-contains the hashes of the files that the run uses, with their imports of `flcore`, of other listed files
-(``from protofl_plugins.other import ...``), and of a module's own top-level package. Other imports are not tracked.
+A configuration stores path and SHA-256 of each file, so that every worker runs the same code. A run's identity has the
+hashes of the files that it uses, of other listed files that these import (``from protofl_plugins.other import ...``),
+and of a module's own top-level package. Other imports are not tracked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import methodcaller
 from pathlib import Path
@@ -51,13 +53,13 @@ PACKAGE = "protofl_plugins"
 KINDS: tuple[tuple[Registry[Any], type, str], ...] = (
     (METHODS, Method, "method.name"),
     (METHODS, Method, "method.base"),
-    (METHODS, Method, "compare.baseline"),
+    *((METHODS, Method, f"compare.{key}") for key in ("methods.*", "baseline", "variants.*.method")),
     (SOURCES, Source, "data.name"),
     (PARTITIONERS, Partitioner, "partition.name"),
     (MODELS, ModelSpec, "model.name"),
     (SAMPLERS, Sampler, "federation.sampler"),
 )
-"""Registries, the base class of their entries, and the configuration keys that name an entry."""
+"""Registries, the base class of their entries, and the configuration keys that name an entry; ``*`` is any key."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -89,8 +91,8 @@ class Plugin:
 
     def to_mapping(self) -> dict[str, str]:
         """Return path and hash as JSON values, and the name of an importable module."""
-        module = {} if self.name != self.module else {"module": self.module}
-        return {"path": str(self.path), "sha256": self.sha256, **module}
+        mapping = {"path": str(self.path), "sha256": self.sha256}
+        return mapping if self.name != self.module else {**mapping, "module": self.module}
 
 
 def load(path: str | os.PathLike[str]) -> Plugin:
@@ -99,18 +101,13 @@ def load(path: str | os.PathLike[str]) -> Plugin:
 
 
 def load_all(entries: Any) -> tuple[Plugin, ...]:
-    """Load and register the ``plugins`` of a configuration; load edited files again.
-
-    Args:
-        entries: paths, or mappings from :meth:`Plugin.to_mapping`.
+    """Load and register paths, or mappings from :meth:`Plugin.to_mapping`; load edited files again.
 
     Raises:
-        ConfigError: an entry is invalid, a file is missing, has another hash, fails to import or defines nothing
-            usable, or two files have the same name.
+        ConfigError: an entry is invalid or not usable, or two files have the same name.
         EditedError: a file was edited after this process loaded it with the hash that is asked for.
     """
-    if entries is None:
-        return ()
+    entries = () if entries is None else entries
     if not isinstance(entries, list | tuple):
         raise ConfigError(f"plugins = {shorten(entries)}: expected a list of files")
     by_name: dict[str, Plugin] = {}
@@ -129,7 +126,7 @@ def with_classes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Plugin, 
     Raises:
         ConfigError: a module or class does not exist or is not usable.
     """
-    result, plugins = dict(raw), {plugin.module: plugin for plugin in load_all(raw.get("plugins"))}
+    plugins = {plugin.module: plugin for plugin in load_all(raw.get("plugins"))}
 
     def registered(registry: Registry[Any], key: str, value: Any) -> Any:
         if not isinstance(value, str) or not _CLASS.fullmatch(value):
@@ -145,31 +142,27 @@ def with_classes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Plugin, 
             plugins.setdefault(plugin.module, plugin)
         return entry
 
+    result: Any = dict(raw)
     for registry, _, key in KINDS:
-        section, _, name = key.partition(".")
-        if isinstance(values := result.get(section), Mapping) and name in values:
-            result[section] = {**values, name: registered(registry, key, values[name])}
-    if isinstance(compare := result.get("compare"), Mapping):
-        result["compare"] = compare = dict(compare)
-        if isinstance(methods := compare.get("methods"), list | tuple):
-            compare["methods"] = [registered(METHODS, "compare.methods", method) for method in methods]
-        if isinstance(variants := compare.get("variants"), Mapping):
-            compare["variants"] = {
-                name: {**row, "method": registered(METHODS, f"compare.variants.{name}.method", row["method"])}
-                if isinstance(row, Mapping) and "method" in row
-                else row
-                for name, row in variants.items()
-            }
+        result = _with_changed(result, key.split("."), partial(registered, registry, key))
     return result, tuple(plugins.values())
 
 
-def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, ...]:
-    """Return the plug-ins that registry entries depend on: modules of their classes, and imports of these.
+def _with_changed(values: Any, path: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """Return nested values with those at a path changed; ``*`` in a path is every key or index."""
+    if not path:
+        return change(values)
+    if isinstance(values, Mapping):
+        return {k: _with_changed(v, path[1:], change) if path[0] in (k, "*") else v for k, v in values.items()}
+    is_list = isinstance(values, list | tuple) and path[0] == "*"
+    return [_with_changed(value, path[1:], change) for value in values] if is_list else values
 
-    Of an importable package all given modules count.
+
+def used(plugins: Iterable[Plugin], entries: Iterable[object]) -> tuple[Plugin, ...]:
+    """Return the plug-ins of registry entries: modules of their classes, imports of these, and all of their packages.
 
     Raises:
-        ConfigError: an entry depends on a plug-in that is not in ``plugins``.
+        ConfigError: a needed plug-in is not in ``plugins``.
     """
     by_module = {plugin.module: plugin for plugin in plugins}
     classes = {cls.__module__ for entry in entries for cls in type(entry).__mro__}
@@ -221,10 +214,9 @@ def _read(entry: Any) -> Plugin:
     if sha256 not in (None, plugin.sha256):
         if dataclasses.replace(plugin, sha256=sha256).is_loaded:
             raise EditedError.of(path)
-        raise ConfigError(
-            f"plug-in {path}: has another content than this configuration names (SHA-256 {plugin.sha256[:8]}..., "
-            f"not {sha256[:8]}...); restore the file, or start a new run with it"
-        )
+        hashes = f"SHA-256 {plugin.sha256[:8]}..., not {sha256[:8]}..."
+        cure = "restore the file, or start a new run with it"
+        raise ConfigError(f"plug-in {path}: has another content than this configuration names ({hashes}); {cure}")
     return plugin
 
 
@@ -253,34 +245,32 @@ def _modules(module: str, key: str) -> list[Plugin]:
 def _file_of(module: str) -> Path | None:
     if module in Finder.sources and Finder.sources[module].path.is_file():
         return Finder.sources[module].path
-    try:
+    with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+        return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+    return None
 
 
 class Finder:
-    """Import plug-ins from the bytes that were hashed; Python's loader trusts a cache by time and size."""
+    """Import plug-ins from the hashed bytes; Python's loader trusts a cache by time and size."""
 
     sources: ClassVar[dict[str, Plugin]] = {}
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        is_package = any(module.startswith(f"{name}.") for module in cls.sources)
-        if name not in cls.sources and (not is_package or (name != PACKAGE and PathFinder.find_spec(name, path))):
+        plugin, is_package = cls.sources.get(name), any(module.startswith(f"{name}.") for module in cls.sources)
+        if plugin is None and (not is_package or (name != PACKAGE and PathFinder.find_spec(name, path))):
             return None
         spec = importlib.util.spec_from_loader(name, cls(), is_package=is_package)  # type: ignore[arg-type]
-        if spec is not None and is_package and name in cls.sources and cls.sources[name].path.name == "__init__.py":
-            spec.submodule_search_locations = [str(cls.sources[name].path.parent)]  # for modules that are no plug-ins
+        if spec is not None and is_package and plugin is not None and plugin.path.name == "__init__.py":
+            spec.submodule_search_locations = [str(plugin.path.parent)]  # for modules that are no plug-ins
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        plugin = self.sources.get(module.__name__)
-        if plugin is not None:
+        if (plugin := self.sources.get(module.__name__)) is not None:
             module.__file__ = str(plugin.path)
             exec(compile(plugin.source, str(plugin.path), "exec"), vars(module))
             vars(module)["__plugin__"] = plugin.sha256
@@ -309,8 +299,8 @@ def _load(plugins: Sequence[Plugin]) -> None:
             for table, content in zip(tables, before, strict=True):
                 table.clear()
                 table.update(content)
-            for name in names:
-                sys.modules.pop(name, None)
+            for name in names & sys.modules.keys():
+                del sys.modules[name]
             sys.modules.update(modules)
             raise
 
@@ -329,20 +319,14 @@ def _import(plugin: Plugin) -> ModuleType:
 
 def _register(plugin: Plugin, module: ModuleType) -> None:
     bases = {base: registry for registry, base, _ in KINDS}
-    classes = [
-        (registry, cls)
-        for name, cls in vars(module).items()
-        if isinstance(cls, type) and cls.__module__ == plugin.module and not name.startswith("_")
-        for base, registry in bases.items()
-        if base in cls.__mro__
-    ]
+    public = [cls for name, cls in vars(module).items() if isinstance(cls, type) and not name.startswith("_")]
+    defined = [cls for cls in public if cls.__module__ == plugin.module]
+    classes = [(registry, cls) for cls in defined for base, registry in bases.items() if base in cls.__mro__]
     if not classes and plugin.module.startswith(f"{PACKAGE}."):
-        kinds, names = (registry.kind for registry in bases.values()), (base.__name__ for base in bases)
-        raise ConfigError(
-            f"plug-in {plugin.path}: defines no {', '.join(kinds)}, that is no public subclass of {', '.join(names)}"
-        )
+        names = ", ".join(base.__name__ for base in bases)
+        raise ConfigError(f"plug-in {plugin.path}: defines no public subclass of {names}")
     for registry, cls in classes:
-        if (problem := _problem_of(registry, cls)) is not None:
+        if problem := _problem_of(registry, cls):
             raise ConfigError(f"plug-in {plugin.path}: {cls.__name__} {problem}")
         registry.added[cls.name] = cls  # type: ignore[attr-defined]
 
@@ -360,8 +344,7 @@ def _problem_of(registry: Registry[Any], cls: Any) -> str | None:
         return f"does not define {', '.join(sorted(cls.__abstractmethods__))}"
     if "__dataclass_fields__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
         return "is no frozen dataclass; write @dataclass(frozen=True) above it"
-    plain = [field.name for field in dataclasses.fields(cls) if "help" not in field.metadata]
-    if plain:
+    if plain := [field.name for field in dataclasses.fields(cls) if "help" not in field.metadata]:
         return f"declares {', '.join(plain)} without flcore.core.params.param, or means a ClassVar"
     try:
         entry = build(cls, {parameter.name: parameter.default for parameter in declared(cls)}, cls.name)

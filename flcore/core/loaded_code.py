@@ -42,7 +42,7 @@ class EditedError(RunError):
 
 
 _edited_before: set[str] = set()
-"""Files that were edited between the start of the process that started this one and the start of this one."""
+"""Files that were edited between the start of the parent process and the start of this one."""
 
 
 @cache
@@ -52,38 +52,32 @@ def digests() -> dict[str, str]:
 
 
 def compare_with_parent(parent: Mapping[str, str]) -> None:
-    """Record which sources differ from those of the parent process.
-
-    Args:
-        parent: its :func:`digests`.
-    """
-    own = digests()
-    _edited_before.update(name for name in {*own, *parent} if own.get(name) != parent.get(name))
+    """Record which sources differ from the :func:`digests` of the parent process."""
+    here = digests()
+    _edited_before.update(name for name in {*here, *parent} if here.get(name) != parent.get(name))
 
 
 def source_file(module: str, sources: Mapping[str, bytes]) -> str | None:
     """Return the file of a module of the package; None if there is none."""
-    package, *parts = module.split(".")
-    stem = "/".join(parts)
+    package, _, inner = module.partition(".")
+    stem = inner.replace(".", "/")
     names = (f"{stem}/__init__.py".lstrip("/"), f"{stem}.py") if package == "flcore" else ()
     return next((name for name in names if name in sources), None)
 
 
 def refuse_edited(modules: Iterable[str] | None = None) -> None:
-    """Refuse to continue if the files of these modules have changed since this process or its parent started.
+    """Refuse to continue if files of the package have changed since this process or its parent started.
 
     Args:
-        modules: their names; others than of the package are ignored. None: all of the package.
+        modules: check only these modules, and ignore others than of the package.
 
     Raises:
         EditedError: names the first file that was edited.
     """
     files = (
-        PACKAGE_SOURCES
-        if modules is None
-        else filter(None, (source_file(module, PACKAGE_SOURCES) for module in modules))
+        PACKAGE_SOURCES if modules is None else {source_file(module, PACKAGE_SOURCES) for module in modules} - {None}
     )
-    for name in sorted(files):
+    for name in sorted(filter(None, files)):
         if _on_disk(name) != PACKAGE_SOURCES[name]:
             raise EditedError.of(f"flcore/{name}")
         if name in _edited_before:
@@ -113,17 +107,12 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        if not name.startswith("flcore."):
-            return None
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path) if name.startswith("flcore.") else None
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(name, spec.loader.path)
         return spec
 
 
 def install() -> None:
-    """Let all further imports of the package use the snapshot.
-
-    After an edit, start Python again: `importlib.reload` returns the old source.
-    """
+    """Let all further imports of the package use the snapshot; `importlib.reload` then returns the old source."""
     sys.meta_path.insert(0, _Finder())

@@ -63,7 +63,6 @@ class Sgd:
         torch._foreach_add_(params, grads, alpha=-self.lr)
 
     def keep(self, count: int) -> None:
-        """Keep the velocity of the first ``count`` clients."""
         if self._velocity is not None:
             self._velocity = [velocity[:count] for velocity in self._velocity]
 
@@ -72,7 +71,6 @@ class Sgd:
         return [torch.zeros_like(param, requires_grad=False) for param in params] if self.momentum else []
 
     def rates(self, steps: int) -> Tensor:
-        """Return the learning rate, [steps, 1]."""
         return torch.full((steps, 1), self.lr)
 
     @torch.no_grad()
@@ -123,30 +121,19 @@ class Adam:
 
     def _fused_step(self, params: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor]) -> None:
         # `torch.optim.Adam(fused=True)` imports PyTorch's compiler at its first use, which takes seconds.
+        counts = [torch.full((), float(self._count), device=param.device) for param in params]
         torch._fused_adam_(
-            [param.detach() for param in params],
-            list(grads),
-            first,
-            second,
-            [],
-            [torch.full((), float(self._count), device=param.device) for param in params],
-            lr=self.lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=self.weight_decay,
-            eps=self.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+            [param.detach() for param in params], list(grads), first, second, [], counts,
+            lr=self.lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.weight_decay, eps=self.epsilon,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def keep(self, count: int) -> None:
-        """Keep the moments of the first ``count`` clients."""
         if self._first is not None and self._second is not None:
             self._first = [moment[:count] for moment in self._first]
             self._second = [moment[:count] for moment in self._second]
 
     def memory(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return zero first moments of all parameters, then zero second moments."""
         return [torch.zeros_like(param, requires_grad=False) for _ in range(2) for param in params]
 
     def rates(self, steps: int) -> Tensor:

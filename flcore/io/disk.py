@@ -54,11 +54,7 @@ def open_end(path: Path) -> BinaryIO:
 
 
 def create_new(path: Path, *, mode: int = 0o666) -> BinaryIO:
-    """Create a new file and open it for writing.
-
-    Args:
-        path: the file.
-        mode: its permissions, before the umask; 0o600: only this user can read it.
+    """Create a file with these permissions (before the umask), and open it for writing.
 
     Raises:
         FileExistsError: a file of this name exists.
@@ -105,24 +101,20 @@ def remove_folder(path: Path) -> None:
 
 # ---- made of these -----------------------------------------------------------------------------------------------
 
-_TIMES_REMOVED = 20
+_TRIES = 20
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents; retry if another command removes one (:func:`try_to_remove_empty`)."""
-    for _ in range(_TIMES_REMOVED):
-        with suppress(FileNotFoundError, FileExistsError):
-            _make_folder(path)
+    """Make a folder and its missing parents; try again if another command removes one (:func:`try_to_remove_empty`)."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            for folder in (*reversed(path.parents), path):
+                if not folder.is_dir():
+                    new_folder(folder)
             return
-    _make_folder(path)
-
-
-def _make_folder(path: Path) -> None:
-    if path.is_dir():
-        return
-    if path.parent != path:
-        _make_folder(path.parent)
-    new_folder(path)
+        except (FileNotFoundError, FileExistsError):
+            if tries_left == 0:
+                raise
 
 
 def empty_folder(path: Path) -> None:

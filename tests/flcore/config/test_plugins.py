@@ -208,9 +208,9 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ("x = 1\nimport nothing_of_this_name\n", "mine.py:2: ModuleNotFoundError: No module named 'nothing_of"),
         ("def f():\n    raise ValueError('no\\nluck')\nf()\n", "mine.py:2: ValueError: no luck"),
         ("import sys\nsys.exit(3)\n", "mine.py:2: SystemExit: 3"),
-        ("x = 1\n", "mine.py: defines no method, dataset, partitioner, model, sampler,"),
-        ("from flcore.methods.fedavg import FedAvg\n", "mine.py: defines no method,"),
-        (METHOD.replace("class Mine", "class _Mine"), "mine.py: defines no method,"),
+        ("x = 1\n", "mine.py: defines no public subclass of Method, Source, Partitioner, ModelSpec, Sampler"),
+        ("from flcore.methods.fedavg import FedAvg\n", "mine.py: defines no public subclass of Method,"),
+        (METHOD.replace("class Mine", "class _Mine"), "mine.py: defines no public subclass of Method,"),
         (METHOD.replace('"mine"', '"fedprox"'), "mine.py: Mine is called fedprox, and there is a method called so"),
         (METHOD.replace('"mine"', '"My Own"'), "mine.py: Mine is called 'My Own'; a name is made of a-z, 0-9 and _"),
         (

@@ -57,7 +57,7 @@ child = WorkerProcess(after.refused, "flcore.methods.fedavg")
 said["in a new worker"] = child.pipe.recv()
 put_back()
 said["put back"] = run("second", seed=1)
-edited("methods/fedprox.py", 'summary: ClassVar[str] = "', 'summary: ClassVar[str] = "EDITED ')
+edited("methods/fedprox.py", "FedAvg with a proximal term that", "EDITED FedAvg with a proximal term that")
 from flcore.methods.fedprox import FedProx
 said["imported later"] = FedProx.summary
 said["of another method"] = run("third", seed=2)

@@ -140,7 +140,7 @@ def test_what_is_no_trace(tmp_path: Path, text: str, words: str) -> None:
         ),
         (
             {"federation": {"sampler": "by_size"}, "aggregation": {"clip": 1, "noise": 1}},
-            "aggregation.noise = 1: the account is of a cohort drawn by chance",
+            "aggregation.noise = 1: the privacy account needs a cohort drawn by chance",
         ),
     ],
 )
