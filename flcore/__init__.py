@@ -1,7 +1,6 @@
 """flcore: federated learning on non-IID images, in plain PyTorch.
 
-Knows models, data, methods and how a round runs; knows nothing of orchestrators, trackers or pipelines. A run in three
-lines::
+It has models, data, methods and rounds, and no orchestrators, trackers or pipelines. A run in two lines::
 
     from flcore import run
 
@@ -26,7 +25,7 @@ __version__ = VERSION
 loaded_code.install()
 
 _ON_REQUEST = {"run": "flcore.running"}
-"""Name → module. `import flcore` stays light: torch is imported by whoever trains."""
+"""Name → module, imported at first use: `import flcore` does not import torch."""
 
 
 def __getattr__(name: str) -> Any:

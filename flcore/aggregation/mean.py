@@ -16,7 +16,7 @@ from flcore.aggregation.settings import Aggregation
 from flcore.io.messages import Weights
 from flcore.io.twins import twin
 
-_BLOCK = 2**16  # values whose sums a processor's cache holds
+_BLOCK = 2**16  # float64 sums that fit into a processor's cache
 
 
 def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> Weights:

@@ -1,1 +1,1 @@
-"""How anything is scored: one module for all methods."""
+"""Scoring, the same for all methods."""

@@ -61,7 +61,7 @@ locally trained model by class; ``votes`` int64 [N], that model's predictions; `
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What to score.
+    """A scoring of one state.
 
     Attributes:
         round: the round just finished, which decides the classes that clients have met.

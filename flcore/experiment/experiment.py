@@ -278,7 +278,7 @@ class Experiment:
 
 
 def refuse_missing(config: Config) -> None:
-    """Refuse a run whose device or optional package is missing, before data are read.
+    """Refuse a run without its device or optional package, before data are read.
 
     Raises:
         ConfigError: names it.

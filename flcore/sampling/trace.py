@@ -28,18 +28,17 @@ from flcore.sampling.base import Sampler
 
 @dataclass(frozen=True)
 class Trace(Sampler, name="trace"):
-    """Of the clients that a file says are available in the round, every one alike.
+    """Available clients of the round, which a file lists, every one alike.
 
-    Draws uniformly from the available clients of a round, without replacement; all, if they are too few.
-
-    After its last round the trace starts again. In a round that it does not name no client is available.
+    The draw is uniform and without replacement; all are taken if they are too few. After its last round the trace
+    starts again. In a round that it does not name no client is available.
     """
 
     file: str | None = param(None, "CSV with columns round and client, or JSON {round: [client, ...]}")
     rounds: Mapping[str, Any] = param({}, "in place of a file, its content: {round: [client, ...]}, rounds from 1")
 
     def __post_init__(self) -> None:
-        """Refuse rounds that are none, and clients that are none."""
+        """Refuse invalid rounds and clients."""
         if self.file is not None and self.rounds:
             raise ValueError("file and rounds are two traces; set one of them")
         for number, clients in self.rounds.items():

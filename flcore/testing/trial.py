@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -79,11 +79,8 @@ def difference(one: Record, two: Record) -> str | None:
 
 
 @dataclass(frozen=True)
-class Bars(Source):
+class Bars(Source, name="bars"):
     """Six classes of grey images, a bright bar each, sorted by class."""
-
-    name: ClassVar[str] = "bars"
-    summary: ClassVar[str] = "six bars"
 
     def load(self, root: Path | None, download: bool) -> RawDataset:
         rng = np.random.default_rng(20261129)
@@ -113,7 +110,7 @@ class Trial:
     def partition(self, clients: tuple[tuple[int, int], ...]) -> Partition:
         path = self.home / f"clients-{len(clients)}.json"
         order = list(range(PER_CLASS * (CLASSES - 1)))
-        if clients is EQUAL:  # of several classes each
+        if clients is EQUAL:  # several classes each
             order = order[::4] + order[1::4] + order[2::4] + order[3::4]
         own = [{"train": sorted(order[first : first + count])} for first, count in clients]
         path.write_text(json.dumps({"clients": own}))
