@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -90,15 +89,6 @@ class Dataset:
             write_tensors(directory / f"{part}.safetensors", split.tensors())
         write_json(directory / "meta.json", self.meta.to_mapping())
 
-    def repeated_test_images(self) -> int:
-        """Return the number of test images that are training images too, pixel for pixel: they measure memory."""
-        train, test = (
-            [hashlib.blake2b(image, digest_size=16).digest() for image in split.images.numpy()]
-            for split in (self.train, self.test)
-        )
-        trained = set(train)
-        return sum(digest in trained for digest in test)
-
     def check_content(self, directory: Path) -> None:
         """Raise DataError, with the ``directory``, if images and labels have another hash than the fingerprint."""
         if _fingerprint(self.train, self.test, self.meta) != self.meta.fingerprint:
@@ -138,8 +128,7 @@ def prepare_dataset(
     """Read ``source`` and convert its images to one form (data.md, section 1.0).
 
     Args:
-        root: folder (or zip) of the files; sources that bring their own data ignore it.
-        download: fetch missing files.
+        root: folder (or zip) of the files. download: fetch missing files.
         size: resize to ``size`` x ``size``, bilinear and antialiased; None keeps the size.
         channels: 1 or 3: convert to gray or RGB; None keeps the channels.
         limit_per_class: keep the first images of each class in each split, in file order.

@@ -91,11 +91,7 @@ Normalisation = tuple[ChannelValues, ChannelValues]
 
 
 def of_channels(normalisation: Normalisation, channels: int, owner: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each of ``channels``; ``owner`` of the images is for errors.
-
-    Raises:
-        ConfigError: a list has not one value for each channel.
-    """
+    """Return mean and standard deviation of each of ``channels``, or raise ConfigError with the images' ``owner``."""
 
     def each(key: str, values: ChannelValues) -> tuple[float, ...]:
         if not isinstance(values, tuple):
@@ -116,10 +112,10 @@ _MAX_DEGREES = 15.0
 
 
 def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the random numbers for one batch, on the generator's device; nothing for ``none``.
+    """Return the random numbers for one batch, on the generator's device, for :func:`augment` on any device.
 
     ``shift`` int64 [B, 2], rows and columns from 0 to 8; ``flip`` bool [B]; for ``crop_flip_rot`` also ``angle``
-    float32 [B], degrees from -15 to 15.
+    float32 [B], degrees from -15 to 15. Nothing for ``none``.
     """
     if policy == "none":
         return {}
@@ -137,12 +133,9 @@ def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generato
 def augment(images: Tensor, policy: Policy, draws: Mapping[str, Tensor], fill: Tensor | float = 0.0) -> Tensor:
     """Pad by 4 and crop at random, flip horizontally and, for ``crop_flip_rot``, rotate about the centre (bilinear).
 
-    Args:
-        images: float [B, C, H, W]. policy: as of the draws; ``none`` returns ``images``.
-        draws: from :func:`draw_augmentation`, on any device.
-        fill: value outside the image, one number or [C]. On normalised images 0 is the mean colour; black, as in
-            published code that pads before it normalises, is ``-mean / std``. ``reflect_crop_flip`` mirrors the image
-            instead.
+    ``images`` are float [B, C, H, W], normalised. ``fill`` is the value outside, one number or [C]: 0 is the mean
+    colour; black, as in published code that pads before it normalises, is ``-mean / std``. ``reflect_crop_flip``
+    mirrors instead.
     """
     if policy == "none":
         return images

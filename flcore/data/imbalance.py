@@ -32,10 +32,8 @@ class Imbalance:
     def sizes(self, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the samples to keep of each class; ``available`` int64 [C], ``rng`` draws the ranks.
 
-        For example 100 samples in each of 3 classes and gamma 0.25 give 100 · 0.25^(0, 1/2, 1) = 100, 50, 25.
-
-        Raises:
-            DataError: a class has no samples, or none would be left.
+        For example 100 samples in each of 3 classes and gamma 0.25 give 100 · 0.25^(0, 1/2, 1) = 100, 50, 25. Raises
+        DataError if a class has no samples, or none would be left.
         """
         num_classes = len(available)
         largest = int(available.min())
@@ -64,7 +62,7 @@ class Imbalance:
 def minority_classes(counts: np.ndarray, fraction: float = 0.5) -> tuple[int, ...]:
     """Return the ⌊fraction·C⌋ classes with the fewest samples, ascending (FedMLP); none if all have equally many.
 
-    ``counts`` int64 [C]. Of classes of equal size the one with the larger number is in the minority.
+    Among classes of equal size in ``counts`` [C] the larger number is in the minority.
     """
     if len(counts) == 0 or counts.min() == counts.max():
         return ()

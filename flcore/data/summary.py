@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +46,12 @@ def summarise_partition(partition: Partition) -> list[tuple[str, str]]:
 
 def repeated_images(dataset: Dataset) -> str | None:
     """Return a warning about test images that are also training images; None if there are none."""
-    count = dataset.repeated_test_images()
+    train, test = (
+        [hashlib.blake2b(image, digest_size=16).digest() for image in split.images.numpy()]
+        for split in (dataset.train, dataset.test)
+    )
+    trained = set(train)
+    count = sum(digest in trained for digest in test)
     if count == 0:
         return None
     which = "test image is a training image" if count == 1 else "test images are training images"
@@ -87,9 +93,9 @@ class Skew:
     """Label skew of a partition.
 
     ``js_distance`` is the mean over pairs of clients of the Jensen-Shannon distance (square root of the divergence in
-    bits, 0 for equal and 1 for disjoint distributions). ``missing_class_share`` is the mean share of classes that a
-    client lacks. ``earth_movers_distance`` is the mean over clients of sum_c |p_k(c) - p(c)|, where p_k is the client's
-    distribution and p the distribution of all clients together: from 0 to 2 (Zhao et al., 2018).
+    bits, from 0 to 1). ``missing_class_share`` is the mean share of classes that a client lacks.
+    ``earth_movers_distance`` is the mean over clients of sum_c |p_k(c) - p(c)|, where p_k is the client's distribution
+    and p all clients' together: from 0 to 2 (Zhao et al., 2018).
     """
 
     js_distance: float
@@ -100,10 +106,8 @@ class Skew:
 def skew(counts: np.ndarray) -> Skew:
     """Measure the skew of ``counts``, int [K, C], without empty clients; one client has distance 0.
 
-    Beyond 1,000 clients the Jensen-Shannon distance is of 1,000 of them, always the same ones.
-
-    Raises:
-        ValueError: no client has samples.
+    Beyond 1,000 clients the Jensen-Shannon distance is of 1,000 of them, always the same ones. Raises ValueError if no
+    client has samples.
     """
     held = counts[counts.sum(axis=1) > 0]
     if len(held) == 0:

@@ -17,10 +17,7 @@ def task_of_round(round_number: int, schedule: TaskSchedule, tasks: int, rounds:
 
     ``cyclic`` visits all tasks in turn, repeatedly: with 5 tasks, round 7 is on task 1. ``blocked`` stays on a task for
     rounds/tasks rounds and never returns: with 5 tasks and 250 rounds, rounds 1 to 50 are on task 0; block lengths
-    differ by at most one.
-
-    Raises:
-        ValueError: no such round, or fewer rounds than tasks.
+    differ by at most one. Raises ValueError for no such round, or fewer rounds than tasks.
     """
     if not 1 <= round_number <= rounds:
         raise ValueError(f"round {round_number}: must be from 1 to {rounds}")
@@ -33,14 +30,7 @@ def task_of_round(round_number: int, schedule: TaskSchedule, tasks: int, rounds:
 
 @dataclass(frozen=True)
 class TaskStream:
-    """The classes of each client's tasks, and their schedule.
-
-    Attributes:
-        classes: bool [K, T, C], a client's task has samples of a class; T is 1 without tasks.
-        schedule: ``cyclic`` or ``blocked``; ``none`` without tasks.
-        rounds: R.
-        minority: bool [C], the classes with few samples.
-    """
+    """The classes of clients' tasks, bool [K, T, C] (T is 1 without tasks), schedule, and minority classes [C]."""
 
     classes: np.ndarray
     schedule: TaskSchedule | Literal["none"]
@@ -52,27 +42,27 @@ class TaskStream:
         return int(self.classes.shape[1])
 
     def task(self, round_number: int) -> int | None:
-        """The task of a round, from 0; None without tasks."""
+        """Return the task of a round, from 0; None without tasks."""
         if self.schedule == "none":
             return None
         return task_of_round(round_number, self.schedule, self.num_tasks, self.rounds)
 
     def task_visit(self, round_number: int) -> int:
-        """Number of visits to tasks before this round's, from 0; always 0 without tasks."""
+        """Return the number of visits to tasks before this round's, from 0; always 0 without tasks."""
         task = self.task(round_number)
         if task is None:
             return 0
         return round_number - 1 if self.schedule == "cyclic" else task
 
     def begun(self, round_number: int) -> int:
-        """Number of tasks that clients have met up to and including a round."""
+        """Return the number of tasks that clients have met up to and including a round."""
         task = self.task(round_number)
         if task is None:
             return self.num_tasks
         return min(round_number, self.num_tasks) if self.schedule == "cyclic" else task + 1
 
     def met(self, round_number: int) -> np.ndarray:
-        """The classes of all tasks met up to and including a round, bool [K, C]."""
+        """Return the classes of all tasks met up to and including a round, bool [K, C]."""
         return np.logical_or.reduce(self.classes[:, : self.begun(round_number)], axis=1)
 
     def ends_block(self, round_number: int) -> bool:

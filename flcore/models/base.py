@@ -37,9 +37,8 @@ class Backbone(nn.Module):
     """An encoder, a projection (identity if there is none), a linear head, and a method's own layers.
 
     Attributes:
-        feature_dim: d, the length of a feature.
-        encoded_dim: e, the length of the projection's input; d without one.
-        dropout_shapes: per dropout site the shape of one sample's uniform numbers; empty for models without dropout.
+        feature_dim: d, the length of a feature. encoded_dim: e, the length of the projection's input; d without one.
+        dropout_shapes: per dropout site the shape of one sample's uniform numbers.
         channels_last: see :func:`laid_out`.
     """
 
@@ -58,23 +57,22 @@ class Backbone(nn.Module):
         self.num_classes = head.out_features
 
     def encode(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to the projection's input ``[B, e]``; masks only in training."""
+        """Map normalised images ``[B, C, H, W]`` to the projection's input ``[B, e]``; masks only in training."""
         return self.encoder(images)
 
     def project(self, encoded: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Encoded images to features ``[B, d]``."""
+        """Map to features ``[B, d]``."""
         return self.projection(encoded)
 
     def features(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Normalised images ``[B, C, H, W]`` to features ``[B, d]``."""
         return self.project(self.encode(images, dropout_masks), dropout_masks)
 
     def classify(self, features: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
-        """Features ``[B, d]`` to logits ``[B, K]``."""
+        """Map features to logits ``[B, K]``."""
         return self.head(features)
 
     def apply_extra(self, name: str, features: Tensor) -> Tensor:
-        """Features ``[B, d]`` through the method's own layer ``name``, without dropout."""
+        """Map features ``[B, d]`` by the method's own layer ``name``, without dropout."""
         return self.extra[name](features)
 
     def call_part(self, part: str, inputs: Tensor, dropout_masks: DropoutMasks | None = None) -> Tensor:
@@ -85,7 +83,7 @@ class Backbone(nn.Module):
         return answer
 
     def forward(self, images: Tensor, dropout_masks: DropoutMasks | None = None) -> tuple[Tensor, Tensor]:
-        """Features and logits of a batch."""
+        """Return features and logits of a batch."""
         features = self.features(images, dropout_masks)
         return features, self.classify(features, dropout_masks)
 
@@ -113,9 +111,8 @@ def dropout(values: Tensor, masks: Tensor, rate: float) -> Tensor:
 def laid_out(module: Backbone, device: str) -> Backbone:
     """Convert a module in place to channels-last on a CPU if it asks for that: faster for one client at a time.
 
-    On a CPU with AVX-512 its steps are 1.1 (ResNet-18), 1.3 (ResNet-50, FedPG's five blocks) and 1.7 times (CelebA's)
-    as fast. `fedcspc_cnn` and `pfl_cnn` would gain a tenth; compiled steps gain more. :func:`snapshot` is contiguous
-    anyway.
+    On a CPU with AVX-512 its steps are 1.1 (ResNet-18) to 1.7 times (CelebA's) as fast. `fedcspc_cnn` and `pfl_cnn`
+    would gain a tenth; compiled steps gain more. :func:`snapshot` is contiguous anyway.
     """
     if device == "cpu" and module.channels_last:
         module.to(memory_format=torch.channels_last)
@@ -153,11 +150,7 @@ def widen_head(module: Backbone, outputs: int) -> None:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy parameters and, if given, buffers into a module in place.
-
-    Raises:
-        KeyError: a name that the module does not have.
-    """
+    """Copy parameters and buffers into a module in place; raise KeyError for a name that the module does not have."""
     params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     for name, tensor in weights.params.items():
         params[name].copy_(tensor)
@@ -168,10 +161,9 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
 def flat_size(encoder: nn.Module, shape: tuple[int, int, int], cure: str = "28 or 32") -> int:
     """Return the number of values that an encoder ending in a flattening layer has per image of ``shape`` (C, H, W).
 
-    ``cure`` names values of ``data.size`` that are large enough.
-
     Raises:
-        ValueError: the image is too small for the encoder's convolutions and poolings.
+        ValueError: the image is too small for the encoder; ``cure`` names values of ``data.size`` that are large
+            enough.
     """
     was_training = encoder.training
     try:
@@ -188,12 +180,9 @@ def flat_size(encoder: nn.Module, shape: tuple[int, int, int], cure: str = "28 o
 def max_pool(maps: Tensor) -> Tensor:
     """Return the non-overlapping 2×2 maximum of maps [..., H, W], [..., H // 2, W // 2]: ``F.max_pool2d(maps, 2)``.
 
-    The same values, NaN included. PyTorch records the place of each maximum even without gradients; on a CPU that takes
-    7 to 12 times as long as two elementwise maxima. With gradients PyTorch's is used, which gives a tie's gradient to
-    the first, and which the compiler of steps looks for.
-
-    Raises:
-        RuntimeError: fewer than two rows or columns.
+    The same values, NaN included, and the same errors. PyTorch records the place of each maximum even without
+    gradients; on a CPU that takes 7 to 12 times as long as two elementwise maxima. With gradients PyTorch's is used,
+    which gives a tie's gradient to the first, and which the compiler of steps looks for.
     """
     height, width = maps.shape[-2:]
     if torch.is_grad_enabled() or maps.device.type != "cpu" or min(height, width) < 2:

@@ -221,11 +221,7 @@ class PflCnn(ModelSpec, name="pfl_cnn"):
     """
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, 32, 32).
-
-        Raises:
-            ValueError: other images; the first dropout has one value for each of 12,544 outputs.
-        """
+        """Assemble the network for images of 32×32: the first dropout has one value for each of 12,544 outputs."""
         if shape[1:] != (32, 32):
             raise ValueError(f"images of {shape[1]}x{shape[2]} do not fit this model; set data.size to 32")
         encoder = nn.Sequential(

@@ -25,9 +25,8 @@ _CACHED = 2**20  # values of a map at a time: larger ones do not stay in the cac
 class PatchFeatures(nn.Module):
     """Patches of every position, their products with the filters, thresholds, means over a grid of cells.
 
-    Attributes:
-        dictionary: filters float32 [K, C, p, p] and a bias [K], for patches of the normalised image (with ``contrast``
-            also contrast-normalised).
+    ``dictionary`` has filters [K, C, p, p] and a bias [K] for patches of the normalised image, contrast-normalised with
+    ``contrast``.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class PatchFeatures(nn.Module):
         self.contrast, self.mirror, self.root = contrast, mirror, root
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] to features [B, D], D = K·g² or twice that with both signs."""
+        """Map images [B, C, H, W] to features [B, D], D = K·g² or twice that with both signs."""
         rows = self.rows(images.shape, 1)
         if len(images) > rows:
             return torch.cat([self(block) for block in torch.split(images, rows)])
@@ -119,11 +118,7 @@ class PatchDictionary(ModelSpec, name="patch_dictionary"):
     root: bool = param(True, "the square root of each feature", switch=True)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W).
-
-        Raises:
-            ValueError: a patch, or the grid over its positions, does not fit into the image.
-        """
+        """Assemble the network; raise ValueError if a patch, or the grid over positions, does not fit the image."""
         positions = min(shape[1:]) - self.patch + 1
         if positions < self.grid:
             raise ValueError(

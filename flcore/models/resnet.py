@@ -56,11 +56,7 @@ class _ResNet(ModelSpec):
         return None if self.pretrained is None else PretrainedFile(given_path(self.pretrained), self.pretrained_sha256)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
-        """Assemble the network for images of ``shape`` (C, H, W).
-
-        Raises:
-            DataError: the pretrained weights are missing, damaged, or another network's.
-        """
+        """Assemble the network; raise DataError if pretrained weights are missing, damaged, or another network's."""
         from torchvision import models  # seconds to import, and only these models need it
 
         network = getattr(models, self.name)(weights=None)
@@ -105,11 +101,7 @@ class PretrainedFile:
     sha256: str | None = None
 
     def digest(self) -> str:
-        """Return the file's SHA-256.
-
-        Raises:
-            DataError: the file is missing, or has another SHA-256 than required.
-        """
+        """Return the file's SHA-256; raise DataError if the file is missing, or has another SHA-256 than required."""
         try:
             facts = self.path.stat()
             if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for, a device read without end
@@ -136,12 +128,10 @@ def _digest(path: Path, state: tuple[int, ...]) -> str:
 
 @torch.no_grad()
 def load_pretrained(network: nn.Module, file: PretrainedFile, left_out: tuple[str, ...]) -> None:
-    """Copy a file's values into a network's parameters and buffers: all of them, or none and an error.
+    """Copy a file's values into a network's parameters and buffers, in place: all of them, or none and an error.
 
-    Args:
-        network: changed in place.
-        file: has a tensor for each of the network's names; BatchNorm's counters of batches may be missing.
-        left_out: prefixes of names that are not loaded; the file may contain them in any shape.
+    The file has a tensor for each name but BatchNorm's counters of batches and names that begin with ``left_out``,
+    which are not loaded and may have any shape.
 
     Raises:
         DataError: the file is missing or damaged, has another SHA-256, or is of another network.

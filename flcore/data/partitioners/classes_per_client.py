@@ -15,7 +15,7 @@ from flcore.data.partitioners.base import Assignment, Indices, Partitioner, coll
 
 @dataclass(frozen=True)
 class ClassesPerClient(Partitioner, name="classes_per_client"):
-    """Every client holds exactly so many classes (FedPG: two).
+    """Every client holds the same number of classes (FedPG: two).
 
     ``parts``: each class is cut into K · classes / C equal parts, dealt at random and repaired by swaps; all samples
     are used and every class has exactly that many owners. ``nbench`` (NIID-Bench's "#label"): client i has class i mod

@@ -29,7 +29,7 @@ class BadFileError(DataError):
 
 
 class Encoded(Protocol):
-    """Images that are not decoded yet, such as `flcore/data/sources/imagefiles.py` has them."""
+    """Images that are not decoded yet, such as those in `flcore/data/sources/imagefiles.py`."""
 
     def __len__(self) -> int: ...
 
@@ -54,7 +54,7 @@ class Encoded(Protocol):
 class RawSplit:
     """Images as found: ``images`` uint8 NxHxW or NxHxWx3, ``labels`` int64 [N] from 0, ``groups`` int64 [N] or None.
 
-    Images may also be files that are not decoded yet. A group is the writer or user a sample comes from.
+    Images may be files that are not decoded yet. A group is the writer or user of a sample.
     """
 
     images: np.ndarray | Encoded
@@ -178,10 +178,7 @@ def hold_out_of_groups(groups: np.ndarray, fraction: float) -> tuple[np.ndarray,
 
 
 def hold_out_of_classes(labels: np.ndarray, groups: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide every class's samples into training and test, each group's in proportion, as :func:`hold_out_of_groups`.
-
-    ``labels`` int64 [N]; ``groups`` int64 [N], all equal if there are none.
-    """
+    """Divide every class's samples into training and test, each group's in proportion (:func:`hold_out_of_groups`)."""
     rng = np.random.default_rng(_SPLIT_SEED)
     rank, size = _ranks(groups, labels, by=rng.permutation(len(labels)))
     # Samples at the same share of their class and group follow each other, so that each group gives its share.

@@ -117,11 +117,7 @@ def _read(files: list[Path]) -> tuple[RawSplit, np.ndarray]:
 
 
 def _samples(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield writer, inverted images uint8 [n, 784] and labels int64 [n] of every writer in a LEAF file.
-
-    Raises:
-        DataError: the file has not LEAF's form; the message names the writer.
-    """
+    """Yield writer, inverted images uint8 [n, 784] and labels int64 [n] of each writer, or raise DataError."""
     try:
         content: Any = json.loads(file.read_bytes())
         users, sizes, data = content["users"], content["num_samples"], content["user_data"]

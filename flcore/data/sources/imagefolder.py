@@ -90,11 +90,7 @@ class ImageFolder(Source, name="imagefolder"):
         return RawDataset(train, test, class_names, None, None, licence, source, site_names, skipped)
 
     def _readable(self, tree: Tree, listing: Listing) -> tuple[list[Sample], dict[str, str]]:
-        """Return the images to use, and the reason for each omitted file.
-
-        Raises:
-            DataError: there are bad files, and ``on_bad_file`` is ``refuse``.
-        """
+        """Return the images to use, and the reasons for omitted files; raise DataError for others that are bad."""
         skip = self.on_bad_file == "skip"
         if not skip and not listing.faults:
             return listing.samples, {}  # files that cannot be decoded are refused when they are

@@ -92,11 +92,7 @@ class Tree(abc.ABC):
         return [name for name in self.inside(folder) if self.is_folder(name)]
 
     def read(self, name: str) -> bytes:
-        """Return the content of an image's file.
-
-        Raises:
-            BadFileError: it is too large.
-        """
+        """Return the content of an image's file; raise BadFileError if it is too large."""
         size = self.state(name)
         if isinstance(size, int) and size > LARGEST_FILE:
             raise BadFileError(name, _too_large(size))
@@ -201,13 +197,10 @@ class _Zip(Tree):
 
 
 def list_images(tree: Tree, layout: Layout, *, undivided: bool) -> Listing:
-    """Return all images of a tree.
+    """Return all images of a tree, or raise DataError for another layout or an invalid line of the CSV.
 
     Folders of classes and sites come in natural order, files in the order of their names, and rows in the CSV's order.
     ``undivided`` allows a tree without a split into training and test.
-
-    Raises:
-        DataError: the tree has another layout, or the CSV an invalid line.
     """
     if layout == "csv":
         return _from_csv(tree)

@@ -40,7 +40,7 @@ class CelebA(Source, name="celeba", num_classes=2, channels=3):
 
     image_size: int = param(84, "height and width in pixels where data.size is null", low=8, high=218)
     min_images: int = param(5, "persons with fewer images are dropped (LEAF)", low=2)
-    users: int | None = param(None, "draw so many persons; null takes all", low=1)
+    users: int | None = param(None, "number of persons to draw; null takes all", low=1)
     test_fraction: float = param(0.2, "share of each person's images to test on", above=0, below=1)
 
     def places(self, root: Path) -> tuple[Path, ...]:

@@ -151,9 +151,7 @@ def constant_output(
     """Return the outputs of a generator in eval mode, detached (fedpa.md section 4).
 
     Runs under ``torch.vmap`` with shared ``params`` and ``buffers`` and each client's noise [B, z] and labels [B].
-
-    Raises:
-        ValueError: the generator is in train mode, in which a pass would change its statistics.
+    Raises ValueError in train mode, in which a pass would change the generator's statistics.
     """
     if generator.training:
         raise ValueError("a generator in train mode changes its BatchNorm statistics; call eval() on it first")
@@ -171,11 +169,7 @@ def draw_noise(count: int, noise_dim: int, generator: torch.Generator, form: Noi
 
 
 def draw_labels(count: int, weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels int64 ``[count]``, drawn with replacement in proportion to ``weights`` [K] >= 0.
-
-    Raises:
-        ValueError: no class has a positive weight.
-    """
+    """Return labels int64 ``[count]``, drawn with replacement in proportion to ``weights`` [K] >= 0, not all 0."""
     classes = (weights.cpu() > 0).nonzero().flatten()
     if not len(classes):
         raise ValueError("no label can be drawn: no class has a positive weight")

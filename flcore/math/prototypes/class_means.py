@@ -134,11 +134,8 @@ def to_unit_range(values: Tensor) -> Tensor:
 def simplex_etf(dim: int, num_classes: int, generator: torch.Generator) -> Tensor:
     """Return Z = sqrt(K/(K-1)) Q (I - 11'/K), float32 ``[dim, K]``, Q with orthonormal columns in a random direction.
 
-    The K columns have norm 1, pairwise inner products -1/(K-1) and sum 0 (GFPL, section 8). Clients build the same
-    frame from a shared seed; ``generator`` is on the CPU.
-
-    Raises:
-        ValueError: fewer than two classes, or fewer dimensions than classes.
+    The 2 <= K <= ``dim`` columns have norm 1, pairwise inner products -1/(K-1) and sum 0 (GFPL, section 8). Clients
+    build the same frame from a shared seed; ``generator`` is on the CPU.
     """
     if num_classes < 2 or dim < num_classes:
         raise ValueError(f"a simplex frame needs 2 <= classes <= dimensions, got {num_classes} classes in {dim}")

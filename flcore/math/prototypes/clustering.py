@@ -72,10 +72,8 @@ def kmeans(
     """Run k-means with k-means++ starts, for at most as many clusters as there are distinct points.
 
     The best of ``restarts`` starts, which ``generator`` seeds, has the smallest inertia after at most 50 iterations of
-    Lloyd's algorithm. Clusters with fewer than ``min_size`` members are merged (:func:`merge_small`).
-
-    Raises:
-        ValueError: no point, or no cluster.
+    Lloyd's algorithm. Clusters with fewer than ``min_size`` members are merged (:func:`merge_small`). Raises ValueError
+    for no point or no cluster.
     """
     from sklearn.cluster import KMeans  # here, because it takes seconds
 

@@ -37,12 +37,8 @@ def fit_mixture(
     """Fit a diagonal mixture to ``features`` [N, d] of one class by EM from a k-means start (GFPL, section 4).
 
     The number of components is min(num_components, N // 2), at least 1 and at most the number of distinct features.
-
     ``variance_floor`` is added to every variance in every M-step (scikit-learn's ``reg_covar``), so that it is also a
     lower bound. EM stops after 100 iterations, or when the mean log-likelihood changes by less than 1e-3.
-
-    Raises:
-        ValueError: no feature.
     """
     if len(features) < 1:
         raise ValueError("a mixture needs at least one feature")

@@ -26,13 +26,10 @@ Unit = Literal["sample", "client"]
 
 
 def clip_to_norm(vectors: Tensor, max_norm: float) -> Tensor:
-    """Scale every vector longer than ``max_norm`` (L2) to that length; leave the others bit for bit.
+    """Scale every vector longer than ``max_norm`` > 0 (L2) to that length; leave the others bit for bit.
 
     Clipping alone protects nothing: it bounds the influence of one vector, which scales the noise. Rounding may exceed
     ``max_norm`` by a few parts in 10⁷.
-
-    Raises:
-        ValueError: ``max_norm`` is not positive.
     """
     if not max_norm > 0:
         raise ValueError(f"the norm to clip to must be positive, got {max_norm}")

@@ -219,7 +219,7 @@ def test_snapshots_are_copies_and_load_back() -> None:
         ("celeba_cnn", (3, 84, 84), {}, True),
         ("convnet5", (1, 64, 64), {}, True),
         ("resnet18", COLOUR, {}, True),
-        ("resnet18", COLOUR, {"stem": "imagenet"}, False),
+        pytest.param("resnet18", COLOUR, {"stem": "imagenet"}, False, marks=pytest.mark.slow),
         ("fedgen_cnn", GREY, {}, False),
     ],
 )

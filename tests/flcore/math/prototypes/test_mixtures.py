@@ -95,7 +95,7 @@ def test_the_em_of_this_file_gives_the_numbers_of_the_specification() -> None:
 def test_a_fit_is_a_fixed_point_of_em() -> None:
     """One more E- and M-step, written out here, leaves it (up to the floor 1e-4, which is added to variances)."""
     generator = torch.Generator().manual_seed(0)
-    points = torch.cat([torch.randn(60, 2, generator=generator), 2 * torch.randn(40, 2, generator=generator) + 12])
+    points = torch.cat([torch.randn(60, 2, generator=generator), 2 * torch.randn(40, 2, generator=generator) + 8])
     points = points.double()
     fit = fit_mixture(points, 2, stream(0))
     weighted = densities(points, fit)
