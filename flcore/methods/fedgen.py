@@ -50,11 +50,7 @@ class FedGen(
 ):
     """A server-trained generator of features teaches the clients' heads and models."""
 
-    AUTHORS: ClassVar[Mapping[str, Any]] = {
-        "noise": "uniform",
-        "div_metric": "code",
-        "fidelity": "authors_broadcast",
-    }
+    AUTHORS: ClassVar[Mapping[str, Any]] = {"noise": "uniform", "div_metric": "code", "fidelity": "authors_broadcast"}
 
     gamma: float = param(
         10.0, "γ, initial weight of the loss on generated features", low=0, search=Search(0.1, 50, log=True)

@@ -224,7 +224,7 @@ class Batch:
     Attributes:
         images: normalised, [B, C, H, W]; in a phase with a ``source`` its inputs, such as pseudo-features [B, d].
         labels: int64 [B].
-        weight: float [B], 1 for a sample, 0 for padding; None where nothing is padded.
+        weight: float [B], 1 for a sample, 0 for padding; None without padding.
         random_inputs: the step's random numbers, from :meth:`flcore.methods.api.Method.random_inputs`.
         per_sample: [B, ...] each. Rows of :meth:`flcore.methods.api.Method.per_sample_inputs`, and outputs of
             :meth:`flcore.methods.api.Method.teachers`; the loss computes teacher outputs that are missing.
@@ -252,8 +252,8 @@ class StepSpec:
         loss: loss to differentiate; None for the phase's.
         trainable: prefixes of the parameters to update, among the phase's.
         optimizer: factory of the phase's optimiser for this update; None: as configured in ``local``.
-        probe: None: the gradient is taken at the weights. Else that gradient goes to the probe, and a second one, at
-            the point it returns, to the optimiser. The first leaves no terms, recorded features or running statistics.
+        perturb: None: the gradient is taken at the weights. Else that gradient goes to it, and a second one, at the
+            point it returns, to the optimiser. The first leaves no terms, recorded features or running statistics.
     """
 
     loss: Loss | None = None
@@ -279,8 +279,8 @@ class Phase:
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.api.Method.loss`.
         updates: updates of a step, in order, on the same mini-batch; names of their terms must differ.
-        note: mini-batches whose features, recorded in the first update's loss, are averaged by class: ``all`` or those
-            of the ``last_pass`` for :meth:`TrainedClient.recorded_means`, ``passes`` for
+        record_features: mini-batches whose features, recorded in the first update's loss, are averaged by class:
+            ``all`` or those of the ``last_pass`` for :meth:`TrainedClient.recorded_means`, ``passes`` for
             :meth:`TrainedClient.recorded_passes`.
     """
 

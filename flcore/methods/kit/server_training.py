@@ -59,12 +59,7 @@ def leaves(values: Mapping[str, Tensor], device: str | None = None) -> dict[str,
 
 
 def fit(
-    moving: Moving | Sequence[Moving],
-    batches: Iterable[B],
-    loss: Callable[[B], Terms],
-    *,
-    what: str,
-    cure: str,
+    moving: Moving | Sequence[Moving], batches: Iterable[B], loss: Callable[[B], Terms], *, what: str, cure: str
 ) -> Fitted:
     """Take one optimiser step per batch on the weighted sum of the terms.
 
