@@ -144,7 +144,7 @@ class Method(ValidatedParams, Named, ABC):
         return {}
 
     def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        """Return the named scalars whose sum is minimised; by default the cross-entropy.
+        """Return the loss as named scalars, which are added; by default the cross-entropy.
 
         A loss is pure. Its shapes are constant, and it does not branch on the value of a tensor.
         """

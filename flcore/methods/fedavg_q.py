@@ -80,7 +80,7 @@ class FedAvgQ(FedAvg, name="fedavg_q", citation="Alistarh et al., NeurIPS 2017; 
 
     @property
     def _kept_rounds(self) -> int:
-        """Return the number of rounds whose differences have as many bytes as the model."""
+        """Return the number of rounds of differences with as many bytes as the model."""
         return 32 // self.down_bits
 
     def initial_weights(self, ctx: fl.ClientContext) -> Weights:

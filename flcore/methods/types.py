@@ -279,7 +279,7 @@ class Phase:
             "labels": [n]}``, such as pseudo-features.
         loss: of this phase; None for :meth:`flcore.methods.api.Method.loss`.
         updates: updates of a step, in order, on the same mini-batch; names of their terms must differ.
-        record_features: mini-batches whose features, recorded in the first update's loss, are averaged by class:
+        record_features: mini-batches for means by class of the features recorded in the first update's loss:
             ``all`` or those of the ``last_pass`` for :meth:`TrainedClient.recorded_means`, ``passes`` for
             :meth:`TrainedClient.recorded_passes`.
     """

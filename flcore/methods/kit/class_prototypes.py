@@ -31,7 +31,7 @@ from flcore.methods import types as fl
 from flcore.methods.api import ValidatedParams
 
 CLASS_COUNTS = Key("class_counts", TensorDict)
-"""``held`` int64 [k]: a client's samples of the classes whose prototypes it sends, in their order."""
+"""``held`` int64 [k]: a client's samples of the classes with a prototype in its message, in their order."""
 
 
 @dataclass(frozen=True)

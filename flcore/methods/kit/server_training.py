@@ -68,7 +68,7 @@ def fit(
         batches: inputs of the loss, one per step.
         loss: terms of a batch, functions of the trained tensors.
         what: name of the trained part, for the error.
-        cure: keys whose values to lower, for the error.
+        cure: keys to lower, for the error.
 
     Raises:
         ArithmeticError: a trained value is not finite.
