@@ -22,6 +22,7 @@ from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.core.host import user_cache
 from flcore.version import VERSION
 from pipelines.cli import app, commands
+from tests.cases import quick
 
 HEAVY = ("torch", "numpy", "prefect", "mlflow", "pandas", "matplotlib", "optuna", "dvc")
 
@@ -310,14 +311,17 @@ def test_whoever_reads_our_output_may_have_enough(empty_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [
-        ("list methods > /dev/full", 4, "the disk is full"),
-        ("list methods < /dev/null 1<&0", 4, "standard output: cannot be written"),
-        ("list methods >&-", 0, ""),
-        ("list methods <&- >&- 2>&-", 0, ""),
-        ("run --set nope=1 2> /dev/full", 2, ""),
-        ("run --set nope=1 2>&-", 2, ""),
-    ],
+    quick(
+        [
+            ("list methods > /dev/full", 4, "the disk is full"),
+            ("list methods <&- >&- 2>&-", 0, ""),
+            ("run --set nope=1 2>&-", 2, ""),
+            ("run --set nope=1 2> /dev/full", 2, ""),
+            ("list methods < /dev/null 1<&0", 4, "standard output: cannot be written"),
+            ("list methods >&-", 0, ""),
+        ],
+        2,
+    ),
 )
 def test_output_that_cannot_be_written_is_told(words: str, code: int, said: str, empty_folder: Path) -> None:
     command = f"{sys.executable} -m pipelines.cli {words}"

@@ -11,6 +11,7 @@ from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.papers.catalogue import table_named, tables
 from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond, told_length
 from pipelines.papers.results import assembled, notes
+from tests.cases import quick
 
 from .conftest import TINY, tiny
 
@@ -52,7 +53,7 @@ def test_a_row_that_cannot_be_configured_is_refused_alone() -> None:
     assert "method.mu = -1" in found.refused["near", "even"]
 
 
-@pytest.mark.parametrize("id", tables())
+@pytest.mark.parametrize("id", quick(tables(), [*tables()][::6]))
 def test_what_a_row_sets_no_other_row_has(id: str) -> None:
     """A row is configured as where it is asked for alone; also beside one that is called as its method.
 
@@ -194,19 +195,22 @@ def test_what_is_not_in_the_table_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("table", "asked", "kind", "about"),
-    [
-        ("fedpa.table2", Asked(assignments=("nonsense=3",)), ConfigError, "nonsense: unknown key"),
-        (
-            "fedpa.table2",
-            Asked(columns=("mnist_1",), assignments=("data.root=nowhere",)),
-            DataError,
-            "data.root = nowhere",
-        ),
-        ("fedpa.table2", Asked(columns=("mnist_1",)), DataError, "data.root is not set"),
-        # MNIST has no data here, and a run of FedPA cannot be configured: no one kind.
-        ("fedpa.tiny", Asked(columns=("mnist", "wrong")), RunError, "none of these cells can be run here"),
-        ("fedpa.tiny", Asked(rows=("other",)), RunError, "Unheard-of is not built"),
-    ],
+    quick(
+        [
+            # MNIST has no data here, and a run of FedPA cannot be configured: no one kind.
+            ("fedpa.tiny", Asked(columns=("mnist", "wrong")), RunError, "none of these cells can be run here"),
+            ("fedpa.tiny", Asked(rows=("other",)), RunError, "Unheard-of is not built"),
+            ("fedpa.table2", Asked(columns=("mnist_1",)), DataError, "data.root is not set"),
+            ("fedpa.table2", Asked(assignments=("nonsense=3",)), ConfigError, "nonsense: unknown key"),
+            (
+                "fedpa.table2",
+                Asked(columns=("mnist_1",), assignments=("data.root=nowhere",)),
+                DataError,
+                "data.root = nowhere",
+            ),
+        ],
+        3,
+    ),
 )
 def test_where_nothing_can_be_run_the_error_is_of_the_kind_of_all_refusals(
     table: str, asked: Asked, kind: type[ProtoflError], about: str
