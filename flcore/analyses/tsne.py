@@ -1,4 +1,4 @@
-"""t-SNE of features (evaluation.md V2 to V4): of test images, before and after a calibration, with prototypes.
+"""t-SNE of features (figures V2 to V4 of evaluation.md): test images, calibration, prototypes.
 
 Equally many images of every class, the same for every model; ``evaluation.tsne_clients``, ``tsne_classes`` and
 ``tsne_samples`` choose them. The draw of a class does not depend on the other classes. Models of several clients share

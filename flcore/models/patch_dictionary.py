@@ -114,7 +114,7 @@ class PatchDictionary(ModelSpec, name="patch_dictionary"):
     contrast: float | None = param(
         None, "added to each patch's variance in its normalisation, in normalised pixels; null: none", above=0
     )
-    mirror: bool = param(False, "features are means of those of an image and of its mirror image", switch=True)
+    mirror: bool = param(False, "features are means over an image and its mirror image", switch=True)
     root: bool = param(True, "the square root of each feature", switch=True)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:

@@ -72,7 +72,7 @@ class _ResNet(ModelSpec):
         projection: nn.Module = nn.Identity()
         if self.projection_dim is not None:
             projection = nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, width))
-        # Behind the ImageNet stem maps of small images have a few pixels, and nothing is gained.
+        # After the ImageNet stem maps of small images have a few pixels, and nothing is gained.
         return Backbone(network, projection, nn.Linear(width, num_classes), channels_last=self.stem == "small")
 
 

@@ -51,7 +51,7 @@ class Dirichlet(Partitioner, name="dirichlet"):
     )
     variant: Literal["balanced", "plain", "subsampled", "equalised"] = param(
         "balanced",
-        "whose code to follow: balanced (MOON, PFLlib), plain (FederatedScope), subsampled (FedGen), equalised (FedDF)",
+        "the code to follow: balanced (MOON, PFLlib), plain (FederatedScope), subsampled (FedGen), equalised (FedDF)",
     )
     min_size: int | None = param(
         None,

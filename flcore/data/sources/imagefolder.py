@@ -39,7 +39,7 @@ class ImageFolder(Source, name="imagefolder"):
 
     image_size: int | None = param(
         None,
-        "height and width in pixels where data.size is null; null: those of the images, which must be alike",
+        "height and width in pixels where data.size is null; null: the images' own, which must be alike",
         low=1,
     )
     layout: Literal["classes", "sites", "csv"] = param(
