@@ -171,10 +171,10 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
 
 @pytest.mark.parametrize("case", ["fedproto"])
 def test_killed_at_random_moments(lab: Any, case: str, tmp_path: Path) -> None:
-    """A real process, killed three times and started again until it is done, ends with the same bytes."""
+    """A real process, killed and started again, ends with the same bytes."""
     changes = {**KILLABLE[case], "federation": {"rounds": 20, "participation": 0.75}}
-    kills, _ = killed_and_resumed(lab, lab.mapping(**changes), 0.2, 3, tmp_path)
-    assert kills == 3
+    kills, _ = killed_and_resumed(lab, lab.mapping(**changes), 0.2, 1, tmp_path)
+    assert kills == 1
     assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
 
 

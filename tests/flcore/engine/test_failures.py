@@ -223,7 +223,8 @@ def test_a_run_without_failures_does_not_mention_them(lab: Any, tmp_path: Path) 
     assert serialise(run.state.server) == serialise(stopping.state.server)
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_failure_survives_a_resume(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
     experiment = lab.experiment(
         spec=lab.ToySpec(encoder=True),

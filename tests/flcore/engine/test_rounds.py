@@ -207,7 +207,7 @@ def test_a_round_that_is_tried_again_goes_on_where_it_failed(lab: Any, piece: st
     changes = {
         "method": {"name": "gfpl", "interval": 1, "first_exchange": 0, "components": 2},
         "model": {"name": "fedcspc_cnn", "projection_dim": 12},
-        "federation": {"rounds": 2},
+        "federation": {"rounds": 1},
     }
     retrying = Retrying()
     found = lab.run(lab.experiment(**changes), tmp_path / "retried", orchestrator=retrying)
