@@ -1,4 +1,4 @@
-"""BatchNorm in local training: batch statistics that know padding, and where they are used."""
+"""BatchNorm in local training: batch statistics without padding."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ def uses_batch_statistics(module: nn.Module) -> bool:
 
 
 def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
-    """BatchNorm cannot train on batches of one.
-
-    Raises:
-        ConfigError: it would have to.
-    """
+    """Raise ConfigError if BatchNorm would train on batches of one."""
     has_batchnorm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
     if has_batchnorm and experiment.config.local.batch_size == 1 and experiment.batchnorm != "frozen":
         raise ConfigError(
@@ -31,7 +27,7 @@ def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """BatchNorm with batch statistics that leave out padded samples; with ``mask`` None it is PyTorch's own.
+    """BatchNorm whose batch statistics leave out padding; PyTorch's own with ``mask`` None.
 
     Samples after the mask's are extra inputs and count.
     """
@@ -39,7 +35,7 @@ class MaskedBatchNorm(_BatchNorm):
     mask: Tensor | None
 
     def _check_input_dim(self, values: Tensor) -> None:
-        """Inputs of 2 to 5 dimensions; what the replaced layer took."""
+        """Accept 2 to 5 dimensions."""
 
     def forward(self, values: Tensor) -> Tensor:
         """Normalise [B, C, ...]; in training mode with the statistics of samples of mask 1, mask [B]."""
@@ -67,7 +63,7 @@ class MaskedBatchNorm(_BatchNorm):
 
 
 def maskable(module: nn.Module) -> nn.Module:
-    """Make every BatchNorm layer of a module, in place, one that knows padding."""
+    """Replace every BatchNorm layer of a module, in place, by :class:`MaskedBatchNorm`."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             if layer.momentum is None:

@@ -1,4 +1,4 @@
-"""One client's loss as a function of values alone: what stacks map over clients, and what is compiled."""
+"""One client's loss as a pure function, for stacks and compiled steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MaskedView(ModuleView):
         layers: Sequence[MaskedBatchNorm],
         mask: Tensor | None,
     ) -> None:
-        """View ``module``; ``mask`` [B] is 1 for samples that count, None where all do; ``layers`` have to know it."""
+        """View ``module``; ``mask`` [B], for ``layers``, is 1 for samples and 0 for padding; None without padding."""
         super().__init__(module, network, params, dropout_masks)
         self._layers, self._mask = layers, mask
 
@@ -43,7 +43,7 @@ class MaskedView(ModuleView):
 
 
 class ClientLoss:
-    """The loss terms of a client's mini-batch, of any update; the module is a shell for the values that are given."""
+    """The loss terms of a client's mini-batch; values replace the module's own."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -56,15 +56,15 @@ class ClientLoss:
     def __call__(
         self, loss: Loss, values: ParamDict, batch: Mapping[str, Any], inputs: LossInputs, *, recording: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Every loss term, and if asked the features that were recorded, [B, d].
+        """Return every loss term, and recorded features [B, d].
 
         Args:
-            loss: that is asked.
-            values: parameters and buffers; running statistics among them move in place.
+            loss: to call.
+            values: parameters and buffers; running statistics change in place.
             batch: ``images`` [B, ...], ``labels`` [B], ``weight`` as a list of one mask [B] or none, ``drops``,
                 ``draws`` and ``frozen`` by name.
             inputs: constants of the loss.
-            recording: whether features are asked for.
+            recording: whether to return features.
         """
         method = self.experiment.method
         (weight,) = batch["weight"] or (None,)
@@ -81,6 +81,6 @@ class ClientLoss:
         return self._bound.call(values, run)
 
     def forget_masks(self) -> None:
-        """Leave nothing of a step in the module."""
+        """Remove the last step's masks from the module."""
         for layer in self._layers:
             layer.mask = None

@@ -1,11 +1,10 @@
-"""Local training by programs: one client's step, or a stack's, compiled to one piece of machine code.
+"""Local training by compiled steps: of one client on a CPU, of a stack on a GPU.
 
-On a CPU a program is one client's step: its intermediate tensors stay in the cache, clients with fewer steps cost
-nothing, and a call costs microseconds, so that stacking would add passes over larger tensors and nothing else. On a GPU
-it is the step of a stack, recorded.
+On a CPU intermediate tensors stay in the cache, clients with fewer steps cost nothing, and a call costs microseconds:
+stacking would only add passes over larger tensors.
 
-Results agree with the serial trainer to float32 rounding, and are the same bytes wherever the same program runs. A
-step that cannot be a program runs uncompiled: serially or in its stack.
+Results agree with the serial trainer to float32 rounding, and are the same bytes wherever the same program runs. A step
+that cannot be compiled runs serially or in its stack.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 
 from flcore.data.images import scale_and_shift
 from flcore.engine.local.compiler import Compiler
-from flcore.engine.local.convolution import by_columns
+from flcore.engine.local.convolution import use_im2col
+from flcore.engine.local.cuda_graph import CudaGraphCompiler
 from flcore.engine.local.program import NotCompilableError, Program, StepCompiler, default_folder
-from flcore.engine.local.recorded import Recorder
 from flcore.engine.local.serial import SerialTrainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import Recorded, StackedTrainer
 from flcore.engine.local.stacked_inputs import Path, StackedBatches, StackedContext
-from flcore.engine.local.step import Step, add_recorded, augmented, build_steps, in_its_pass, name_of
+from flcore.engine.local.step import Step, add_class_sums, augmented, build_steps, by_pass, qualified_name
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import step_fingerprint
@@ -36,27 +35,23 @@ from flcore.methods.types import Phase
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
-"""Mini-batches that are gathered at once: a few steps', which a cache holds; on a GPU as few kernels as may be."""
+_GATHERED_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+"""Mini-batches gathered at once: what a cache holds; on a GPU as few kernels as possible."""
 
 
 class CompiledTrainer(StackedTrainer):
     """Trains with compiled steps: clients one after the other, or stacks at once."""
 
-    def __init__(self, experiment: Experiment, maker: StepCompiler | None = None) -> None:
-        """Build the module.
-
-        Args:
-            experiment: the run. maker: of programs; None: the compiler, with this machine's folder.
-        """
+    def __init__(self, experiment: Experiment, step_compiler: StepCompiler | None = None) -> None:
+        """Build the module; ``step_compiler`` replaces the run's own."""
         super().__init__(experiment)
         device = experiment.config.engine.device
-        by_columns(self.module, device)
-        self._maker = maker or _maker(experiment)
+        use_im2col(self.module, device)
+        self._step_compiler = step_compiler or _step_compiler(experiment)
         self._programs: dict[str, Program] = {}
         self.refused: set[str] = set()
         self._otherwise = StackedTrainer(experiment) if experiment.stacked else SerialTrainer(experiment)
-        self._run_facts = _facts(experiment)
+        self._run_key = _key_parts(experiment)
         meta = experiment.dataset.meta
         self._scaling: dict[Path, Tensor] = dict(
             zip((("scale",), ("shift",)), scale_and_shift(meta.mean, meta.std, device), strict=True)
@@ -71,8 +66,8 @@ class CompiledTrainer(StackedTrainer):
         try:
             return super().train(training)
         except NotCompilableError as error:
-            # Nothing of the turn is kept: all its phases are done again in the other way, which depends on the
-            # method's code alone and so is the same in every process.
+            # All phases train again in the other way. The choice depends on the method's code alone, so it is the same
+            # in every process.
             reason = str(error)
             if reason not in self.refused:
                 self.refused.add(reason)
@@ -90,48 +85,50 @@ class CompiledTrainer(StackedTrainer):
         if batches.steps == 0:
             return {}, None
         stacked, device = self.experiment.stacked, self.experiment.config.engine.device
-        moves = build_steps(self.experiment, self.module, phase, round_number)
+        updates = build_steps(self.experiment, self.module, phase, round_number)
         recording = phase.record_features != "none"
         plain, constant = _constants(inputs, device)
-        # In place of the stack's own rows: the program moves them.
+        # Views of the stack's rows: the program updates them in place.
         held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
         memory = {
             ("memory", str(owner), str(number)): tensor
-            for owner, move in enumerate(moves)
-            for number, tensor in enumerate(move.optimizer.memory([held["value", name] for name in move.names]))
+            for owner, update in enumerate(updates)
+            for number, tensor in enumerate(update.optimizer.memory([held["value", name] for name in update.names]))
         }
         held |= memory | constant | self._scaling
-        rates = [move.optimizer.rates(batches.steps).to(device) for move in moves]
-        fixed, number = list(held.values()), 0
+        rates = [update.optimizer.rates(batches.steps).to(device) for update in updates]
+        carried, number = list(held.values()), 0
         program: Program | None = None
         outputs: list[list[Tensor]] = []
         recorded: Recorded | None = None
-        for paths, moments in self._moments(batches, rates):
+        for paths, inputs_by_step in self._step_inputs(batches, rates):
             if program is None:
-                step_function = StepFunction(self.loss, moves, plain, stacked, recording)
-                moved = len(values) + len(memory)
-                program = self._program(phase, step_function, held | dict(zip(paths, moments[0], strict=True)), moved)
-            for moment in moments:
-                found = program.run(fixed, moment)
+                step_function = StepFunction(self.loss, updates, plain, stacked, recording)
+                num_mutated = len(values) + len(memory)
+                program = self._program(
+                    phase, step_function, held | dict(zip(paths, inputs_by_step[0], strict=True)), num_mutated
+                )
+            for step_inputs in inputs_by_step:
+                found = program.run(carried, step_inputs)
                 outputs.append(found[: len(program.terms)])
                 wanted = batches.recording(number, len(batches)) if recording else None
                 if wanted is not None:
-                    own = self._recorded(found[-1], dict(zip(paths, moment, strict=True)), wanted)
+                    own = self._recorded(found[-1], dict(zip(paths, step_inputs, strict=True)), wanted)
                     if phase.record_features == "passes":
-                        own = in_its_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
-                    recorded = add_recorded(recorded, own)
+                        own = by_pass(own, batches.pass_numbers(number, len(batches)), batches.passes)
+                    recorded = add_class_sums(recorded, own)
                 number += 1
         assert program is not None
         program.finish()
         return self._sums(program.terms, outputs, batches), recorded
 
-    def _moments(
+    def _step_inputs(
         self, batches: StackedBatches, rates: Sequence[Tensor]
     ) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
         """Yield the inputs of each step, some steps at a time: their order, and the tensors by step."""
-        alive = batches.going_on()
+        alive = batches.has_step()
         a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
-        at_once = max(1, _MOST_BYTES[self.experiment.config.engine.device] // a_step)
+        at_once = max(1, _GATHERED_BYTES[self.experiment.config.engine.device] // a_step)
         for start in range(0, batches.steps, at_once):
             chosen = slice(start, min(start + at_once, batches.steps))
             batch, augmentation = batches.read_whole(chosen.start, chosen.stop)
@@ -152,14 +149,16 @@ class CompiledTrainer(StackedTrainer):
             by_path = [tensor.contiguous().unbind(0) for tensor in found.values()]
             yield list(found), list(zip(*by_path, strict=True))
 
-    def _program(self, phase: Phase, function: StepFunction, example: Mapping[Path, Tensor], moved: int) -> Program:
+    def _program(
+        self, phase: Phase, function: StepFunction, example: Mapping[Path, Tensor], num_mutated: int
+    ) -> Program:
         """Return the program of a phase; its key has everything that a step depends on except tensors.
 
         Raises:
             NotCompilableError: it cannot be one.
         """
-        facts = self._facts(phase, function, list(example))
-        name = repr((facts, [(tensor.dtype, tuple(tensor.shape)) for tensor in example.values()]))
+        key = self._key_parts(phase, function, list(example))
+        name = repr((key, [(tensor.dtype, tuple(tensor.shape)) for tensor in example.values()]))
         if name not in self._programs:
             paths = list(example)
 
@@ -167,29 +166,29 @@ class CompiledTrainer(StackedTrainer):
                 return function(dict(zip(paths, tensors, strict=True)))
 
             try:
-                self._programs[name] = self._maker.make(by_position, list(example.values()), moved, facts)
+                self._programs[name] = self._step_compiler.make(by_position, list(example.values()), num_mutated, key)
             finally:
                 self.loss.forget_masks()
         return self._programs[name]
 
-    def _facts(self, phase: Phase, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
+    def _key_parts(self, phase: Phase, function: StepFunction, paths: list[Path]) -> dict[str, Any]:
         plain = {".".join(path): repr(value) for path, value in function.plain.items()}
         for (name, text), value in zip(plain.items(), function.plain.values(), strict=True):
             if " at 0x" in text or isinstance(value, nn.Module):  # a module does not say its weights
                 raise NotCompilableError(f"{name} of its context is an object without a name of its own")
         return {
-            **self._run_facts,
+            **self._run_key,
             "phase": [list(phase.trainable), phase.source, phase.record_features],
-            "moves": [_described(move) for move in function.moves],
+            "moves": [_described(update) for update in function.updates],
             "training": [name for name, module in self.module.named_modules() if module.training],
             "plain": plain,
             "stacked": function.stacked,
             "inputs": [list(path) for path in paths],
         }
 
-    def _recorded(self, features: Tensor, moment: Mapping[Path, Tensor], wanted: Tensor) -> Recorded:
+    def _recorded(self, features: Tensor, step_inputs: Mapping[Path, Tensor], wanted: Tensor) -> Recorded:
         """Return the recorded features of a step, [A, C, d] and [A, C]."""
-        labels, weight = moment["labels",], moment["weight",]
+        labels, weight = step_inputs["labels",], step_inputs["weight",]
         if not self.experiment.stacked:
             features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
         return class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
@@ -201,24 +200,24 @@ class CompiledTrainer(StackedTrainer):
         for name, values in zip(terms, zip(*outputs, strict=True), strict=True):
             by_step = torch.stack(values).float().reshape(batches.steps, len(batches))
             if self.experiment.stacked:
-                by_step = torch.where(batches.going_on(), by_step, 0.0)
+                by_step = torch.where(batches.has_step(), by_step, 0.0)
             sums[name] = by_step.sum(0).tolist()
         return sums
 
 
-def _described(move: Step) -> list[Any]:
+def _described(update: Step) -> list[Any]:
     """Return the constants of an update that a step depends on; learning rates are tensors."""
-    optimizer = copy(move.optimizer)
+    optimizer = copy(update.optimizer)
     optimizer.lr = 0.0
     moved_by = repr(optimizer)
     if " at 0x" in moved_by:
         raise NotCompilableError(f"its optimizer {type(optimizer).__qualname__} does not say its values")
-    return [list(move.names), _named("loss", move.loss), _named("perturb", move.perturb), moved_by]
+    return [list(update.names), _named("loss", update.loss), _named("perturb", update.perturb), moved_by]
 
 
 def _named(role: str, function: object) -> str:
     """Return the cache key of a loss or a perturbation."""
-    name = name_of(function)
+    name = qualified_name(function)
     if name is None:
         called = getattr(function, "__qualname__", type(function).__qualname__)
         raise NotCompilableError(
@@ -227,14 +226,14 @@ def _named(role: str, function: object) -> str:
     return name
 
 
-def _maker(experiment: Experiment) -> StepCompiler:
+def _step_compiler(experiment: Experiment) -> StepCompiler:
     """Return the compiler of a run's programs."""
     if experiment.config.engine.device == "cuda":
-        return Recorder(fuse=experiment.chosen.fuse)
+        return CudaGraphCompiler(fuse=experiment.chosen.fuse)
     return Compiler(default_folder())
 
 
-def _facts(experiment: Experiment) -> dict[str, Any]:
+def _key_parts(experiment: Experiment) -> dict[str, Any]:
     """Return the constants that every step of a run depends on."""
     mapping = experiment.config.to_mapping()
     chosen = ("optimizer", "momentum", "weight_decay", "clip", "batch_size")

@@ -45,8 +45,8 @@ from flcore.io.locks import take_lock
 
 logger = logging.getLogger(__name__)
 
-MOST_KEPT = 200
-"""Programs on disk, of about 2 MB each; above that those go that were not loaded for longest."""
+MAX_PROGRAMS = 200
+"""Largest number of programs on disk, of about 2 MB each; the least recently loaded are deleted."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class CompiledProgram:
     terms: Sequence[str]
     runner: Any
 
-    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """Carry it out in this thread."""
-        return list(self.runner.run([*fixed, *moment]))
+    def run(self, carried: list[Tensor], step_inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run in this thread."""
+        return list(self.runner.run([*carried, *step_inputs]))
 
     def finish(self) -> None:
-        """Nothing: all moved in place."""
+        """Do nothing: tensors are updated in place."""
 
 
 _NAMESPACES = ("aten", "prims")
@@ -110,8 +110,8 @@ def graph_hash(graph: torch.fx.GraphModule, example: Sequence[Tensor], made_with
 class Compiler:
     """Makes :class:`CompiledProgram`, or finds them in a folder that all processes of a machine share.
 
-    A description (``.json``) is named for what a step is made from, a library (``.so``) for the graph that it comes to;
-    steps that come to one graph share one library.
+    A description (``.json``) is named for what it is compiled from, a library (``.so``) for the graph; steps with
+    equal graphs share one.
     """
 
     def __init__(self, folder: Path, *, new: bool = True, trace: bool = True) -> None:
@@ -119,38 +119,38 @@ class Compiler:
 
         Args:
             folder: for descriptions and libraries.
-            new: compile what is not there, instead of raising NotThereError.
-            trace: without ``new``, trace a step like those that were compiled here, and look for its graph's library.
+            new: compile a missing program, instead of raising CacheMissError.
+            trace: without ``new``, trace a step of a known kind and look for its graph's library.
         """
         self.folder, self._new, self._trace = folder, new, trace
 
-    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
-        """As :meth:`Maker.make`; while another process makes the same program, wait for that."""
-        path = self.path(example, facts)
+    def make(self, function: Function, example: Sequence[Tensor], num_mutated: int, key: Mapping[str, Any]) -> Program:
+        """As :meth:`StepCompiler.make`; wait for another process that makes the same program."""
+        path = self.path(example, key)
         known = self._known(path)
         if known is None and self._new:
             disk.make_folder(self.folder)
             with disk.open_lock(_lock_of(path)) as file:
                 take_lock(file, wait=True)
-                known = self._known(path) or self._make(function, example, path, facts)
+                known = self._known(path) or self._make(function, example, path, key)
         if known is None:
-            if not self._trace or not self._has_like(_kind(example, facts)):
+            if not self._trace or not self._has_like(_kind(example, key)):
                 raise CacheMissError
-            known = self._make(function, example, path, facts)
+            known = self._make(function, example, path, key)
         if known.get("refused") is not None:
             raise NotCompilableError(known["refused"])
         library = self.folder / known["library"]
         for used in (path, library):
-            with suppress(FileNotFoundError):  # forgotten just now by another process
+            with suppress(FileNotFoundError):  # just deleted by another process
                 os.utime(used)
         return CompiledProgram(tuple(known["terms"]), _loaded(library))
 
-    def path(self, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Path:
+    def path(self, example: Sequence[Tensor], key: Mapping[str, Any]) -> Path:
         """Return the file that describes the program."""
-        return self.folder / f"{program_name(example, facts, _processor())}.json"
+        return self.folder / f"{program_name(example, key, _processor())}.json"
 
     def _known(self, path: Path) -> dict[str, Any] | None:
-        """A description, if it is there with its library."""
+        """Return a description, if it exists with its library."""
         if not path.exists():
             return None
         known = read_json(path, "delete it, and it is compiled again")
@@ -158,7 +158,7 @@ class Compiler:
         return known if is_whole else None
 
     def _has_like(self, kind: str) -> bool:
-        """Return whether a step of this kind was compiled here, with other values or by other code."""
+        """Return whether a step of this kind was compiled here."""
         for path in self.folder.glob("*.json"):
             with suppress(DataError):
                 if read_json(path, "").get("kind") == kind:
@@ -166,12 +166,12 @@ class Compiler:
         return False
 
     def _make(
-        self, function: Function, example: Sequence[Tensor], path: Path, facts: Mapping[str, Any]
+        self, function: Function, example: Sequence[Tensor], path: Path, key: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Trace, compile if there is no library of this graph, and describe.
+        """Trace, compile if the graph has no library, and write the description.
 
         Raises:
-            NotThereError: it would have to be compiled, and that is not wanted.
+            CacheMissError: it would have to be compiled, without ``new``.
         """
         begin = time.perf_counter()
         names: list[str] = []
@@ -190,8 +190,8 @@ class Compiler:
             options = _options(graph)
             made_with = {"options": options, "torch": torch.__version__, "processor": _processor()}
             library = self.folder / f"{graph_hash(graph, example, made_with) or path.stem}.so"
-            known = {"terms": names, "kind": _kind(example, facts), "library": library.name}
-            if self._compile(graph, example, options, library, facts.get("method", {}).get("name", "a method")):
+            known = {"terms": names, "kind": _kind(example, key), "library": library.name}
+            if self._compile(graph, example, options, library, key.get("method", {}).get("name", "a method")):
                 known["seconds"] = time.perf_counter() - begin
         write_json(path, known, durable=True)
         self._forget_oldest()
@@ -200,7 +200,7 @@ class Compiler:
     def _compile(
         self, graph: torch.fx.GraphModule, example: Sequence[Tensor], options: dict[str, Any], library: Path, name: str
     ) -> bool:
-        """Make a graph's library; whether it was not there."""
+        """Make a graph's library if it is missing; return whether it was."""
         if library.exists():
             return False
         if not self._new:
@@ -215,9 +215,9 @@ class Compiler:
         return True
 
     def _forget_oldest(self) -> None:
-        """Keep :data:`MOST_KEPT`; a loaded library works on in its process."""
+        """Delete all but :data:`MAX_PROGRAMS`; loaded libraries stay usable in their processes."""
         for pattern in ("*.json", "*.so"):
-            for path in sorted(self.folder.glob(pattern), key=_last_used)[:-MOST_KEPT]:
+            for path in sorted(self.folder.glob(pattern), key=_last_used)[:-MAX_PROGRAMS]:
                 for left in (path, _lock_of(path)):
                     disk.remove(left, missing_ok=True)
 
@@ -227,34 +227,31 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")
 
 
-def _kind(example: Sequence[Tensor], facts: Mapping[str, Any]) -> str:
-    """A word for steps that may come to one graph: of a model and of such tensors; half of all methods train alike."""
-    return program_name(example, {"model": facts.get("model")}, _processor())
+def _kind(example: Sequence[Tensor], key: Mapping[str, Any]) -> str:
+    """Return a name for steps that may have one graph: half of all methods train alike."""
+    return program_name(example, {"model": key.get("model")}, _processor())
 
 
 def compiler_name() -> str:
-    """The C++ compiler that PyTorch will call: ``CXX``, else g++, or clang++ on a Mac."""
+    """Return the C++ compiler that PyTorch calls: ``CXX``, else g++, or clang++ on a Mac."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_missing() -> str | None:
-    """Why nothing can be compiled on this machine; None where it can."""
+    """Return why nothing can be compiled on this machine; None if it can."""
     if shutil.which(compiler_name()) is None:
         return f"no C++ compiler ({compiler_name()}) on this machine"
     return None
 
 
 def check_compiler(name: str) -> None:
-    """Compile a few lines, before a minute goes into a step, and look at what comes of them.
+    """Compile a few lines before spending a minute on a step.
 
-    PyTorch cannot load machine code that has a C++ library of its own in it, since locales and exceptions of two such
-    libraries do not mix: it ended the process (seen with a g++ 13 that linked libstdc++.a).
-
-    Args:
-        name: of the compiler, as :func:`compiler_name` has it.
+    Loading machine code with a C++ library of its own ends the process: locales and exceptions of two such libraries do
+    not mix (seen with a g++ 13 that linked libstdc++.a).
 
     Raises:
-        RunError: it fails, or makes such code.
+        RunError: the compiler fails, or makes such code.
     """
     cure = "name another compiler in CXX, or use engine.compile=none"
     with tempfile.TemporaryDirectory() as folder:
@@ -330,7 +327,7 @@ def _loaded(library: Path) -> Any:
 
 
 def _last_used(path: Path) -> float:
-    """In seconds since 1970; 0 where another process has forgotten it since the folder was listed."""
+    """Return seconds since 1970; 0 if another process has deleted it."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -339,11 +336,11 @@ def _last_used(path: Path) -> float:
 
 @cache
 def _processor() -> str:
-    """Return the target of machine code: the processor's instructions, and the compiler's name for it."""
+    """Return the target of machine code: a hash of the processor's instructions."""
     capability = torch.backends.cpu.get_cpu_capability()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return capability
-    told = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
-    return f"{capability} {hashlib.sha256(''.join(told).encode()).hexdigest()[:16]}"
+    flags = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
+    return f"{capability} {hashlib.sha256(''.join(flags).encode()).hexdigest()[:16]}"

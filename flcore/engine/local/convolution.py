@@ -1,9 +1,9 @@
 """Small convolutions as matrix products, for steps that are compiled.
 
-A convolution of a few channels spends its time in the layouts that a library's kernels want, backwards more than
-forwards. As one product of the weights [O, C·h·w] with the columns [C·h·w, B·H·W] of a mini-batch all values are
-in order of channels: the passes of bias, BatchNorm and activation over it are contiguous, and the compiler fuses the
-columns with the operation before them. Columns that no cache holds lose that again, hence :data:`MOST_BYTES`.
+A convolution of a few channels spends its time in layout conversions for the library's kernels. As one product of the
+weights [O, C·h·w] with the columns [C·h·w, B·H·W] of a mini-batch, values are in order of channels: bias, BatchNorm and
+activation are contiguous passes, and the compiler fuses the columns with the operation before them. Columns larger than
+a cache lose that again, hence :data:`MAX_COLUMN_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_BYTES = {"cpu": 3 * 2**20, "cuda": 64 * 2**20}
+MAX_COLUMN_BYTES = {"cpu": 3 * 2**20, "cuda": 64 * 2**20}
 """Columns of a client's mini-batch above which the library's convolution is used.
 
 On a CPU no cache holds more. A GPU's library goes through a stack's convolutions client by client, as long as columns
@@ -25,7 +25,7 @@ are few.
 Pair = tuple[int, int]
 
 
-class _Columns(nn.Conv2d):
+class _Im2colLayer(nn.Conv2d):
     """A two-dimensional convolution that may be computed by columns, where they are ``most_bytes`` at most."""
 
     most_bytes: int
@@ -37,17 +37,17 @@ class _Columns(nn.Conv2d):
         held = 4 * input.shape[0] * input.shape[1] * math.prod(kernel) * rows * columns
         if held > self.most_bytes:
             return super().forward(input)
-        found, _ = _ByColumns.apply(input, self.weight, kernel, stride, padding)
+        found, _ = _Im2colConvolution.apply(input, self.weight, kernel, stride, padding)
         return found if self.bias is None else found + self.bias.reshape(-1, 1, 1)
 
 
-def by_columns(module: nn.Module, device: str = "cpu") -> nn.Module:
+def use_im2col(module: nn.Module, device: str = "cpu") -> nn.Module:
     """Have every plain convolution of a module, in place, computed by columns where these are small for the device."""
     for layer in module.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1)
         if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            layer.__class__ = _Columns
-            cast(_Columns, layer).most_bytes = MOST_BYTES[device]
+            layer.__class__ = _Im2colLayer
+            cast(_Im2colLayer, layer).most_bytes = MAX_COLUMN_BYTES[device]
     return module
 
 
@@ -60,14 +60,14 @@ def output_size(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
     return rows, columns
 
 
-class _ByColumns(torch.autograd.Function):
+class _Im2colConvolution(torch.autograd.Function):
     """Convolution of [B, C, H, W] with weights [O, C, h, w]; the second result, the columns, is for the way back."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        columns = unfolded(images.transpose(0, 1), kernel, stride, padding)
+        columns = im2col(images.transpose(0, 1), kernel, stride, padding)
         size = output_size((images.shape[2], images.shape[3]), kernel, stride, padding)
         product = weight.reshape(weight.shape[0], -1) @ columns
         return product.reshape(weight.shape[0], images.shape[0], *size).transpose(0, 1), columns
@@ -88,11 +88,11 @@ class _ByColumns(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             batch, channels, *size = ctx.shape
             spread = weight.reshape(weight.shape[0], -1).t() @ gradient
-            of_images = folded(spread, (channels, batch, *size), *ctx.geometry).transpose(0, 1)
+            of_images = col2im(spread, (channels, batch, *size), *ctx.geometry).transpose(0, 1)
         return of_images, of_weight, None, None, None
 
 
-def unfolded(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+def im2col(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Columns [C·h·w, B·H'·W'] of images [C, B, H, W]: what each weight is multiplied with at each place."""
     channels, batch, *size = images.shape
     rows, columns = output_size((size[0], size[1]), kernel, stride, padding)
@@ -103,12 +103,12 @@ def unfolded(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tenso
         for j in range(kernel[1])
     ]
     # A stack of one is compiled to a view, and one of every second pixel cannot be flattened as the copy could.
-    together = torch.stack(taps, dim=1) if len(taps) > 1 else taps[0].clone(memory_format=torch.contiguous_format)
-    return together.reshape(channels * math.prod(kernel), batch * rows * columns)
+    merge_terms = torch.stack(taps, dim=1) if len(taps) > 1 else taps[0].clone(memory_format=torch.contiguous_format)
+    return merge_terms.reshape(channels * math.prod(kernel), batch * rows * columns)
 
 
-def folded(spread: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The adjoint of :func:`unfolded`: maps gradients by column to image gradients [C, B, H, W].
+def col2im(spread: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The adjoint of :func:`im2col`: maps gradients by column to image gradients [C, B, H, W].
 
     Pixels form stride·stride lattices, and only some weights reach each; their shifted sums are one fused pass.
     """

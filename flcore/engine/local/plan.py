@@ -1,7 +1,7 @@
-"""The mini-batches of one client's phase, laid out before the first step: which samples, and every random draw.
+"""Batch plans: samples and random draws of all mini-batches of one client's phase.
 
-Drawing ahead keeps the step loop free of Python that can be hoisted, and makes a client's randomness the same whether
-it is trained alone or in a stack: each kind of draw has a stream of (seed, round, client, phase) of its own.
+A client's randomness is the same alone and in a stack: each kind of draw has its own stream of (seed, round, client,
+phase).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from flcore.models import Backbone
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """All steps of a phase.
+    """All mini-batches of a phase.
 
     Attributes:
         positions: int64 [S, B], rows of the client's samples; a row of fewer than B is padded with zeros.
-        sizes: how many of each row count.
+        sizes: number of samples of each mini-batch.
         dropout_masks: per dropout site uniform numbers [S, B, ...].
         augmentation: draws of `flcore.data.images`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
@@ -47,7 +47,7 @@ class BatchPlan:
         return len(self.sizes)
 
     def on(self, device: str) -> BatchPlan:
-        """The tape with its tensors on a device."""
+        """Return the plan with its tensors on a device."""
         if device == "cpu":
             return self
         dropout_masks, augmentation, draws = (
@@ -68,17 +68,16 @@ def plan_batches(
     *,
     skip_single: bool,
 ) -> BatchPlan:
-    """Lay out a phase, on the CPU; but what is dropped out is drawn on the device that trains.
+    """Plan a phase on the CPU, except dropout masks, which are drawn on the training device.
 
-    These are by far the most numbers (127 MB in a round of 50 clients with ``pfl_cnn``): drawn here and sent, they take
-    longer than a GPU's steps. A GPU draws other ones than a CPU, so that a run there has masks of its own.
+    Masks are by far the most numbers (127 MB in a round of 50 clients with ``pfl_cnn``): sending them takes longer than
+    a GPU's steps. A GPU draws other numbers than a CPU.
 
     Args:
-        experiment: the run, or one that differs from it in the seed alone.
-        module: its model, for the dropout sites.
-        ctx: the client's turn. phase: what to do. number: of the phase within the round.
-        size: how many samples the client has to go through.
-        skip_single: leave out mini-batches of one sample: batch statistics of one are undefined.
+        experiment: the run. module: its model, for the dropout sites.
+        ctx: of the client. phase: to plan. number: of the phase within the round.
+        size: number of the client's samples.
+        skip_single: leave out mini-batches of one sample, whose batch statistics are undefined.
     """
     config, seed, keys = experiment.config, ctx.setting.seed, (ctx.round, ctx.client, number)
     batch_size, device = config.local.batch_size, config.engine.device
@@ -106,7 +105,7 @@ def plan_batches(
     draws: Mapping[str, Tensor] = {}
     if (
         type(experiment.method).random_inputs is not Method.random_inputs
-    ):  # most draw nothing, and a stream takes a fifth of a tape's time
+    ):  # most draw nothing, and a stream takes a fifth of a plan's time
         single = skip_single and size % batch_size == 1 and (config.local.batches == "all" or size == 1)
         planned = replace(ctx, steps_per_pass=a_pass - single)
         draws = experiment.method.random_inputs(planned, steps, torch_stream(seed, "draws", *keys))
@@ -132,7 +131,7 @@ def _filled(rows: Sequence[Tensor], sizes: Sequence[int], width: int) -> Tensor:
 
 
 def passes(local: LocalConfig, phase: Phase) -> tuple[int, int | None]:
-    """(epochs, steps) of a phase: its own, else those configured; steps go before epochs."""
+    """Return (epochs, steps) of a phase, by default as configured; steps take precedence."""
     if phase.epochs is None and phase.steps is None:
         return local.epochs, local.steps
     return phase.epochs or 1, phase.steps
@@ -181,7 +180,7 @@ def _steps_before(local: LocalConfig, ctx: ClientContext, phase: Phase) -> int:
 def batch_positions(
     size: int, batch_size: int, epochs: int, steps: int | None, generator: torch.Generator, *, full: bool = False
 ) -> Iterator[Tensor]:
-    """Positions of each mini-batch in a client's data: shuffled passes, the last batch of a pass may be smaller.
+    """Yield positions of each mini-batch in a client's data: shuffled passes, with a smaller last batch.
 
     With ``steps``, passes are chained and cut after that number of batches. With ``full``, a smaller last batch is left
     out unless it is the only one (fedpa.md, 7l).

@@ -1,4 +1,4 @@
-"""Steps as programs: machine code on a CPU (`compiler.py`), on a GPU kernels recorded as one (`recorded.py`)."""
+"""Steps as programs: machine code on a CPU (`compiler.py`), on a GPU kernels recorded as one (`cuda_graph.py`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 Function = Callable[[Sequence[Tensor]], tuple[dict[str, Tensor], list[Tensor]]]
-"""Tensors in, loss terms by name and recorded features out; some of the tensors are moved in place."""
+"""Tensors in, loss terms by name and recorded features out; some of the tensors are updated in place."""
 
 
 class NotCompilableError(Exception):
-    """A step that cannot be a program; says why."""
+    """A step that cannot be a program; names the reason."""
 
 
 class CacheMissError(Exception):
@@ -37,35 +37,32 @@ class Program(Protocol):
     def terms(self) -> Sequence[str]:
         """Names of the loss terms."""
 
-    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """The loss terms in order, then recorded features if any.
+    def run(self, carried: list[Tensor], step_inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the loss terms in order, then recorded features if any.
 
         Args:
-            fixed: what is the same, or moves in place, from step to step; the same list for all steps of a phase.
-            moment: what is the step's own.
+            carried: constants and tensors updated in place; the same list for all steps of a phase.
+            step_inputs: of this step.
         """
 
     def finish(self) -> None:
-        """Write moved values back to their tensors after the last step of a phase."""
+        """Write updated values back to their tensors after the last step of a phase."""
 
 
 class StepCompiler(Protocol):
     """Makes programs."""
 
-    def make(self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]) -> Program:
+    def make(self, function: Function, example: Sequence[Tensor], num_mutated: int, key: Mapping[str, Any]) -> Program:
         """Make a program for tensors like ``example``.
 
         Args:
-            function: the step. example: what it is called with; not changed.
-            moved: how many of them, the first ones, the step moves.
-            facts: everything else that the function depends on, as JSON values.
+            function: the step. example: its inputs; not changed.
+            num_mutated: number of inputs, the first ones, that the step updates in place.
+            key: everything else that the function depends on, as JSON values.
 
         Raises:
             NotCompilableError: the function cannot be one.
         """
-
-
-# ---- what makers share ---------------------------------------------------------------------------------------------
 
 
 def default_folder() -> Path:
@@ -77,20 +74,20 @@ def default_folder() -> Path:
     return user_cache() / "steps"
 
 
-def program_name(example: Sequence[Tensor], facts: Mapping[str, Any], machine: str) -> str:
-    """A word for all that a program is made from, and for what it is made."""
+def program_name(example: Sequence[Tensor], key: Mapping[str, Any], machine: str) -> str:
+    """Return a hash of everything that a program depends on."""
     shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in example]
-    content = {"facts": facts, "tensors": shapes, "torch": torch.__version__, "processor": machine}
+    content = {"facts": key, "tensors": shapes, "torch": torch.__version__, "processor": machine}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def traced(
     function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor], mode: FakeTensorMode | None = None
 ) -> torch.fx.GraphModule:
-    """The graph of a function of tensors; in a ``mode`` that is given, or one of its own.
+    """Return the graph of a function of tensors, traced in ``mode`` or a new one.
 
     Raises:
-        NotCompilableError: it asks for a tensor's values, or does what cannot be traced.
+        NotCompilableError: it reads a tensor's values, or cannot be traced.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -17,15 +17,15 @@ from flcore.engine.local.plan import BatchPlan, plan_batches
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
     Step,
-    add_recorded,
+    add_class_sums,
     augmented,
     build_steps,
-    in_its_pass,
+    by_pass,
     loss_context,
+    merge_terms,
     perturbed,
     precision,
     set_mode,
-    together,
     total_of,
 )
 from flcore.experiment.experiment import Experiment
@@ -45,7 +45,7 @@ class TrainJob:
     """The local training of one client or more in an exchange, in order.
 
     Attributes:
-        contexts: of the clients. data: their samples. starts: the weights they begin with, buffers included.
+        contexts: of the clients. data: their samples. starts: initial weights with buffers.
         phases: of the exchange.
         first_phase: number of the leg's first phase within the round.
         tables: see :data:`Tables`; empty for none.
@@ -59,7 +59,7 @@ class TrainJob:
     tables: Tables = field(default_factory=dict)
 
     def of(self, clients: Iterable[int]) -> TrainJob:
-        """Return the job of some clients, by their places."""
+        """Return the job of some clients, by index."""
         chosen = list(clients)
         return replace(
             self,
@@ -98,7 +98,7 @@ class Trainer(Protocol):
     """Trains some clients of one exchange from given weights."""
 
     def train(self, training: TrainJob) -> list[TrainResult]:
-        """One outcome per turn, in order."""
+        """Return a result per client, in order."""
 
 
 @dataclass
@@ -161,13 +161,13 @@ class SerialTrainer:
                 if limit is not None:
                     clip_gradients(grads, limit, stacked=False)
                 step.optimizer.step(params, grads)
-                terms = together(terms, found)
+                terms = merge_terms(terms, found)
                 if number == 0 and index >= plan.recorded_from:
                     recorded = class_sums(model.take_recorded(method.name), batch.labels, ctx.setting.num_classes)
                     if phase.record_features == "passes":
                         this = torch.tensor(plan.pass_numbers[index], device=batch.labels.device)
-                        recorded = in_its_pass(recorded, this, plan.pass_numbers[-1] + 1)
-                    totals.recorded = add_recorded(totals.recorded, recorded)
+                        recorded = by_pass(recorded, this, plan.pass_numbers[-1] + 1)
+                    totals.recorded = add_class_sums(totals.recorded, recorded)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
@@ -187,7 +187,7 @@ class SerialTrainer:
         )
 
     def _perturb(self, step: Step, params: list[Tensor], batch: Batch, inputs: LossInputs) -> list[Tensor]:
-        """Move the parameters to the point of the gradient and return their values before; buffers stay."""
+        """Move the parameters to the point of the gradient; return their old values. Buffers stay."""
         weights = [parameter.detach().clone() for parameter in params]
         buffers = list(self.module.buffers())
         statistics = [buffer.clone() for buffer in buffers]

@@ -1,12 +1,12 @@
 """Many clients trained at once: one step function under `torch.vmap`, parameters and buffers stacked [A, ...].
 
-Clients of a stack are ordered by their number of steps, so that those still training are always the first ones: a
-client that has finished costs nothing. A mini-batch smaller than the others is padded, and padding has weight 0 in
-every loss and in BatchNorm's statistics. Losses of different clients share nothing, so the gradient of their sum is
-each one's own; it is taken outside of vmap, where PyTorch's ordinary batched kernels do it.
+Clients of a stack are ordered by their number of steps: those still training come first, and a finished client costs
+nothing. Smaller mini-batches are padded; padding has weight 0 in every loss and in BatchNorm's statistics. Clients'
+losses share nothing, so the gradient of their sum is each client's own. It is taken outside of vmap, with PyTorch's
+ordinary batched kernels.
 
-Results agree with the serial trainer to float32 rounding, not to the bit; how clients are put into stacks depends on
-the cohort alone, never on workers.
+Results agree with the serial trainer to float32 rounding, not to the bit. Stacks depend on the cohort alone, never on
+workers.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from flcore.engine.local.samples import phase_samples
 from flcore.engine.local.serial import TrainJob, TrainResult
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
 from flcore.engine.local.step import (
-    Asked,
-    add_recorded,
+    LossOutput,
+    add_class_sums,
     augmented,
     build_steps,
+    by_pass,
     gradients,
-    in_its_pass,
     loss_context,
+    merge_terms,
     precision,
     set_mode,
-    together,
 )
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights, rows_finite
@@ -46,29 +46,24 @@ from flcore.methods.types import Loss, LossInputs, Phase
 
 Recorded = tuple[Tensor, Tensor]
 """Sums of recorded features by client and class, float64 [A, C, d], and their counts, [A, C]; by pass [A, P, …]
-(:func:`flcore.engine.local.step.in_its_pass`)."""
+(:func:`flcore.engine.local.step.by_pass`)."""
 
 
-_MOST_KEPT = 2 * 2**30
-"""Bytes of the models of a round that stay on a GPU until they are folded."""
+_KEPT_ON_DEVICE = 2 * 2**30
+"""Bytes of a round's models that may stay on a GPU until the aggregation."""
 
 
 class StackedTrainer:
     """Trains the clients of a stack at once in one thread."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Build the module for the steps, which use the stack's values in it."""
         self.experiment = experiment
         self.loss = ClientLoss(experiment)
         self.module = self.loss.module
         refuse_single_batches(experiment, self.module)
 
     def train(self, training: TrainJob) -> list[TrainResult]:
-        """One outcome per turn, in the order given.
-
-        Raises:
-            ConfigError: the method cannot be stacked; says why.
-        """
+        """Train the stack; raise ConfigError if the method cannot be stacked."""
         contexts, phases = training.contexts, training.phases
         all_inputs = [self.experiment.method.loss_inputs(ctx) if phases else {} for ctx in contexts]
         params = self._stacked([start.params for start in training.starts])
@@ -81,7 +76,7 @@ class StackedTrainer:
         recorded: list[tuple[Tensor, Tensor] | None] = [None for _ in contexts]
         for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            order, tapes, batches = self._batches(training, all_inputs, number, phase)
+            order, plans, batches = self._batches(training, all_inputs, number, phase)
             inputs = StackedContext(
                 [loss_context(all_inputs[position], phases) for position in order],
                 [contexts[position] for position in order],
@@ -100,14 +95,14 @@ class StackedTrainer:
             }
             params, buffers = {name: values[name] for name in params}, {name: values[name] for name in buffers}
             for rank, position in enumerate(order):
-                tape = tapes[position]
-                steps[position] += len(tape)
+                plan = plans[position]
+                steps[position] += len(plan)
                 drawn[position] += labels[rank]
                 if found is not None:
-                    recorded[position] = add_recorded(recorded[position], (found[0][rank], found[1][rank]))
-                for name, totals in terms.items() if len(tape) else ():
+                    recorded[position] = add_class_sums(recorded[position], (found[0][rank], found[1][rank]))
+                for name, totals in terms.items() if len(plan) else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
-                    counts[position][name] += len(tape)
+                    counts[position][name] += len(plan)
         weights, stay = self._rows(params, buffers)
         finite = rows_finite([*params.values(), *buffers.values()])
         return [
@@ -126,29 +121,26 @@ class StackedTrainer:
     def _batches(
         self, training: TrainJob, all_inputs: Sequence[LossInputs], number: int, phase: Phase
     ) -> tuple[list[int], list[BatchPlan], StackedBatches]:
-        """Return the samples and batches of a phase, for a module that was prepared for it.
-
-        Args:
-            training: of the stack. contexts: of its clients. number: of the phase within the round. phase: itself.
+        """Plan phase ``number`` of the round, for a module prepared by :func:`set_mode`.
 
         Returns:
-            The clients' places, those with most steps first; their tapes, by place; and the batches, in that order.
+            The clients' indices, those with most steps first; plans by index; the batches in that order.
         """
         samples, lengths = phase_samples(phase, training.data, all_inputs, training.tables)
         skip = uses_batch_statistics(self.module)
-        tapes = [
+        plans = [
             plan_batches(self.experiment, self.module, ctx, phase, number, length, skip_single=skip)
             for ctx, length in zip(training.contexts, lengths, strict=True)
         ]
         offsets = [sum(lengths[:position]) for position in range(len(lengths))]
-        order = sorted(range(len(tapes)), key=lambda position: -len(tapes[position]))
+        order = sorted(range(len(plans)), key=lambda position: -len(plans[position]))
         batches = StackedBatches(
-            [tapes[position] for position in order],
+            [plans[position] for position in order],
             [offsets[position] for position in order],
             samples,
             self.experiment.config.engine.device,
         )
-        return order, tapes, batches
+        return order, plans, batches
 
     def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
         """Return each client's weights as rows of the stack, with twins on the CPU if the stack is on a GPU.
@@ -167,7 +159,7 @@ class StackedTrainer:
             for name, tensor in row.buffers.items():
                 pair(tensor, copy.buffers[name])
         size = sum(tensor.nbytes for tensor in rows[0].values.values())
-        return rows, size * self.experiment.setting.cohort_size <= _MOST_KEPT
+        return rows, size * self.experiment.setting.cohort_size <= _KEPT_ON_DEVICE
 
     def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         device = self.experiment.config.engine.device
@@ -185,11 +177,10 @@ class StackedTrainer:
         """Train one phase in place.
 
         Returns:
-            Per client of the stack the sum over its steps of every loss term; and sums and counts of what the clients
-            recorded features, [A, C, d] and [A, C], or None.
+            By loss term and client the sum over steps; and sums and counts of recorded features, or None.
         """
         config, device = self.experiment.config, self.experiment.config.engine.device
-        moves = build_steps(self.experiment, self.module, phase, round_number)
+        updates = build_steps(self.experiment, self.module, phase, round_number)
         buffers = [name for name, _ in self.module.named_buffers()]
         sums: dict[str, Tensor] = {}
         recorded: Recorded | None = None
@@ -197,8 +188,8 @@ class StackedTrainer:
         for step in range(batches.steps):
             still = batches.active(step)
             if still < active:
-                for move in moves:
-                    move.optimizer.keep(still)
+                for update in updates:
+                    update.optimizer.keep(still)
                 active = still
             batch, augmentation = batches.read(step)
             images = augmented(self.experiment, batch["images"], augmentation)
@@ -206,15 +197,15 @@ class StackedTrainer:
             recording = batches.recording(step, active)
             terms: dict[str, Tensor] = {}
             features: list[Tensor] = []
-            for number, move in enumerate(moves):
+            for number, update in enumerate(updates):
                 going = {name: value[:active] for name, value in values.items()}
                 wanted = recording is not None and number == 0
-                ask = partial(self._losses, move.loss, batch, inputs, active)
-                found, recorded_features, grads = gradients(move, going, buffers, ask, stacked=True, recording=wanted)
+                ask = partial(self._losses, update.loss, batch, inputs, active)
+                found, recorded_features, grads = gradients(update, going, buffers, ask, stacked=True, recording=wanted)
                 if config.local.clip is not None:
                     clip_gradients(grads, config.local.clip, stacked=True)
-                move.optimizer.step([going[name] for name in move.names], grads)
-                terms, features = together(terms, found), features + recorded_features
+                update.optimizer.step([going[name] for name in update.names], grads)
+                terms, features = merge_terms(terms, found), features + recorded_features
             for name, term in terms.items():
                 if name not in sums:
                     sums[name] = torch.zeros(len(batches), device=device)
@@ -225,7 +216,7 @@ class StackedTrainer:
                 totals, counts = class_sums(features[0], batch["labels"], classes, weight)
                 if phase.record_features == "passes":
                     numbers = batches.pass_numbers(step, active)
-                    totals, counts = in_its_pass((totals, counts), numbers, batches.passes)
+                    totals, counts = by_pass((totals, counts), numbers, batches.passes)
                 if recorded is None:
                     recorded = (
                         totals.new_zeros(len(batches), *totals.shape[1:]),
@@ -243,18 +234,15 @@ class StackedTrainer:
         active: int,
         values: Mapping[str, Tensor],
         recording: bool,
-    ) -> Asked:
-        """Every loss term of one step, [A], and if asked the features that were recorded, [A, B, d].
+    ) -> LossOutput:
+        """Return loss terms [A], and recorded features [A, B, d]; running statistics change in place."""
 
-        Running statistics in ``values`` move in place.
-        """
-
-        def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> Asked:
+        def one_client(values: Mapping[str, Tensor], batch: StackedBatch, own: Sequence[Tensor]) -> LossOutput:
             return self.loss(loss, values, batch, inputs.rebuild(own), recording=recording)
 
         try:
             with precision(self.experiment):
-                found: Asked = torch.vmap(one_client)(values, batch, inputs.stacked(active))
+                found: LossOutput = torch.vmap(one_client)(values, batch, inputs.stacked(active))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -269,7 +257,6 @@ class StackedTrainer:
 
 
 def _by_client(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Weights]:
-    """Rows of stacks, [A, ...] each."""
     params_of, buffers_of = (
         zip(*(value.unbind(0) for value in part.values()), strict=True) for part in (params, buffers)
     )

@@ -24,35 +24,33 @@ Path = tuple[str, ...]
 class StackedBatches:
     """The mini-batches of a phase by step, for clients in order of their number of steps."""
 
-    def __init__(self, tapes: Sequence[BatchPlan], offsets: Sequence[int], samples: Samples, device: str) -> None:
-        """Lay tapes side by side, and on the device.
+    def __init__(self, plans: Sequence[BatchPlan], offsets: Sequence[int], samples: Samples, device: str) -> None:
+        """Stack the plans of clients on the device.
 
         Args:
-            tapes: of the clients, the longest first.
-            offsets: where each client's samples begin in ``samples``.
-            samples: of all clients.
-            device: that trains.
+            plans: by client, the longest first. offsets: of each client's first sample in ``samples``.
+            samples: of all clients. device: that trains.
         """
         self._samples = samples
         self._device = device
-        self.steps = len(tapes[0])
-        sizes = [list(tape.sizes) + [0] * (self.steps - len(tape)) for tape in tapes]
-        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(tapes), self.steps)
-        self._recorded_from = torch.tensor([tape.recorded_from for tape in tapes])
-        numbers = [list(tape.pass_numbers) + [0] * (self.steps - len(tape)) for tape in tapes]
-        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(tapes), self.steps).to(self._device)
-        self.passes = 1 + max((tape.pass_numbers[-1] for tape in tapes if len(tape)), default=-1)
+        self.steps = len(plans[0])
+        sizes = [list(plan.sizes) + [0] * (self.steps - len(plan)) for plan in plans]
+        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(plans), self.steps)
+        self._recorded_from = torch.tensor([plan.recorded_from for plan in plans])
+        numbers = [list(plan.pass_numbers) + [0] * (self.steps - len(plan)) for plan in plans]
+        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(plans), self.steps).to(self._device)
+        self.passes = 1 + max((plan.pass_numbers[-1] for plan in plans if len(plan)), default=-1)
 
-        def together(parts: Sequence[Tensor]) -> Tensor:
+        def stack(parts: Sequence[Tensor]) -> Tensor:
             return _padded(parts).to(device)
 
-        self._rows = together([tape.positions + offset for tape, offset in zip(tapes, offsets, strict=True)])
+        self._rows = stack([plan.positions + offset for plan, offset in zip(plans, offsets, strict=True)])
         self._dropout_masks = {
-            site: together([tape.dropout_masks[site] for tape in tapes]) for site in tapes[0].dropout_masks
+            site: stack([plan.dropout_masks[site] for plan in plans]) for site in plans[0].dropout_masks
         }
-        self._draws = {name: together([tape.draws[name] for tape in tapes]) for name in tapes[0].draws}
-        names = tapes[0].augmentation
-        self._augmentation = {name: together([tape.augmentation[name] for tape in tapes]) for name in names}
+        self._draws = {name: stack([plan.draws[name] for plan in plans]) for name in plans[0].draws}
+        names = plans[0].augmentation
+        self._augmentation = {name: stack([plan.augmentation[name] for plan in plans]) for name in names}
 
     def __len__(self) -> int:
         """A, the clients of the stack."""
@@ -94,10 +92,9 @@ class StackedBatches:
         return batch, augmentation
 
     def read_whole(self, start: int, stop: int) -> tuple[StackedBatch, dict[str, Tensor]]:
-        """Steps of all clients, as wide as a mini-batch may be: ``images`` [T·A·B, ...], the rest [T, A, B, ...].
+        """Return steps of all clients, padded to B: ``images`` [T·A·B, ...], the rest [T, A, B, ...].
 
-        Images that are not augmented come as they are stored, uint8: a program normalises them on its way, where doing
-        so here would write and read four times as many bytes.
+        Images without augmentation stay uint8: the program normalises them, which saves three quarters of the bytes.
 
         Returns:
             The batches (draws [T, A, ...]; always a weight, [T, A, B]), and draws for images [T·A·B, ...].
@@ -126,10 +123,10 @@ class StackedBatches:
         return int(self._rows.shape[2])
 
     def drawn(self, num_classes: int) -> Tensor:
-        """int64 [A, C] on the CPU: how often each class was in a client's mini-batches."""
+        """Return int64 [A, C] on the CPU: how often each class was in a client's mini-batches."""
         return drawn_labels(self._samples.labels[self._rows], self._sizes.t(), num_classes)
 
-    def going_on(self) -> Tensor:
+    def has_step(self) -> Tensor:
         """Return bool [S, A]: whether a client has a step."""
         return (self._sizes > 0).t().contiguous().to(self._device)
 
@@ -154,15 +151,14 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
 
 
 class StackedContext:
-    """Contexts of a stack: tensors are stacked, tensors that all clients share and plain values are not.
+    """Loss inputs of a stack, by path.
 
     Attributes:
-        plain: values that are no tensors, by path.
-        shared: tensors that are the same for all clients, by path.
-        own: tensors [A, ...] that are not, by path.
+        plain: values that are no tensors. shared: tensors that are equal for all clients.
+        own: tensors that differ, stacked [A, ...].
 
     Raises:
-        ConfigError: contexts of two clients differ in names, types or shapes.
+        ConfigError: inputs of two clients differ in names, types or shapes.
     """
 
     def __init__(self, all_inputs: Sequence[LossInputs], contexts: Sequence[ClientContext], method: str) -> None:
@@ -202,16 +198,16 @@ class StackedContext:
             )
 
     def stacked(self, active: int) -> list[Tensor]:
-        """Inputs that differ between clients, [A, ...] each."""
+        """Return the inputs that differ between clients, [A, ...] each."""
         return [tensor[:active] for tensor in self.own.values()]
 
     def rebuild(self, own: Sequence[Tensor]) -> LossInputs:
-        """One client's context, inside vmap."""
+        """Return one client's loss inputs, inside vmap."""
         return nested({**self.plain, **self.shared, **dict(zip(self.own, own, strict=True))})
 
 
 def nested(values: Mapping[Path, Any]) -> LossInputs:
-    """A context of values by path."""
+    """Return nested loss inputs from values by path."""
     inputs: dict[str, Any] = {}
     for path, value in values.items():
         place = inputs

@@ -20,7 +20,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.methods.types import Loss, LossInputs, Perturb, Phase
 from flcore.models.base import Backbone
 
-Asked = tuple[dict[str, Tensor], list[Tensor]]
+LossOutput = tuple[dict[str, Tensor], list[Tensor]]
 """Loss terms by name, and the features that were recorded if any: a list of one tensor or none."""
 
 
@@ -29,9 +29,8 @@ class Step:
     """An update of a phase with its optimiser.
 
     Attributes:
-        loss: what the gradient is of. perturb: see :class:`StepSpec`.
-        names: of the parameters that move, in the module's order.
-        optimizer: that moves them.
+        loss: to differentiate. perturb: see :class:`~flcore.methods.types.StepSpec`.
+        names: of the updated parameters, in the module's order. optimizer: of these.
     """
 
     loss: Loss
@@ -41,7 +40,7 @@ class Step:
 
 
 def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_number: int) -> tuple[Step, ...]:
-    """The updates of a phase with fresh optimisers, for a module that :func:`set_mode` has prepared for it."""
+    """Return the updates of a phase with fresh optimisers, for a module prepared by :func:`set_mode`."""
     config = experiment.config
     moving = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     return tuple(
@@ -57,59 +56,60 @@ def build_steps(experiment: Experiment, module: Backbone, phase: Phase, round_nu
     )
 
 
-def perturbed(move: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool) -> dict[str, Tensor]:
+def perturbed(
+    update: Step, leaves: Mapping[str, Tensor], grads: Sequence[Tensor], *, stacked: bool
+) -> dict[str, Tensor]:
     """Return the moved parameters at the point of the gradient, as new leaves.
 
     Args:
-        move: with a perturbation. leaves: all weights. grads: of the moved ones, in order.
+        update: with a perturbation. leaves: all weights. grads: of the moved ones, in order.
         stacked: whether all have a leading dimension for clients; the perturbation is mapped over it.
     """
-    assert move.perturb is not None
-    perturb = torch.vmap(move.perturb) if stacked else move.perturb
+    assert update.perturb is not None
+    perturb = torch.vmap(update.perturb) if stacked else update.perturb
     with torch.no_grad():
-        point = perturb({name: leaves[name].detach() for name in move.names}, dict(zip(move.names, grads, strict=True)))
-    return {name: point[name].detach().requires_grad_() for name in move.names}
+        point = perturb(
+            {name: leaves[name].detach() for name in update.names}, dict(zip(update.names, grads, strict=True))
+        )
+    return {name: point[name].detach().requires_grad_() for name in update.names}
 
 
 def gradients(
-    move: Step,
+    update: Step,
     values: Mapping[str, Tensor],
     buffers: Collection[str],
-    ask: Callable[[Mapping[str, Tensor], bool], Asked],
+    ask: Callable[[Mapping[str, Tensor], bool], LossOutput],
     *,
     stacked: bool,
     recording: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-    """Loss terms, recorded features, and the gradients that an update moves by; running statistics move in place.
+    """Return loss terms, recorded features and the gradients of an update; running statistics change in place.
 
     Args:
-        move: the update. values: parameters and buffers by name. buffers: which of them are.
-        ask: the loss of weights by name, and whether features are to be recorded.
-        stacked: whether all have a leading dimension for clients. recording: whether features are asked for.
+        update: the update. values: parameters and buffers by name. buffers: names of the buffers.
+        ask: (weights by name, whether to record features) → loss terms and features.
+        stacked: whether values have a leading dimension for clients. recording: whether to record features.
     """
 
     def taken(leaves: Mapping[str, Tensor], *, recording: bool) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
         terms, features = ask(leaves, recording)
-        asked = [leaves[name] for name in move.names]
+        asked = [leaves[name] for name in update.names]
         grads = torch.autograd.grad(total_of(terms), asked, allow_unused=True, materialize_grads=True)
         return terms, features, list(grads)
 
-    leaves = {name: value.detach().requires_grad_(name in move.names) for name, value in values.items()}
-    if move.perturb is not None:
+    leaves = {name: value.detach().requires_grad_(name in update.names) for name, value in values.items()}
+    if update.perturb is not None:
         apart = {name: leaves[name].clone() for name in buffers}
         _, _, grads = taken({**leaves, **apart}, recording=False)
-        leaves |= perturbed(move, leaves, grads, stacked=stacked)
+        leaves |= perturbed(update, leaves, grads, stacked=stacked)
     return taken(leaves, recording=recording)
 
 
-def name_of(function: object) -> str | None:
-    """A name that says all that a loss or a probe does, the same in every process of this code.
+def qualified_name(function: object) -> str | None:
+    """Return a name that determines a loss or a perturbation, equal in every process of this code.
 
-    A module's function has one, and so has a method of a dataclass, with the values of its fields.
-
-    Returns:
-        The name; None for a function that is not found under it again, such as a lambda or one made inside of another:
-        two of them may have one name and do different things.
+    A module's function has one, and a method of a dataclass, with the values of its fields. Lambdas and nested
+    functions have None: two of them may share a name.
     """
     if function is None:
         return "none"
@@ -122,8 +122,8 @@ def name_of(function: object) -> str | None:
         found = getattr(found, part, None)
     if found is not plain or not (owner is None or is_dataclass(owner)):
         return None
-    told = f"{module}.{name} of {owner!r}"
-    return None if " at 0x" in told else told
+    full = f"{module}.{name} of {owner!r}"
+    return None if " at 0x" in full else full
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:
@@ -134,12 +134,8 @@ def total_of(terms: Mapping[str, Tensor]) -> Tensor:
     return term.sum() if term.ndim else term
 
 
-def together(terms: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The terms of several updates of a step.
-
-    Raises:
-        ValueError: two of them have the same name.
-    """
+def merge_terms(terms: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Merge the terms of several updates; raise ValueError for a repeated name."""
     twice = sorted(terms.keys() & more.keys())
     if twice:
         raise ValueError(f"two updates of a step both have a term {twice[0]!r}; give one of them another name")
@@ -147,7 +143,7 @@ def together(terms: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[st
 
 
 def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimizer:
-    """A fresh optimiser with the learning rate of a round (1-based)."""
+    """Return a fresh optimiser with the learning rate of a round (1-based)."""
     rate = learning_rate(local, round_number, rounds)
     if local.optimizer == "adam":
         return Adam(rate, local.weight_decay)
@@ -155,7 +151,7 @@ def make_optimizer(local: LocalConfig, round_number: int, rounds: int) -> Optimi
 
 
 def learning_rate(local: LocalConfig, round_number: int, rounds: int) -> float:
-    """The learning rate of round ``round_number`` (1-based, so that round 1 has ``local.lr``)."""
+    """Return the learning rate of a round; round 1 has ``local.lr``."""
     passed = round_number - 1
     if local.schedule == "cosine":
         return local.lr * 0.5 * (1 + math.cos(math.pi * passed / rounds))
@@ -165,24 +161,24 @@ def learning_rate(local: LocalConfig, round_number: int, rounds: int) -> float:
 
 
 def loss_context(inputs: LossInputs, phases: Sequence[Phase]) -> LossInputs:
-    """The context without the samples of phases, which no loss reads."""
+    """Return loss inputs without the phases' samples, which no loss reads."""
     sources = {phase.source for phase in phases}
     return {name: value for name, value in inputs.items() if name not in sources}
 
 
 def set_mode(module: Backbone, phase: Phase, batchnorm: str) -> None:
-    """Training mode for what a phase moves; the rest is frozen, BatchNorm statistics included."""
+    """Set training mode for a phase's trainable layers; freeze the rest, BatchNorm statistics included."""
     module.train()
     for name, layer in module.named_modules():
-        moves = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (batchnorm == "frozen" or not moves):
+        updates = any(f"{name}.".startswith(prefix) for prefix in phase.trainable)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (batchnorm == "frozen" or not updates):
             layer.eval()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(any(name.startswith(prefix) for prefix in phase.trainable))
 
 
 def augmented(experiment: Experiment, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-    """Images [n, C, H, W] augmented by their draws; outside is black, as if padded before normalising."""
+    """Augment images [n, C, H, W] by their draws; padding is black, as if padded before normalising."""
     if not draws:
         return images
     meta = experiment.dataset.meta
@@ -198,7 +194,7 @@ def precision(experiment: Experiment) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+def by_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tuple[Tensor, Tensor]:
     """Return a mini-batch's class means in the row of its pass, for averages by pass.
 
     Args:
@@ -214,7 +210,7 @@ def in_its_pass(found: tuple[Tensor, Tensor], number: Tensor, passes: int) -> tu
     return row[..., None, None] * means.unsqueeze(-3), row.unsqueeze(-1) * present.unsqueeze(-2)
 
 
-def add_recorded(
+def add_class_sums(
     first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor] | None:
     """Sums and counts of both; None is nothing."""

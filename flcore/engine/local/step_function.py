@@ -1,7 +1,7 @@
 """A step of local training as a function of tensors alone: losses, gradients, optimiser, running statistics.
 
-What a compiler or a recorder of kernels is given: everything that differs between two steps comes in as a tensor, and
-everything that a step leaves is moved in place, so that one recording serves all steps of all clients and rounds.
+For compilers and CUDA graphs: everything that differs between two steps is an input tensor, and results are written in
+place. One recording serves all steps of all clients and rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flcore.core.optim import clip_gradients
 from flcore.data.images import scaled
 from flcore.engine.local.client_loss import ClientLoss
 from flcore.engine.local.stacked_inputs import Path, nested
-from flcore.engine.local.step import Asked, Step, gradients, precision, together
+from flcore.engine.local.step import LossOutput, Step, gradients, merge_terms, precision
 
 Inputs = Mapping[Path, Tensor]
 """Inputs of a step by path; the first part of a path is its kind:
@@ -43,12 +43,12 @@ class StepFunction:
     """
 
     loss: ClientLoss
-    moves: tuple[Step, ...]
+    updates: tuple[Step, ...]
     plain: Mapping[Path, Any]
     stacked: bool
     recording: bool
 
-    def __call__(self, inputs: Inputs) -> Asked:
+    def __call__(self, inputs: Inputs) -> LossOutput:
         """Make one step.
 
         Returns:
@@ -64,12 +64,12 @@ class StepFunction:
         recorded: list[Tensor] = []
         limit = self.loss.experiment.config.local.clip
         buffers = [name for name, _ in self.loss.module.named_buffers()]
-        for number, move in enumerate(self.moves):
+        for number, update in enumerate(self.updates):
             found, features, grads = gradients(
-                move,
+                update,
                 work,
                 buffers,
-                partial(self._ask, move, inputs),
+                partial(self._ask, update, inputs),
                 stacked=self.stacked,
                 recording=self.recording and number == 0,
             )
@@ -77,8 +77,8 @@ class StepFunction:
             with torch.no_grad():
                 if limit is not None:
                     clip_gradients(grads, limit, stacked=self.stacked)
-                move.optimizer.move([work[name] for name in move.names], grads, own, inputs["rates", str(number)])
-            terms, recorded = together(terms, found), recorded + features
+                update.optimizer.move([work[name] for name in update.names], grads, own, inputs["rates", str(number)])
+            terms, recorded = merge_terms(terms, found), recorded + features
         if self.stacked:
             with torch.no_grad():
                 alive = inputs["alive",]
@@ -86,24 +86,24 @@ class StepFunction:
                 _replace(list(values.values()), list(work.values()), alive)
         return {name: term.detach() for name, term in terms.items()}, recorded
 
-    def _ask(self, move: Step, inputs: Inputs, leaves: Mapping[str, Tensor], recording: bool) -> Asked:
+    def _ask(self, update: Step, inputs: Inputs, leaves: Mapping[str, Tensor], recording: bool) -> LossOutput:
         with precision(self.loss.experiment):
-            return (self._of_all if self.stacked else self._of_one)(move, leaves, inputs, recording=recording)
+            return (self._of_all if self.stacked else self._of_one)(update, leaves, inputs, recording=recording)
 
-    def _of_one(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> Asked:
+    def _of_one(self, update: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> LossOutput:
         loss_inputs = nested({**self.plain, **kind(inputs, "shared", "number")})
-        return self.loss(move.loss, leaves, _batch(inputs), loss_inputs, recording=recording)
+        return self.loss(update.loss, leaves, _batch(inputs), loss_inputs, recording=recording)
 
-    def _of_all(self, move: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> Asked:
+    def _of_all(self, update: Step, leaves: Mapping[str, Tensor], inputs: Inputs, *, recording: bool) -> LossOutput:
         common = {**self.plain, **kind(inputs, "shared", "number")}
         mine = {path: tensor for path, tensor in inputs.items() if path[0] in _BY_CLIENT}
 
-        def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Asked:
+        def one_client(leaves: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> LossOutput:
             own = dict(zip(mine, tensors, strict=True))
             loss_inputs = nested({**common, **kind(own, "own")})
-            return self.loss(move.loss, leaves, _batch(own), loss_inputs, recording=recording)
+            return self.loss(update.loss, leaves, _batch(own), loss_inputs, recording=recording)
 
-        found: Asked = torch.vmap(one_client)(leaves, list(mine.values()))
+        found: LossOutput = torch.vmap(one_client)(leaves, list(mine.values()))
         return found
 
 

@@ -425,13 +425,13 @@ def test_who_was_late_in_one_leg_does_not_come_back_in_the_next(lab: Any, source
     deadline = 1.2 if source else 2.0
     asked: list[tuple[str, list[int]]] = []
 
-    class Asked(InlineOrchestrator):
+    class LossOutput(InlineOrchestrator):
         def map(self, name: str, function: Any, items: Any) -> list[Any]:
             asked.append((name, [client for group in items for stack in group for client in stack]))
             return super().map(name, function, items)
 
     experiment = timed(lab, Retraining(source=source), deadline=deadline)
-    run = lab.run(experiment, tmp_path / "run", orchestrator=Asked())
+    run = lab.run(experiment, tmp_path / "run", orchestrator=LossOutput())
     one = [("train-clients", [0, 1]), ("retrain-clients", [0, 1]), ("report", [0, 1, 2, 3])]
     assert asked == one * 2
     assert [record["simulated_seconds"] for record in run.history] == [deadline, 2 * deadline]
@@ -448,7 +448,7 @@ def test_whoever_failed_in_one_leg_is_out_of_the_next(lab: Any, stops: Any, tmp_
     assert [(number, client) for number, client, _ in whole.failures] == [(1, 2), (2, 2)]
     asked: list[tuple[str, list[int]]] = []
 
-    class Asked(InlineOrchestrator):
+    class LossOutput(InlineOrchestrator):
         def map(self, name: str, function: Any, items: Any) -> list[Any]:
             asked.append((name, [client for group in items for stack in group for client in stack]))
             if len(asked) == 2:
@@ -456,8 +456,8 @@ def test_whoever_failed_in_one_leg_is_out_of_the_next(lab: Any, stops: Any, tmp_
             return super().map(name, function, items)
 
     with pytest.raises(stops.Crash):
-        lab.run(experiment, tmp_path / "run", orchestrator=Asked())
-    assert lab.run(experiment, tmp_path / "run", orchestrator=Asked()).bytes == whole.bytes
+        lab.run(experiment, tmp_path / "run", orchestrator=LossOutput())
+    assert lab.run(experiment, tmp_path / "run", orchestrator=LossOutput()).bytes == whole.bytes
     train, retrain = ("train-clients", [0, 1, 2, 3]), ("retrain-clients", [0, 1, 3])
     report = ("report", [0, 1, 2, 3])
     assert asked == [train, retrain, retrain, report, train, retrain, report]

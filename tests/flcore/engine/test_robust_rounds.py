@@ -160,12 +160,12 @@ def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, case:
     class Stopping(InlineOrchestrator):
         def call(self, name: str, *rest: Any) -> Any:
             if name in ("aggregate", "aggregate-prototypes", "fuse-prototypes"):
-                folded.append(name)
-            if len(folded) == 2:
+                col2im.append(name)
+            if len(col2im) == 2:
                 raise stops.Crash
             return super().call(name, *rest)
 
-    folded: list[str] = []
+    col2im: list[str] = []
     experiment = lab.experiment(**CASES[case])
     whole = lab.run(experiment, tmp_path / "whole").bytes
     with pytest.raises(stops.Crash):

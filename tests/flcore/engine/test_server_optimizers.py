@@ -42,12 +42,12 @@ def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, tmp_p
 
     class Stopping(InlineOrchestrator):
         def call(self, name: str, *rest: Any) -> Any:
-            folded.extend([name] if name == "aggregate" else [])
-            if len(folded) == 2:
+            col2im.extend([name] if name == "aggregate" else [])
+            if len(col2im) == 2:
                 raise stops.Crash
             return super().call(name, *rest)
 
-    folded: list[str] = []
+    col2im: list[str] = []
     changes: dict[str, Any] = {"aggregation": {"optimizer": "yogi"}}
     whole = lab.run(lab.experiment(**changes), tmp_path / "whole")
     with pytest.raises(stops.Crash):

@@ -175,9 +175,9 @@ def test_what_is_measured_is_the_program_of_the_run(
 def remembering(names: list[str], make: Any) -> Any:
     """A maker's function that also writes down of what it makes programs."""
 
-    def noted(maker: Any, function: Any, example: Any, moved: int, facts: Any) -> Any:
+    def noted(step_compiler: Any, function: Any, example: Any, moved: int, facts: Any) -> Any:
         names.append(repr((facts, [tuple(tensor.shape) for tensor in example])))
-        return make(maker, function, example, moved, facts)
+        return make(step_compiler, function, example, moved, facts)
 
     return noted
 

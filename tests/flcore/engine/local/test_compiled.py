@@ -27,9 +27,9 @@ from flcore.engine.client import ClientRunner
 from flcore.engine.local import compiled, compiler
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.engine.local.compiler import Compiler
-from flcore.engine.local.convolution import by_columns
+from flcore.engine.local.convolution import use_im2col
 from flcore.engine.local.program import CacheMissError, NotCompilableError
-from flcore.engine.local.step import name_of
+from flcore.engine.local.step import qualified_name
 from flcore.engine.run_state import RunState
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.records import Record
@@ -168,16 +168,16 @@ def test_a_compiler_is_tried_before_a_step_is_compiled(
 
 def test_the_oldest_programs_go(steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three descriptions of two graphs: the first description goes, and not the library that the third one shares."""
-    monkeypatch.setattr(compiler, "MOST_KEPT", 2)
+    monkeypatch.setattr(compiler, "MAX_PROGRAMS", 2)
     library, folder = tmp_path / "library", tmp_path / "steps"
     library.write_bytes(b"code")
     monkeypatch.setattr(compiler, "_machine_code", lambda *_: library)
     monkeypatch.setattr(compiler, "_loaded", lambda path: path)
-    maker = Compiler(folder)
-    paths = [maker.path(steps.example, {"code": code}) for code in range(4)]
+    step_compiler = Compiler(folder)
+    paths = [step_compiler.path(steps.example, {"code": code}) for code in range(4)]
 
     def made(code: int, step: Any) -> Any:
-        program = maker.make(step, steps.example, 1, {"code": code})
+        program = step_compiler.make(step, steps.example, 1, {"code": code})
         for path in (paths[code], program.runner):
             os.utime(path, (code, code))
         return program.runner
@@ -211,7 +211,7 @@ def test_a_library_that_is_gone_is_made_again(steps: Any, tmp_path: Path, monkey
 def test_a_step_of_convolutions_of_every_kind_is_compiled(tmp_path: Path) -> None:
     """Padded, strided, and one weight a pixel with a stride, as in a residual shortcut: loss and weights agree."""
     layers = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Conv2d(4, 8, 1, stride=2)]
-    module = by_columns(nn.Sequential(*layers))
+    module = use_im2col(nn.Sequential(*layers))
     names = [name for name, _ in module.named_parameters()]
 
     def step(tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -296,11 +296,11 @@ class Times:
 def test_what_is_found_again_under_its_name_has_one() -> None:
     """Methods by their values; another object, a closure and a lambda have none."""
     fine = [None, above, FedAvg().loss, FedProx(mu=0.1).loss, FedProx(mu=0.2).loss, Times(2), Times(3)]
-    names = [name_of(one) for one in fine]
+    names = [qualified_name(one) for one in fine]
     assert None not in names
     assert len(set(names)) == len(fine)
     nameless = [scaled(2), lambda model: {}, wrapped, functools.partial(above), nn.Linear(1, 1), Times(scaled(2))]
-    assert [name_of(one) for one in (*nameless, nn.Linear(1, 1).forward)] == [None] * 7
+    assert [qualified_name(one) for one in (*nameless, nn.Linear(1, 1).forward)] == [None] * 7
 
 
 @dataclass(frozen=True)

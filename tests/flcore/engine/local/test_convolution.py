@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flcore.engine.local import convolution
-from flcore.engine.local.convolution import by_columns, folded, output_size, unfolded
+from flcore.engine.local.convolution import col2im, im2col, output_size, use_im2col
 
 
 def layers(**options: Any) -> tuple[nn.Conv2d, nn.Conv2d]:
@@ -20,7 +20,7 @@ def layers(**options: Any) -> tuple[nn.Conv2d, nn.Conv2d]:
     plain = nn.Conv2d(2, 3, **options)
     other = nn.Conv2d(2, 3, **options)
     other.load_state_dict(plain.state_dict())
-    by_columns(nn.Sequential(other))
+    use_im2col(nn.Sequential(other))
     return plain, other
 
 
@@ -51,10 +51,10 @@ def test_values_and_gradients_are_those_of_the_librarys(
 def test_columns_by_hand() -> None:
     """A 3x3 image, a 2x2 kernel: four places, in rows what each of the four weights meets there."""
     image = torch.arange(9.0).reshape(1, 1, 3, 3)
-    columns = unfolded(image, (2, 2), (1, 1), (0, 0))
+    columns = im2col(image, (2, 2), (1, 1), (0, 0))
     assert columns.tolist() == [[0, 1, 3, 4], [1, 2, 4, 5], [3, 4, 6, 7], [4, 5, 7, 8]]
     # Ones folded back count how often a pixel was met: corners once, edges twice, the middle four times.
-    counts = folded(torch.ones(4, 4), (1, 1, 3, 3), (2, 2), (1, 1), (0, 0))
+    counts = col2im(torch.ones(4, 4), (1, 1, 3, 3), (2, 2), (1, 1), (0, 0))
     assert counts.tolist() == [[[[1, 2, 1], [2, 4, 2], [1, 2, 1]]]]
     assert output_size((28, 28), (3, 3), (2, 2), (1, 1)) == (14, 14)
 
@@ -86,12 +86,12 @@ def test_what_is_not_plain_or_too_large_is_the_librarys(monkeypatch: pytest.Monk
         nn.Conv2d(2, 2, 3, padding="same"),
         nn.Conv1d(2, 2, 3),
     )
-    by_columns(module)
+    use_im2col(module)
     assert all(type(layer) in (nn.Conv1d, nn.Conv2d) for layer in module)
     _, other = layers(kernel_size=3)
     images = torch.randn(2, 2, 8, 8)
     used: list[tuple[int, ...]] = []
-    real = convolution.unfolded
+    real = convolution.im2col
     monkeypatch.setattr(convolution, "unfolded", lambda *arguments: used.append(()) or real(*arguments))
     for most, times in ((5184, 1), (5183, 0)):
         used.clear()

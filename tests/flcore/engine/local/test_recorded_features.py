@@ -11,7 +11,7 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.plan import plan_batches
-from flcore.engine.local.step import add_recorded
+from flcore.engine.local.step import add_class_sums
 from flcore.evaluation.forward import Forward
 from flcore.io.records import serialise
 from flcore.math.prototypes.class_means import class_means, class_sums
@@ -34,9 +34,9 @@ def test_sums_by_class() -> None:
     both = class_sums(torch.stack([features] * 2), torch.stack([labels] * 2), 3, torch.tensor([[1, 1, 1], [1, 1, 0.0]]))
     assert both[0][0].tolist() == sums.tolist() and both[1][0].tolist() == counts.tolist()
     assert both[0][1].tolist() == [[1, 2], [3, 4], [0, 0]] and both[1][1].tolist() == [1, 1, 0]
-    twice = add_recorded(add_recorded(None, (sums, counts)), (sums, counts))
+    twice = add_class_sums(add_class_sums(None, (sums, counts)), (sums, counts))
     assert twice is not None and twice[0].tolist() == [[12, 16], [6, 8], [0, 0]] and twice[1].tolist() == [4, 2, 0]
-    assert add_recorded((sums, counts), None) == (sums, counts)
+    assert add_class_sums((sums, counts), None) == (sums, counts)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from flcore.core.errors import ConfigError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.exchange import Failure
-from flcore.engine.local import compiled
-from flcore.engine.local import recorded as recorded_programs
+from flcore.engine.local import compiled, cuda_graph
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
-from flcore.engine.local.recorded import Recorder
+from flcore.engine.local.cuda_graph import CudaGraphCompiler
 from flcore.engine.local.samples import MadeSamples
 from flcore.engine.local.serial import TrainJob
 from flcore.engine.local.stacked import StackedTrainer
@@ -70,8 +69,8 @@ def captured_here(step: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Te
 def engine(lab: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ways to train that agree with one client after the other; programs are called as they are, not compiled."""
     recorded = request.param == "recorded"
-    monkeypatch.setattr(compiled, "Compiler", lambda folder: Recorder() if recorded else lab.DirectMaker())
-    monkeypatch.setattr(recorded_programs, "captured", captured_here)
+    monkeypatch.setattr(compiled, "Compiler", lambda folder: CudaGraphCompiler() if recorded else lab.DirectMaker())
+    monkeypatch.setattr(cuda_graph, "capture", captured_here)
     return ENGINES[request.param]
 
 

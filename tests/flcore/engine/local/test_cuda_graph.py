@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flcore.engine.local import recorded
+from flcore.engine.local.cuda_graph import CudaGraphCompiler, fused
 from flcore.engine.local.program import NotCompilableError
-from flcore.engine.local.recorded import Recorder, fused
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_that_it_takes_time_is_said_once_per_machine(steps: Any, a_gpu: list[str], tmp_path: Path, caplog: Any) -> None:
     """Two processes fuse the same step, a third one a step of other code."""
     for code in (1, 1, 2):
-        Recorder(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {"code": code})
+        CudaGraphCompiler(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {"code": code})
     assert len(a_gpu) == 3
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert said == ["engine.compile: fusing the kernels of a step, once on this machine (half a minute) ..."] * 2
@@ -60,7 +60,7 @@ def test_without_triton_steps_are_recorded_as_they_are(
     steps: Any, a_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(recorded, "has_triton", lambda: False)
-    Recorder(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {})
+    CudaGraphCompiler(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {})
     assert a_gpu == []
     assert [record.message for record in caplog.records] == [
         "engine.compile: no Triton on this machine; steps are recorded with PyTorch's own kernels"

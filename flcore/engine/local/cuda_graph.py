@@ -1,4 +1,4 @@
-"""Steps on a GPU: fused if that is wanted, and recorded once per process as a CUDA graph."""
+"""Steps on a GPU: recorded once per process as a CUDA graph, with fused kernels on request."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from flcore.io.files import write_json
 logger = logging.getLogger(__name__)
 
 
-class RecordedProgram:
+class CudaGraphStep:
     """The kernels of a step as a CUDA graph, which launches without Python."""
 
-    def __init__(self, function: Function, example: Sequence[Tensor], moved: int) -> None:
-        """Record on own tensors, which later inputs are copied to."""
+    def __init__(self, function: Function, example: Sequence[Tensor], num_mutated: int) -> None:
+        """Record on static tensors, which later inputs are copied to."""
         self._static = [tensor.clone() for tensor in example]
-        self._moved = moved
-        self._fixed: list[Tensor] | None = None
+        self._moved = num_mutated
+        self._carried: list[Tensor] | None = None
         self.terms: Sequence[str] = ()
 
         def step() -> list[Tensor]:
@@ -41,26 +41,26 @@ class RecordedProgram:
             self.terms = tuple(terms)
             return [*terms.values(), *recorded]
 
-        self._found, self._replay = captured(step)
+        self._found, self._replay = capture(step)
 
-    def run(self, fixed: list[Tensor], moment: Sequence[Tensor]) -> list[Tensor]:
-        """Launch it; the host waits for nothing."""
-        if self._fixed is not fixed:
-            torch._foreach_copy_(self._static[: len(fixed)], fixed)
-            self._fixed = fixed
-        torch._foreach_copy_(self._static[len(fixed) :], list(moment))
+    def run(self, carried: list[Tensor], step_inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Launch the graph without waiting."""
+        if self._carried is not carried:
+            torch._foreach_copy_(self._static[: len(carried)], carried)
+            self._carried = carried
+        torch._foreach_copy_(self._static[len(carried) :], list(step_inputs))
         self._replay()
         return [tensor.clone() for tensor in self._found]
 
     def finish(self) -> None:
-        """Give back what has moved."""
-        if self._fixed is not None:
-            torch._foreach_copy_(self._fixed[: self._moved], self._static[: self._moved])
-            self._fixed = None
+        """Copy mutated values back."""
+        if self._carried is not None:
+            torch._foreach_copy_(self._carried[: self._moved], self._static[: self._moved])
+            self._carried = None
 
 
-def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-    """A CUDA graph of what ``step`` launches: where its results are found, and how it is launched again."""
+def capture(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+    """Record ``step`` as a CUDA graph; return its static results and a function that launches it again."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # libraries choose their kernels and workspaces before anything is recorded
@@ -73,18 +73,18 @@ def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[
     return found, graph.replay
 
 
-class Recorder:
-    """Makes :class:`RecordedProgram`: of the kernels that PyTorch has, or of fused ones that are made first.
+class CudaGraphCompiler:
+    """Makes :class:`CudaGraphStep` of PyTorch's kernels, or of fused ones that are compiled first.
 
-    A recording is quickly made and belongs to its process. Fused kernels take a third of the time (an H100, 100 clients
-    of fedgen_cnn: 0.53 ms a step instead of 1.54) and half a minute to make; PyTorch keeps them on the disk.
+    Fused kernels take a third of the time (an H100, 100 clients of fedgen_cnn: 0.53 ms a step instead of 1.54) and half
+    a minute to compile; PyTorch caches them on the disk.
     """
 
     def __init__(self, folder: Path | None = None, *, fuse: bool = False) -> None:
-        """Record; with ``fuse`` by fused kernels, where there is Triton to make them with.
+        """Use fused kernels with ``fuse``, if Triton is installed.
 
         Args:
-            folder: where it is noted what this machine has fused before; None: :func:`default_folder`.
+            folder: of marks for steps that were fused before; None: :func:`default_folder`.
         """
         self._folder = folder or default_folder()
         self.fuse = fuse and torch.cuda.is_available() and has_triton()
@@ -92,25 +92,25 @@ class Recorder:
             logger.warning("engine.compile: no Triton on this machine; steps are recorded with PyTorch's own kernels")
 
     def make(
-        self, function: Function, example: Sequence[Tensor], moved: int, facts: Mapping[str, Any]
-    ) -> RecordedProgram:
-        """As :meth:`Maker.make`.
+        self, function: Function, example: Sequence[Tensor], num_mutated: int, key: Mapping[str, Any]
+    ) -> CudaGraphStep:
+        """As :meth:`StepCompiler.make`.
 
         Raises:
             RunError: the compiler of fused kernels failed.
         """
         if self.fuse:
-            function = self._fused(function, example, facts)
+            function = self._fused(function, example, key)
         try:
-            return RecordedProgram(function, example, moved)
+            return CudaGraphStep(function, example, num_mutated)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # a kernel that waits for the host, for one, cannot be recorded
+        except RuntimeError as error:  # such as a kernel that waits for the host
             raise NotCompilableError((str(error).strip().splitlines() or ["no reason given"])[0][:200]) from error
 
-    def _fused(self, function: Function, example: Sequence[Tensor], facts: Mapping[str, Any]) -> Function:
-        """Say so where it will take time: kernels that were made before are found again by PyTorch, in a second."""
-        before = self._folder / f"{program_name(example, facts, torch.cuda.get_device_name())}.fused"
+    def _fused(self, function: Function, example: Sequence[Tensor], key: Mapping[str, Any]) -> Function:
+        """Fuse; warn if it takes half a minute. PyTorch loads cached kernels in a second."""
+        before = self._folder / f"{program_name(example, key, torch.cuda.get_device_name())}.fused"
         if before.exists():
             return fused(function, example)
         logger.warning("engine.compile: fusing the kernels of a step, once on this machine (half a minute) ...")
@@ -121,12 +121,10 @@ class Recorder:
 
 
 def fused(function: Function, example: Sequence[Tensor]) -> Function:
-    """The function by kernels that do several operations at once, made by PyTorch's compiler, in this process.
-
-    Which kernels are made depends on the function and the device's model alone: none are chosen by measuring.
+    """Return the function compiled to fused kernels, in this process; none are chosen by measuring.
 
     Args:
-        function: the step. example: what it is called with; not changed.
+        function: the step. example: its inputs; not changed.
 
     Raises:
         NotCompilableError: the function cannot be traced. RunError: the compiler failed.
@@ -144,7 +142,7 @@ def fused(function: Function, example: Sequence[Tensor]) -> Function:
         names[:] = terms
         return (*terms.values(), *recorded)
 
-    # All shapes are numbers; but without these two PyTorch finds nothing again of what it has compiled before.
+    # All shapes are numbers; but without these two PyTorch's cache misses.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     graph, shapes = traced(flat, example, mode), [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
     options = {"deterministic": True, "layout_optimization": False}
@@ -153,7 +151,7 @@ def fused(function: Function, example: Sequence[Tensor]) -> Function:
             warnings.simplefilter("ignore")  # advice to its own developers, and to take TF32
             code: Callable[..., Sequence[Tensor]] = compile_fx(graph, shapes)  # type: ignore[assignment]
             with torch.no_grad():
-                code(*(tensor.clone() for tensor in example))  # kernels are made when they are called first
+                code(*(tensor.clone() for tensor in example))  # the first call compiles the kernels
     except Exception as error:
         raise compiler_failed(error) from error
 
