@@ -11,7 +11,7 @@ import torch
 
 from flcore.engine.client import ClientRunner
 from flcore.engine.local.plan import plan_batches
-from flcore.engine.local.step import in_its_pass
+from flcore.engine.local.step import by_pass
 from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record
 from flcore.math.losses.basic import anchor_distance
@@ -90,10 +90,10 @@ def test_the_two_optimisers_know_nothing_of_each_other(lab: Any) -> None:
 def test_means_of_mini_batches_of_a_pass() -> None:
     """Classes 0 and 1 of C = 3; three samples of class 0 have mean 2, one of class 1 is 8: row 1 of two passes."""
     found = class_sums(torch.tensor([[1.0], [2.0], [3.0], [8.0]]), torch.tensor([0, 0, 0, 1]), 3)
-    means, counts = in_its_pass(found, torch.tensor(1), 2)
+    means, counts = by_pass(found, torch.tensor(1), 2)
     assert means.squeeze(-1).tolist() == [[0, 0, 0], [2, 8, 0]]
     assert counts.tolist() == [[0, 0, 0], [1, 1, 0]]
-    both = in_its_pass((found[0].expand(2, 3, 1), found[1].expand(2, 3)), torch.tensor([1, 0]), 2)
+    both = by_pass((found[0].expand(2, 3, 1), found[1].expand(2, 3)), torch.tensor([1, 0]), 2)
     assert both[1].tolist() == [counts.tolist(), counts.flip(0).tolist()]
 
 

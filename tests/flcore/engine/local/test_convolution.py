@@ -92,7 +92,7 @@ def test_what_is_not_plain_or_too_large_is_the_librarys(monkeypatch: pytest.Monk
     images = torch.randn(2, 2, 8, 8)
     used: list[tuple[int, ...]] = []
     real = convolution.im2col
-    monkeypatch.setattr(convolution, "unfolded", lambda *arguments: used.append(()) or real(*arguments))
+    monkeypatch.setattr(convolution, "im2col", lambda *arguments: used.append(()) or real(*arguments))
     for most, times in ((5184, 1), (5183, 0)):
         used.clear()
         other.most_bytes = most

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.local import recorded
+from flcore.engine.local import cuda_graph
 from flcore.engine.local.cuda_graph import CudaGraphCompiler, fused
 from flcore.engine.local.program import NotCompilableError
 
@@ -41,9 +41,9 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(recorded, "has_triton", lambda: True)
-    monkeypatch.setattr(recorded, "fused", lambda function, example: made.append("fused") or function)
-    monkeypatch.setattr(recorded, "RecordedProgram", lambda function, example, moved: function)
+    monkeypatch.setattr(cuda_graph, "has_triton", lambda: True)
+    monkeypatch.setattr(cuda_graph, "fused", lambda function, example: made.append("fused") or function)
+    monkeypatch.setattr(cuda_graph, "CudaGraphStep", lambda function, example, moved: function)
     return made
 
 
@@ -59,7 +59,7 @@ def test_that_it_takes_time_is_said_once_per_machine(steps: Any, a_gpu: list[str
 def test_without_triton_steps_are_recorded_as_they_are(
     steps: Any, a_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(recorded, "has_triton", lambda: False)
+    monkeypatch.setattr(cuda_graph, "has_triton", lambda: False)
     CudaGraphCompiler(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {})
     assert a_gpu == []
     assert [record.message for record in caplog.records] == [
