@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import DataError
-from flcore.data.dividing import own_group
-from flcore.data.partitioners.base import merge_indices
 from flcore.experiment.experiment import Experiment
 
 
@@ -73,8 +71,8 @@ def _of_participants(experiment: Experiment) -> Tensor | None:
     train, test = experiment.dataset.train, experiment.dataset.test
     if experiment.partition.parameters.get("name") != "by_group" or train.groups is None or test.groups is None:
         return None
-    trained = merge_indices([client.train for client in experiment.partition.clients])
-    (rows,) = own_group([trained], train.groups.numpy(), test.groups.numpy())
+    samples = torch.cat([torch.from_numpy(client.train.copy()) for client in experiment.partition.clients])
+    rows = torch.isin(test.groups, train.groups[samples]).nonzero().flatten()
     if len(rows) == 0:
         raise DataError("by_group: none of the drawn writers or users has a test sample; draw more clients")
-    return torch.from_numpy(rows)
+    return rows
