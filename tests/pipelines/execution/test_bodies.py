@@ -520,7 +520,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     before = every_result(damaged)
     outcome, told = compared(raw=raw)
     assert outcome.failed is not None and list(outcome.failed) == ["local seed 0"]
-    cure = "delete that, and begin it again" if name == "config.json" else "run it again with --restart.*"
+    cure = "delete it and start the run again" if name == "config.json" else "run it again with --restart.*"
     assert re.fullmatch(rf"{damaged / name}: .*; (no run was .*: )?{cure}", outcome.failed["local seed 0"])
     assert (told.watched, told.finished, told.stopped) == ([gone.name], [gone.name], {})
     assert every_result(gone) == expected[gone] and every_result(damaged) == before

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import sealed, write_json
 from pipelines.papers.catalogue import PaperTable, table_of
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND
@@ -92,7 +93,7 @@ def compared(tmp_path: Path) -> Callable[..., Path]:
                 draw = fixed if division is None else division
                 divided = {"partition_fingerprint": f"division of {seed if draw is None else draw}"}
                 header = {"data": {}, "partition": {"seed": draw}}
-                files.config.write_text(json.dumps({"config": header, "identity": {}, "config_hash": hash}))
+                write_json(files.config, sealed({"config": header, "identity": {}, "config_hash": hash}))
                 files.metrics.write_text(json.dumps({"method": method, **divided, **figures}))
                 files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND), **figures}) + "\n")
                 runs.append({"method": row, "seed": seed, "division": division, "config_hash": hash + "0" * 56})

@@ -13,6 +13,7 @@ import pytest
 from flcore.config.schema import Config
 from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
+from flcore.io.files import sealed, write_json
 from pipelines.cli.app import main
 from pipelines.execution.bodies import comparison_runs
 from pipelines.papers import keeping
@@ -51,7 +52,7 @@ def leave(
         files.directory.mkdir(parents=True, exist_ok=True)
         made = {"code_version": commit, "processor": PROCESSOR, "device": "cpu", "versions": {"torch": "2.15.0"}}
         header = {"config": run.config.to_mapping(), "identity": run.config.identity(), "config_hash": hash}
-        files.config.write_text(json.dumps(header | {"environment": made}))
+        write_json(files.config, sealed(header | {"environment": made}))
         figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
         printed = {
             "data_fingerprint": "data",
