@@ -96,7 +96,7 @@ class ClientResults:
     def load(self, exchange: int, client: int, run: str | None = None) -> ClientResult | None:
         """Return a result; None if it is missing, damaged or of another ``run`` (None: any).
 
-        A worker whose parent was killed finishes its stack, perhaps in the folder of a later run.
+        After its parent was killed, a worker finishes its stack, perhaps in the folder of a later run.
         """
         buffered = self._buffer.get((exchange, client))
         if buffered is not None:

@@ -53,7 +53,7 @@ class ClientError(LocatedError):
 
     @property
     def is_the_machines(self) -> bool:
-        """Whether the machine, not a client, caused it: full disk, no memory, broken GPU."""
+        """True if the machine, not a client, caused it: full disk, no memory, broken GPU."""
         cause = self.__cause__
         # PyTorch has no exception type for memory of the CPU.
         return isinstance(cause, (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or (

@@ -27,7 +27,7 @@ def refuse_single_batches(experiment: Experiment, module: nn.Module) -> None:
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """BatchNorm whose batch statistics leave out padding; PyTorch's own with ``mask`` None.
+    """BatchNorm with batch statistics without padding; PyTorch's own with ``mask`` None.
 
     Samples after the mask's are extra inputs and count.
     """

@@ -31,7 +31,7 @@ class BatchPlan:
         dropout_masks: per dropout site uniform numbers [S, B, ...].
         augmentation: draws of `flcore.data.images`, each [S, B, ...]; empty without augmentation.
         draws: of the method, each [S, ...].
-        recorded_from: first step whose features are averaged by class (:attr:`Phase.record_features`); S for none.
+        recorded_from: first step with recorded features (:attr:`Phase.record_features`); S for none.
         pass_numbers: pass of each step, counted from the pass of the first step.
     """
 
@@ -77,7 +77,7 @@ def plan_batches(
         experiment: the run. module: its model, for the dropout sites.
         ctx: of the client. phase: to plan. number: of the phase within the round.
         size: number of the client's samples.
-        skip_single: leave out mini-batches of one sample, whose batch statistics are undefined.
+        skip_single: leave out mini-batches of one sample: their batch statistics are undefined.
     """
     config, seed, keys = experiment.config, ctx.setting.seed, (ctx.round, ctx.client, number)
     batch_size, device = config.local.batch_size, config.engine.device

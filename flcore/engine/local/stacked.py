@@ -146,7 +146,7 @@ class StackedTrainer:
         """Return each client's weights as rows of the stack, with twins on the CPU if the stack is on a GPU.
 
         Returns:
-            The rows; whether those of a round are few enough to stay on the device until the aggregation.
+            The rows; True if a round's models are few enough to stay on the device until the aggregation.
         """
         rows = _by_client(params, buffers)
         if self.experiment.config.engine.device == "cpu":
