@@ -41,7 +41,7 @@ MOST_POINTS = 3000
 
 _PROTOTYPE_CLUSTERS = (1, 2, 4)
 _PROTOTYPE_CLASSES = 2
-_PROTOTYPE_FEATURES = 500  # of each class
+_PROTOTYPE_FEATURES = 500  # per class
 
 STATES = ("before calibration", "after calibration")
 NETWORK_HEAD = "Predictions of the network's own head."
@@ -310,7 +310,7 @@ def tsne_prototypes(run: FinishedRun) -> AnalysisResult:
     """
     counts = run.experiment.partition.counts
     client = int(np.sort(counts, axis=1)[:, -_PROTOTYPE_CLASSES:].sum(axis=1).argmax())
-    # Stable, so that of equal classes the first are taken.
+    # Stable: the first of equal classes are taken.
     classes = [int(c) for c in np.argsort(-counts[client], kind="stable")[:_PROTOTYPE_CLASSES] if counts[client, c] > 0]
     model, name = run.trained_model(client), "the client's model as its training left it"
     if model is None:

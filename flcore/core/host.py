@@ -80,7 +80,7 @@ def python(*arguments: str) -> list[str]:
 
 
 def safe_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment with changes, whose Python processes ignore the working folder."""
+    """Return the environment, changed, for Python processes that ignore the working folder."""
     return {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
 
 

@@ -189,7 +189,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     """Make the frozen dataclass ``cls`` from ``values``; check names, types and ranges.
 
     Args:
-        cls: a dataclass whose fields were made with :func:`param`.
+        cls: a dataclass with fields made by :func:`param`.
         values: key to value, as read from YAML or JSON.
         path: dotted path of the section, for messages (``method`` gives ``method.mu``).
 

@@ -43,7 +43,7 @@ class Registry(Mapping[str, T]):
 
     Attributes:
         kind: name of an entry's kind in messages, such as ``method``.
-        added: entries of plug-ins, after those of the table.
+        added: entries of plug-ins, after the table's.
     """
 
     def __init__(self, kind: str, places: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from flcore.io import disk
 from flcore.io.files import Blocks, content_digest, read_json, read_tensors, write_json, write_tensors
 
 _CURE = Cure.PREPARE_AGAIN
-_BLOCK_BYTES = 32 * 2**20  # of images that are decoded and converted at a time
+_BLOCK_BYTES = 32 * 2**20  # images decoded and converted at a time
 _OPTIONAL = frozenset({"group_names", "skipped"})  # in meta.json only where there are any
 _SMALLEST_STD = 1e-4  # a constant channel must not divide by zero
 

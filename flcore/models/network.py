@@ -21,7 +21,7 @@ _Slot = tuple[dict[str, Any], str]
 
 
 class SwappedParams:
-    """A module whose parameters and buffers are replaced during one call of a function.
+    """A module with parameters and buffers that are replaced during one call of a function.
 
     As ``torch.func.functional_call``, without a search for every tensor in every call, which took a fifth of a step of
     a small head. Missing names keep the module's values. Layers that are replaced later are not seen.

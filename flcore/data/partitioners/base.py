@@ -112,7 +112,7 @@ def split_by_shares(indices: np.ndarray, shares: np.ndarray) -> list[Indices]:
 
 def cut_sizes(total: int, shares: np.ndarray) -> np.ndarray:
     """Return the sizes of the parts of :func:`split_by_shares` for ``total`` indices, int64 [k]."""
-    # The guard prevents a sum of 0.9999999999999999 from giving one sample to a last part whose share is 0.
+    # The guard prevents a sum of 0.9999999999999999 from giving one sample to a last part with share 0.
     points = np.floor(np.cumsum(shares)[:-1] * total + 1e-9).astype(np.int64)
     return np.diff(points, prepend=0, append=total)
 

@@ -23,9 +23,9 @@ from flcore.data.sources.base import (
 )
 from flcore.data.sources.imagefiles import ImageFiles
 
-_DRAW_SEED = 42  # of FedGen's preparation
+_DRAW_SEED = 42  # as in FedGen's preparation
 _DISHES = 172
-_MARGIN = 256 / 224  # of the shorter side over the square that is cut out of it
+_MARGIN = 256 / 224  # the shorter side over the side of the square that is cut out
 _HALVES = (0.5, 0.5, 0.5)
 
 

@@ -39,7 +39,7 @@ from flcore.io.locks import take_lock
 
 _WORTH = 1.1  # leave the reference only where that clearly pays
 _PROBE_SECONDS = 0.3
-_COMPILE_SECONDS = 60.0  # of one program, until this machine has compiled some
+_COMPILE_SECONDS = 60.0  # for one program, until this machine has compiled some
 _FUSE_SECONDS = 30.0  # that fusing a step's kernels takes on a GPU
 _TRACE_SECONDS = 2.0  # that tracing a step takes, which tells whether its graph was compiled for another one
 _LEAST_GAIN = 0.4  # share of the training's time that compiled steps save, at least, where they are taken

@@ -14,7 +14,7 @@ from flcore.math.losses.basic import distances, unit_vectors
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
     """Return the mean feature of every class present: ``features`` float32 [n, d], ``labels`` int64 [n] in 0..K-1."""
-    if features.is_cuda:  # where adding rows to places has no fixed order
+    if features.is_cuda:  # adding rows to places has no fixed order there
         sums, counts = class_sums(features, labels, num_classes)
         return Prototypes((sums / counts.clamp_min(1).unsqueeze(1)).to(features.dtype), counts > 0)
     sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
@@ -173,7 +173,7 @@ def class_distances(features: Tensor, labels: Tensor) -> dict[str, float]:
     values: dict[str, float] = {}
     several = sizes > 1
     if several.any():
-        pairs = sizes * (sizes - 1)  # ordered, without a sample and itself, whose distance is 0
+        pairs = sizes * (sizes - 1)  # ordered; a sample and itself have distance 0
         values["intra"] = float((sums.diagonal()[several] / pairs[several]).mean())
     if len(classes) > 1:
         upper = torch.triu(torch.ones_like(sums, dtype=torch.bool), diagonal=1)

@@ -102,7 +102,7 @@ def assigned_patches(blocks: Iterable[Tensor], filters: Tensor, bias: Tensor) ->
         largest = products.abs().argmax(2)  # [n, L]
         sign = products.gather(2, largest.unsqueeze(2)).sign().squeeze(2)
         signed, own, of = (patches * sign.unsqueeze(1)).mT.flatten(0, 1), sign.flatten(), largest.flatten()
-        if patches.is_cuda:  # where adding rows to places has no fixed order
+        if patches.is_cuda:  # adding rows to places has no fixed order there
             sums += class_sums(signed, of, len(filters))[0]
             signs += class_sums(own.unsqueeze(1), of, len(filters))[0].squeeze(1)
         else:

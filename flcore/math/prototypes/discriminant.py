@@ -290,7 +290,7 @@ def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
     return lower / lower.norm(dim=1, keepdim=True).clamp_min(1e-30)
 
 
-_NOTHING_LEFT = 1e-9  # of the first residual: directions of that size are rounding
+_NOTHING_LEFT = 1e-9  # relative to the first residual: directions of that size are rounding
 
 
 def directions(block: Tensor, margins: Margins) -> Tensor:
