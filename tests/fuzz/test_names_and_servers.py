@@ -12,7 +12,7 @@ from flcore.config.plugins import load
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.experiment.run_folder import stored_mapping
-from flcore.io.files import write_json
+from flcore.io.files import sealed, write_json
 from pipelines.orchestration import plans
 from pipelines.runs.cache import Cache
 from pipelines.tracking.artifacts import comparison_files, small_files
@@ -55,7 +55,7 @@ def test_the_index_of_the_cache_leads_nowhere_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["../mine.py", "/tmp/mine.py", "plugins/../../mine.py", "mine.py", 3, None])
 def test_a_run_that_somebody_sends_names_no_code_elsewhere(path: object, tmp_path: Path) -> None:
     config = {"data": {}, "partition": {}, "plugins": [{"path": path, "sha256": "0" * 64}]}
-    write_json(tmp_path / "config.json", {"config": config, "identity": {}, "config_hash": "0"})
+    write_json(tmp_path / "config.json", sealed({"config": config, "identity": {}, "config_hash": "0"}))
     with pytest.raises(DataError, match="names a plug-in that is not in its folder"):
         stored_mapping(tmp_path)
 
