@@ -169,15 +169,6 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
     assert [path.name for path in tmp_path.rglob("*.*")] == ["0003.server.safetensors"]
 
 
-@pytest.mark.parametrize("case", ["fedproto"])
-def test_killed_at_random_moments(lab: Any, case: str, tmp_path: Path) -> None:
-    """A real process, killed and started again, ends with the same bytes."""
-    changes = {**KILLABLE[case], "federation": {"rounds": 20, "participation": 0.75}}
-    kills, _ = killed_and_resumed(lab, lab.mapping(**changes), 0.2, 1, tmp_path)
-    assert kills == 1
-    assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", KILLABLE)

@@ -90,6 +90,7 @@ def _quiet() -> Any:
     return Lines(lambda line: None)
 
 
+@pytest.mark.slow
 def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:
