@@ -96,7 +96,7 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         message, _ = super().reply(ctx, trained)
         statistics = trained.weights.buffers
         initial = ctx.setting.initial.buffers
-        moved = any(not torch.equal(value.cpu(), initial[name]) for name, value in statistics.items())
+        moved = any(not torch.equal(value, initial[name]) for name, value in statistics.items())
         if not ctx.received[fl.MODEL].buffers and moved:
             message = {**message, MEMBER_STATISTICS: Weights({}, statistics)}
         return message, {fl.MODEL: trained.weights} if self.variant == "clients" else {}

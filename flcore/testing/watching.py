@@ -38,6 +38,9 @@ class Recording:
             recording.down[ctx.round, ctx.exchange, client] = Record(message)
             return message
 
+        def scoring_message(self: Method, server: Record, client: int, ctx: Any) -> Any:
+            return method.scoring_message(server, client, ctx)  # may be a broadcast, which does not count as one here
+
         def reply(self: Method, ctx: Any, trained: Any) -> Any:
             with recording.pure("reply", ctx.received, ctx.client_state):
                 message, client_state = cls.reply(self, ctx, trained)
@@ -51,7 +54,13 @@ class Recording:
         def server_steps(self: Method) -> Any:
             return {name: recording.watched_step(name, step) for name, step in cls.server_steps(self).items()}
 
-        names = {"broadcast": broadcast, "reply": reply, "loss": loss, "server_steps": server_steps}
+        names = {
+            "broadcast": broadcast,
+            "scoring_message": scoring_message,
+            "reply": reply,
+            "loss": loss,
+            "server_steps": server_steps,
+        }
         made = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
         values = {field.name: getattr(method, field.name) for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]  # a method is a dataclass
         return made(**values)

@@ -89,7 +89,12 @@ _OWN = frozenset({"AUTHORS", "aggregates", "releases_weights_alone", "reply"})
 def _forward(name: str, member: object) -> object:
     if not callable(member):
         return property(lambda self: getattr(self.base_method, name))
-    return lambda self, *args, **named: getattr(self.base_method, name)(*args, **named)
+
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return getattr(self.base_method, name)(*args, **named)
+
+    forward.__name__, forward.__qualname__ = name, f"WrapperMethod.{name}"  # a compiled loss is known by its name
+    return forward
 
 
 for _name, _member in vars(Method).items():

@@ -119,7 +119,10 @@ def assert_close(
 def test_one_step_of_every_method(
     lab: Any, distance: Any, method: str, model: str | None, engine: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In round 2, so that anchors and prototypes are there: 1e-5 of each array's largest value."""
+    """In round 2, so that anchors and prototypes are there: 1e-5 of each array's largest value.
+
+    SCAFFOLD answers (w_g - w) / (steps · lr): the rounding of weights of 0.2, 1e-8, is 1e-7 of gradients of 0.003.
+    """
     changes = {"method__name": method, "model": MODELS[model] if model else lab.model_of(method), "local__lr": 0.1}
     before = lab.run(lab.experiment(**changes, federation__rounds=1), tmp_path / "one")
     found = [
@@ -127,7 +130,7 @@ def test_one_step_of_every_method(
         for experiment in pair(lab, engine, **changes, local__steps=1)
     ]
     initial = lab.experiment(**changes).setting.initial
-    assert_close(*found, initial, distance, 1e-5)
+    assert_close(*found, initial, distance, 1e-4 if method == "scaffold" else 1e-5)
 
 
 UNEQUAL = [3, 16, 21, 2, 37]

@@ -142,34 +142,27 @@ def test_any_number_of_workers_with_stacks(
 
 # Every Python that a worker starts imports sitecustomize; here it makes the training of client 2 deadly.
 DEADLY = """
-import os, signal, sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
+import os, signal
+from importlib.machinery import SourceFileLoader
 
-class Watch(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "flcore.engine.client":
-            return None
-        spec = PathFinder.find_spec(name, path)
-        plain = spec.loader.exec_module
+plain = SourceFileLoader.exec_module
 
-        def load(module):
-            plain(module)
-            train = module.ClientRunner.train
+def load(self, module):
+    plain(self, module)
+    if module.__name__ != "flcore.engine.client":
+        return
+    train = module.ClientRunner.train
 
-            def deadly(self, place, clients, server, memories):
-                if 2 in clients:
-                    with open(os.environ["PROTOFL_TEST_DEATHS"], "a") as file:
-                        file.write(f"{os.getpid()}\\n")
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return train(self, place, clients, server, memories)
+    def deadly(self, work, clients, states):
+        if 2 in clients:
+            with open(os.environ["PROTOFL_TEST_DEATHS"], "a") as file:
+                file.write(f"{os.getpid()}\\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train(self, work, clients, states)
 
-            module.ClientRunner.train = deadly
+    module.ClientRunner.train = deadly
 
-        spec.loader.exec_module = load
-        return spec
-
-sys.meta_path.insert(0, Watch())
+SourceFileLoader.exec_module = load
 """
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import build, declared, param
+from flcore.engine.local.step import qualified_name
 from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.api import Method
@@ -270,3 +271,8 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
                 experiment, 0, exchange=len(experiment.method.round_exchanges(1, setting)) - 1, server=server
             )
             assert set(reply.message) == {"statistics"}
+
+
+def test_what_is_forwarded_has_a_name_that_compiled_steps_can_use() -> None:
+    name = qualified_name(METHODS["ccvr"]().loss)
+    assert name is not None and name.startswith("flcore.methods.kit.on_top.WrapperMethod.loss of CCVR(")
