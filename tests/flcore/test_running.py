@@ -372,6 +372,7 @@ def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(
     assert run(tmp_path / "moved" / "config.json", tmp_path / "moved")["method"] == "mine"
 
 
+@pytest.mark.slow
 def test_worker_processes_load_it_too(plugin: Path, tmp_path: Path) -> None:
     raw = {**RAW, "plugins": [str(plugin)], "method": {"name": "mine"}}
     run(raw, tmp_path / "inline")

@@ -423,6 +423,7 @@ def compared(
     return comparison("comparison", {}, planned, Path(out), how, facts, restart=restart), told
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
     steps = Recorded()
     _, told = compared(steps)
