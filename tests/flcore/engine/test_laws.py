@@ -60,7 +60,7 @@ def test_looking_changes_nothing(lab: Any, method: str, tmp_path: Path) -> None:
 
 
 def without_looking(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without the bytes of scoring messages, of which there are as many as evaluations."""
+    """Return a record without the bytes of scoring messages; each evaluation has its own."""
     return {key: value for key, value in record.items() if not key.startswith("bytes_eval_")}
 
 
