@@ -110,8 +110,8 @@ PIPELINES = House(
         ("papers",),
         # Who carries out: plain calls or Prefect, the recorder's process, servers.
         ("orchestration",),
-        # What DVC calls, what is measured, what others can check: users of all of it.
-        ("stages", "bench", "proof"),
+        # What DVC calls, what others can check: users of all of it.
+        ("stages", "proof"),
         ("cli", "__init__"),
     ),
 )
@@ -294,8 +294,6 @@ PAST_THE_DISK = {
     "pipelines.runs.standard_error": "output that nobody reads any more",
 }
 """Who changes something by other means, and what; nothing of it is a result."""
-OWN_FOLDERS = "pipelines.bench"
-"""Measurements begin in an empty folder each time, and are not gone on with."""
 
 
 def past_the_disk(source: str) -> list[str]:
@@ -349,7 +347,7 @@ def test_what_changes_on_the_disk_goes_through_one_file(house: House) -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(house.root.rglob("*.py")):
         module = f"{house.name}.{house.module_of(path)}"
-        if module != "flcore.io.disk" and not module.startswith(OWN_FOLDERS):
+        if module != "flcore.io.disk":
             found[module] = past_the_disk(path.read_text())
     assert {module: calls for module, calls in found.items() if calls and module not in PAST_THE_DISK} == {}
     ours = {module for module in PAST_THE_DISK if module.startswith(f"{house.name}.")}

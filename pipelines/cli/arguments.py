@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
     def _refuse_unknown(self, args: Sequence[str]) -> None:
-        has_commands = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
+        has_commands = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
         for token in args:
             if token == "--" or (has_commands and not token.startswith("-")):
                 return  # what follows is no option, or a command's

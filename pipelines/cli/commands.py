@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -341,13 +342,14 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """``protofl bench``: a benchmark."""
-    from pipelines import bench as benchmarks
+    """``protofl bench``: a benchmark of the checkout that this package lies in."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not ((checkout / "pyproject.toml").is_file() and (checkout / "benchmarks").is_dir()):
+        raise ConfigError("bench: the installed package has no benchmarks; run the command in a source checkout")
+    sys.path.append(str(checkout))
+    from benchmarks.command import main
 
-    given = {name: getattr(arguments, name) for name in arguments.measured if getattr(arguments, name) is not None}
-    result = benchmarks.run(arguments.name, given)
-    print(json.dumps(result, indent=2) if arguments.json else benchmarks.describe(result))
-    return 0
+    return main(arguments.words)
 
 
 def completion(arguments: argparse.Namespace) -> int:

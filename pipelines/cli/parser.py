@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flcore.config.analyses import SUMMARIES
 from flcore.version import VERSION
-from pipelines.bench import BENCHMARKS
 from pipelines.cli import check_method, commands, options, paper, proof
-from pipelines.cli.arguments import Parser, names, positive, size, whole_number, whole_numbers
+from pipelines.cli.arguments import Parser, names, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
 _EPILOG = """\
@@ -42,6 +42,15 @@ Trials of a study are not among the runs: they are scored on validation data.
 """
 _STATUS_EPILOG = "Ends with 0 where all answer; with 4 where none was started, or one has ended or does not answer."
 _DOCTOR_EPILOG = "Ends with 0; with 3 where a line begins with `miss`: what is asked for there cannot be had."
+_BENCH_EPILOG = """\
+overhead     a whole run, a bare PyTorch loop with the same steps and, with --peers, other simulators
+comparison   runs per hour of `protofl compare`
+models       rounds of every model at its paper's batch size, and a bare PyTorch loop
+population   seconds per round and memory with 100, 1,000 and 10,000 clients
+gpu          steps per second on a CUDA device
+
+The benchmarks are not part of the installed package: run them in a source checkout (docs/benchmarks.md).
+"""
 _STAGES = {
     "prepare": ("Files of the dataset to tensors of one form.", ()),
     "partition": ("Which client holds what, for each seed.", ("seed",)),
@@ -296,59 +305,11 @@ def _add_machine(add: _Commands) -> None:
     add("down", commands.down, "Stop exactly the servers that `up` started.")
     add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.", _DOCTOR_EPILOG)
 
-    epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
-    bench = add("bench", commands.bench, "Measure; medians of several alternating repetitions.", epilog)
-    bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
-    options.as_json(bench, "JSON")
-    measured = bench.add_argument_group("what is measured")
-    options_of_benchmarks: list[str] = []
-
-    def option(flag: str, **keywords: Any) -> None:
-        options_of_benchmarks.append(measured.add_argument(flag, **keywords).dest)
-
-    about = (
-        "of every run (default: overhead 50, population and cifar10-cross-device 20, comparison and workers 10, else 6)"
-    )
-    option("--rounds", type=whole_number(1), metavar="N", help=about)
-    about = "of every case, in turn (default: comparison and cifar10-cross-device 1, else 3)"
-    option("--repetitions", type=whole_number(1), metavar="N", help=about)
-    option(
-        "--peers",
-        action="store_true",
-        default=None,
-        help="overhead, gpu: also other simulators, in environments of their own that are made in the cache folder",
-    )
-    option("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
-    option(
-        "--peer-python",
-        type=Path,
-        metavar="FILE",
-        help="gpu: where no registry is reached: an interpreter that has the packages of --peers (JAX, pfl)",
-    )
-    option("--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers")
-    about = "how many clients: population (default: 100,1000,10000), gpu (default: 100)"
-    option("--clients", type=whole_numbers, metavar="N,N,...", help=about)
-    about = "worker processes: workers (default: 1,2,4,... up to the cores), models (0,2), cifar10-cross-device (0)"
-    option("--workers", type=whole_numbers, metavar="N,N,...", help=about)
-    option("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
-    option("--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there")
-    option("--model", metavar="NAME", help="stack: see 'protofl list models'")
-    option("--models", type=names, metavar="A,B,...", help="models: default: those that a paper trains")
-    option("--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out")
-    option("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
-    option("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")
-    option("--cores", type=whole_numbers, metavar="N,N,...", help="comparison: how many it may use")
-    option(
-        "--engine",
-        type=names,
-        metavar="KEY=VALUE,...",
-        help="comparison: of the section engine, such as stack=true; overhead: cases with these, beside those without",
-    )
-    option(
-        "--data-root", type=Path, metavar="DIR", help="comparison: MNIST's files; default: random images of that shape"
-    )
-    option("--baseline", type=Path, metavar="DIR", help="comparison: sources of another version, measured in turn")
-    bench.set_defaults(measured=options_of_benchmarks)
+    bench = add("bench", commands.bench, "Run a benchmark; in a source checkout only.", _BENCH_EPILOG)
+    bench.usage = "protofl bench [-h] [--debug] [--plugin FILE.py] NAME [--json] [OPTION]..."
+    about = "a benchmark, then its options; `protofl bench NAME --help` lists them"
+    words = bench.add_argument("words", nargs=argparse.REMAINDER, metavar="NAME [--json] [OPTION]...", help=about)
+    words.required = True  # the versions of argparse differ; the generated page must not
 
     epilog = "bash:  protofl completion bash > ~/.local/share/bash-completion/completions/protofl"
     completion = add(

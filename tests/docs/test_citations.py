@@ -17,7 +17,13 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CITING = [
     path
-    for folder, suffixes in (("flcore", "py"), ("pipelines", "py"), ("tests", "py"), ("infra", "yaml"))
+    for folder, suffixes in (
+        ("flcore", "py"),
+        ("pipelines", "py"),
+        ("benchmarks", "py"),
+        ("tests", "py"),
+        ("infra", "yaml"),
+    )
     for path in sorted((ROOT / folder).rglob(f"*.{suffixes}"))
     if path.parent != Path(__file__).parent
 ]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that nothing is left in the sources, with what it requires and no extra."""
     home = tmp_path_factory.mktemp("wheel")
     sources = home / "sources"
-    for folder in ("flcore", "pipelines", "infra"):
+    for folder in ("flcore", "pipelines", "benchmarks", "infra"):
         shutil.copytree(ROOT / folder, sources / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
@@ -41,6 +42,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = home / "venv" / "bin" / "python"
     lock = str(ROOT / "infra" / "requirements.lock")  # versions that are tested, and in uv's cache
     (wheel,) = home.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        tops = {name.partition("/")[0] for name in content.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"flcore", "pipelines"}
     uv("pip", "install", "--python", str(python), "--constraint", lock, str(wheel))
     return python
 
@@ -85,5 +89,9 @@ def test_commands_that_need_more_say_so(environment: Path, tmp_path: Path) -> No
         done = run(tmp_path, protofl, *words)
         assert done.returncode == 2, done.stderr
         assert done.stderr.splitlines()[-1].endswith("pip install 'protofl[mlops]'")
+    for words in (["bench", "overhead"], ["bench"], ["bench", "gpu", "--help"]):
+        done = run(tmp_path, protofl, *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "source checkout" in done.stderr
     for words in (["list", "methods"], ["show", "method", "fedpa"], ["paper", "list"], ["doctor"]):
         assert run(tmp_path, protofl, *words).returncode == 0, words

@@ -1,0 +1,112 @@
+"""The work of ``overhead`` in BlazeFL; runs in an environment that has it, with a Python that it asks for.
+
+What was chosen, and why:
+
+- The FedAvg that it ships (``blazefl.contrib``), with a process pool and shared memory, as many processes as the work
+  has cores. BlazeFL makes its pool anew in every round. Its thread pool is meant for a Python without the global lock.
+- Before the first pool, which forks, clients' data are made, and an optimiser, which is when torch imports its
+  compiler: all processes have them. Otherwise every process of every round would spend seconds on that import.
+- Batches are cut out of tensors by whole lists of indices (``BatchSampler`` as the loader's sampler), not sample by
+  sample.
+- One local epoch, which is 20 steps of 32 of 640 samples; averages weighted by the number of samples, of everything
+  that the network holds, counters included (as float32 in one vector).
+- Nothing is evaluated, progress bars are off.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from benchmarks.work import Work, report
+from benchmarks.workload import client_data, make_model
+
+from blazefl.contrib import (  # type: ignore[import-not-found]  # isort: skip
+    FedAvgBaseServerHandler,
+    FedAvgProcessPoolClientTrainer,
+)
+from blazefl.core import IPCMode  # type: ignore[import-not-found]  # isort: skip
+
+
+class _Selector:
+    """BlazeFL's way to a model: by name."""
+
+    def select_model(self, model_name: str) -> nn.Module:
+        torch.set_num_threads(1)
+        return make_model()
+
+
+class _Data:
+    """BlazeFL's way to a client's data: by number. Only ``work`` is sent to other processes."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def get_dataset(self, type_: Any, cid: int | None) -> TensorDataset:
+        assert cid is not None
+        return TensorDataset(*client_data(self._work)[cid])
+
+    def set_dataset(self, type_: Any, cid: int | None, dataset: Any) -> None:
+        """Called with what a client has trained on, for data that change; these do not."""
+
+    def get_dataloader(
+        self, type_: Any, cid: int | None, batch_size: int | None, generator: torch.Generator | None
+    ) -> DataLoader[Any]:
+        assert batch_size is not None
+        dataset = self.get_dataset(type_, cid)
+        batches = BatchSampler(RandomSampler(dataset, generator=generator), batch_size, drop_last=False)
+        # Loaders draw a number for their workers from the generator, or else from torch's own.
+        return DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)
+
+
+class _Trainer(FedAvgProcessPoolClientTrainer):  # type: ignore[misc]
+    """Without progress bars."""
+
+    def progress_fn(self, it: list[Any]) -> list[Any]:
+        return it
+
+
+def main() -> None:
+    """The work as JSON on the command line, what came of it on standard output."""
+    work = Work(**json.loads(sys.argv[1]))
+    if work.steps * work.batch_size != work.samples:
+        raise ValueError("blazefl: steps must be one epoch")
+    torch.set_num_threads(1)
+    client_data(work)
+    torch.optim.SGD(make_model().parameters(), lr=work.lr).step()
+    common: dict[str, Any] = {
+        "model_selector": _Selector(),
+        "model_name": "",
+        "dataset": _Data(work),
+        "device": "cpu",
+        "num_clients": work.clients,
+        "batch_size": work.batch_size,
+        "seed": 0,
+    }
+    server = FedAvgBaseServerHandler(global_round=work.rounds, sample_ratio=work.cohort / work.clients, **common)
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _Trainer(
+            share_dir=Path(folder) / "share",
+            state_dir=Path(folder) / "state",
+            epochs=1,
+            lr=work.lr,
+            num_parallels=work.cores,
+            ipc_mode=IPCMode.SHARED_MEMORY,
+            **common,
+        )
+        while not server.if_stop():
+            begin = time.perf_counter()
+            trainer.local_process(server.downlink_package(), server.sample_clients())
+            for package in trainer.uplink_package():
+                server.load(package)
+            seconds.append(time.perf_counter() - begin)
+    report(seconds, server.model.state_dict())

@@ -1,0 +1,92 @@
+"""The bare PyTorch loop on a CUDA device, a step recorded once as a CUDA graph and replayed; in our own environment.
+
+What was chosen, and why:
+
+- The graph holds a whole step: forward, backward, SGD. It reads its batch's indices from a tensor of fixed place, and
+  takes the images from the client's, which are copied to a fixed place too; all clients' images lie on the device.
+- The round is that of the loop on the CPU: load the weights, step, average all tensors in double precision.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.work import Work, report
+from benchmarks.workload import client_data, make_model
+
+_WARM_UP = 3  # steps before recording, in which cuDNN chooses and memory is taken
+
+
+class GraphedStep:
+    """One step of SGD that is replayed; ``images`` [n, 1, 28, 28], ``labels`` and ``chosen`` [B] are written before."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        """Record it. The weights are those of ``make_model`` afterwards."""
+        self.module = make_model().to(device).train()
+        first = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+        images, labels = client_data(work)[0]
+        self.images, self.labels = images.to(device, copy=True), labels.to(device, copy=True)
+        self.chosen = torch.arange(work.batch_size, device=device)
+        self._optimizer = torch.optim.SGD(self.module.parameters(), lr=work.lr)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step()
+        self.module.load_state_dict(first)
+
+    def _step(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        answers = self.module(self.images[self.chosen])
+        F.cross_entropy(answers, self.labels[self.chosen]).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def replay(self) -> None:
+        """Take the step with what the tensors hold now."""
+        self._graph.replay()
+
+
+def graphed_rounds(work: Work) -> tuple[list[float], dict[str, Tensor]]:
+    """Seconds of each round, and the final weights on the CPU."""
+    device = torch.device("cuda")
+    data = [(images.to(device), labels.to(device)) for images, labels in client_data(work)]
+    step, generator, seconds = GraphedStep(work, device), torch.Generator().manual_seed(0), []
+    server = {name: tensor.clone() for name, tensor in step.module.state_dict().items()}
+    for _ in range(work.rounds):
+        begin = time.perf_counter()
+        total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in server.items()}
+        for client in torch.randperm(work.clients, generator=generator)[: work.cohort].tolist():
+            step.module.load_state_dict(server)
+            images, labels = data[client]
+            step.images.copy_(images)
+            step.labels.copy_(labels)
+            passes = -(-work.steps * work.batch_size // work.samples)
+            order = torch.cat([torch.randperm(work.samples, generator=generator) for _ in range(passes)]).to(device)
+            for batch in torch.split(order, work.batch_size)[: work.steps]:
+                step.chosen.copy_(batch)
+                step.replay()
+            for name, tensor in step.module.state_dict().items():
+                total[name] += tensor.double() / work.cohort
+        server = {name: total[name].to(tensor.dtype) for name, tensor in server.items()}
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return seconds, {name: tensor.cpu() for name, tensor in server.items()}
+
+
+def main() -> None:
+    """The work as JSON on the command line, what came of it on standard output."""
+    work = Work(**json.loads(sys.argv[1]))
+    if work.samples % work.batch_size:
+        raise ValueError("torch_cuda_graph: batches must fill a pass over a client's samples")
+    torch.set_num_threads(1)
+    report(*graphed_rounds(work))

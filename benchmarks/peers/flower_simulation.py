@@ -1,0 +1,123 @@
+"""The work of ``overhead`` in Flower's simulation; runs in an environment that has Flower.
+
+What was chosen, and why:
+
+- ``run_simulation`` with the Ray backend, from Python: the quickest way to start a simulation; ``flwr run`` would start
+  servers first. Flower calls it deprecated, and has nothing else that stays in one command.
+- As many cores for Ray as the work says (two) and one for each client, so that two clients train at once; one thread
+  per process.
+- Clients keep their data and module in the worker's process (a cache), instead of making them for every message: the
+  best that Flower's model of a client as a function allows.
+- ``FedAvg`` with as many clients a round as asked for, weighted by the number of samples, which is Flower's default;
+  evaluation off; parameters and BatchNorm statistics go both ways, as in our run.
+- Python's generator, which Flower draws clients with, is seeded; the numbers that it draws among are Flower's own and
+  random, and replies are averaged as they arrive.
+- No dashboard, no telemetry, workers' output not copied to the driver, log level WARNING.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.work import Work, report
+from benchmarks.workload import client_data, make_model, train_client
+
+# Read when Flower and Ray are imported.
+os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # type: ignore[import-not-found]
+from flwr.clientapp import ClientApp  # type: ignore[import-not-found]
+from flwr.serverapp import Grid, ServerApp  # type: ignore[import-not-found]
+from flwr.serverapp.strategy import FedAvg  # type: ignore[import-not-found]
+from flwr.simulation import run_simulation  # type: ignore[import-not-found]
+
+
+@cache
+def _client_module() -> nn.Sequential:
+    torch.set_num_threads(1)
+    return make_model()
+
+
+def _client_app(work: Work) -> Any:
+    app = ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Message, context: Context) -> Message:
+        return _train(work, message, int(context.node_config["partition-id"]))
+
+    return app
+
+
+def _train(work: Work, message: Any, client: int) -> Any:
+    """One participation; a function of the module, so that Ray sends its name and the worker keeps the caches."""
+    module, (images, labels) = _client_module(), client_data(work)[client]
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    generator = torch.Generator().manual_seed(1000 * message.content["config"]["server-round"] + client)
+    train_client(module, images, labels, work, generator)
+    reply = {
+        "arrays": ArrayRecord(module.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(labels)}),
+    }
+    return Message(content=RecordDict(reply), reply_to=message)
+
+
+class _TimedFedAvg(FedAvg):  # type: ignore[misc]
+    """FedAvg that notes when rounds end, and insists on all replies."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(
+            fraction_train=work.cohort / work.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=work.cohort,
+            min_available_nodes=work.clients,
+        )
+        self._cohort = work.cohort
+        self.ends = [time.perf_counter()]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """Average, and note the time."""
+        received = list(replies)
+        failed = sum(reply.has_error() for reply in received)
+        if failed or len(received) != self._cohort:
+            raise RuntimeError(f"round {server_round}: {len(received)} replies, {failed} of them failures")
+        averaged = super().aggregate_train(server_round, received)
+        self.ends.append(time.perf_counter())
+        return averaged
+
+
+def main() -> None:
+    """The work as JSON on the command line, what came of it on standard output."""
+    work = Work(**json.loads(sys.argv[1]))
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    random.seed(0)  # where Flower draws clients from; it numbers them at random all the same
+    strategy, server = _TimedFedAvg(work), ServerApp()
+    final: dict[str, torch.Tensor] = {}
+
+    @server.main()  # type: ignore[untyped-decorator]
+    def serve(grid: Grid, context: Context) -> None:
+        result = strategy.start(grid, initial_arrays=ArrayRecord(make_model().state_dict()), num_rounds=work.rounds)
+        final.update(result.arrays.to_torch_state_dict())
+
+    run_simulation(
+        server,
+        _client_app(work),
+        num_supernodes=work.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": work.cores, "num_gpus": 0, "log_to_driver": False, "include_dashboard": False},
+        },
+    )
+    seconds = [after - before for before, after in zip(strategy.ends, strategy.ends[1:], strict=False)]
+    report(seconds, final)

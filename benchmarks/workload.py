@@ -1,0 +1,133 @@
+"""The work of ``overhead`` in plain PyTorch, and ``bare``: the loop that one would write by hand around it.
+
+Also loaded in the peers' environments, so that everybody trains the same network on the same images with the same
+steps; it may import torch, and of ours `work` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.work import CLASSES, MEAN, SHAPE, SHAPES, STD, Work, report
+
+__all__ = [
+    "CLASSES",
+    "MEAN",
+    "SHAPE",
+    "STD",
+    "Work",
+    "bare_rounds",
+    "client_data",
+    "make_images",
+    "make_model",
+    "train_client",
+    "write_inputs",
+]
+
+
+def make_model(seed: int = 0, model: str = "fedgen_cnn") -> nn.Sequential:
+    """A network of the registry, written down again.
+
+    ``fedgen_cnn`` has 26,434 parameters, 44 statistics and 2 counters; ``pfl_cnn`` 1,626,442 parameters, here drawn as
+    PyTorch draws them: speed does not depend on them.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if model == "pfl_cnn":
+            return nn.Sequential(
+                *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+                *(nn.Dropout(0.25), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, CLASSES)),
+            )
+        return nn.Sequential(
+            *(nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
+            *(nn.Conv2d(6, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(784, 32), nn.Linear(32, CLASSES)),
+        )
+
+
+def make_images(number: int, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Tensor]:
+    """Random images uint8 [N, C, H, W] and labels int64 [N]; speed does not depend on what images show."""
+    generator = torch.Generator().manual_seed(20261121)
+    images = torch.randint(0, 256, (number, *shape), dtype=torch.uint8, generator=generator)
+    return images, torch.arange(number) % CLASSES
+
+
+@cache
+def client_data(work: Work, shape: tuple[int, ...] | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process.
+
+    Args:
+        work: how much. shape: of an image; None: of the work's model.
+    """
+    images, labels = make_images(work.clients * work.samples, shape or SHAPES[work.model])
+    normalised = (images.float() / 255 - MEAN) / STD
+    parts = (torch.split(tensor, work.samples) for tensor in (normalised, labels))
+    return list(zip(*parts, strict=True))
+
+
+def write_inputs(work: Work, path: Path) -> None:
+    """A file ``.npz`` for those who have no torch: the initial weights by name, and all clients' images and labels."""
+    images, labels = (torch.stack(tensors).numpy() for tensors in zip(*client_data(work), strict=True))
+    weights: dict[str, Any] = {
+        name: tensor.numpy() for name, tensor in make_model(model=work.model).state_dict().items()
+    }
+    np.savez(path, images=images, labels=labels, **weights)
+
+
+def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, generator: torch.Generator) -> None:
+    """``work.steps`` steps of SGD in place, over shuffled passes."""
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=work.lr)
+    taken = 0
+    while taken < work.steps:
+        for chosen in torch.split(torch.randperm(len(labels), generator=generator), work.batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(module(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            taken += 1
+            if taken == work.steps:
+                return
+
+
+def bare_rounds(
+    work: Work, module: nn.Module | None = None, shape: tuple[int, ...] | None = None
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Seconds of each round, and the final weights: load, loop over clients and batches, average what comes back.
+
+    Args:
+        work: how much. module: images [B, C, H, W] of ``shape`` to logits [B, K]; None: :func:`make_model`'s.
+        shape: of an image; None: of the work's model.
+    """
+    data, module = client_data(work, shape), module or make_model(model=work.model)
+    generator = torch.Generator().manual_seed(0)
+    server = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    seconds = []
+    for _ in range(work.rounds):
+        begin = time.perf_counter()
+        total: dict[str, Tensor] = {}
+        for client in torch.randperm(work.clients, generator=generator)[: work.cohort].tolist():
+            module.load_state_dict(server)
+            images, labels = data[client]
+            train_client(module, images, labels, work, generator)
+            for name, tensor in module.state_dict().items():
+                share = tensor.double() / work.cohort
+                total[name] = total[name] + share if name in total else share
+        server = {name: total[name].to(tensor.dtype) for name, tensor in server.items()}
+        seconds.append(time.perf_counter() - begin)
+    return seconds, server
+
+
+def main() -> None:
+    """The case ``bare``: the work as JSON on the command line, what came of it on standard output."""
+    torch.set_num_threads(1)
+    report(*bare_rounds(Work(**json.loads(sys.argv[1]))))

@@ -1,0 +1,553 @@
+"""The benchmarks, small: what they print, that all do the same work, that memory and failures are the case's own.
+
+Nothing here has a time limit: how long things take is what the benchmarks are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import benchmarks
+from benchmarks import BENCHMARKS, common, launch
+from benchmarks.bits import Bits, Killed, compared, kill_and_start_again, run_digest
+from benchmarks.common import Bench, BenchOptions, Execution, Timing, TrainedRun, paired, steady
+from benchmarks.overhead import Options, Overhead
+from benchmarks.peers.environment import (
+    PEERS,
+    NoEnvironmentError,
+    Peer,
+    copy_scripts,
+    environment_folder,
+    peer_python,
+)
+from benchmarks.peers.roster import Roster
+from benchmarks.work import SHAPES, Work, digest
+from benchmarks.workload import bare_rounds, client_data, make_model, train_client, write_inputs
+from flcore.core.errors import ConfigError, RunError
+from flcore.models import MODELS, build_model
+from pipelines.cli import app as cli
+from pipelines.cli import commands
+
+
+def check_contract(result: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """CONTRACT, ``protofl bench``; the cases by name."""
+    assert result["name"] == name
+    assert json.loads(json.dumps(result)) == result
+    assert set(result) == {"name", "machine", "settings", "cases", "ratios"}
+    assert {"cores", "torch", "cpu_capability"} <= result["machine"].keys()
+    for case in result["cases"]:
+        assert {"case", "seconds", "steps_per_second", "peak_mb"} <= case.keys()
+        assert 0 < case["seconds"]["min"] <= case["seconds"]["median"] <= case["seconds"]["max"]
+        assert case["steps_per_second"] > 0
+        assert case["peak_mb"] > 100  # every case is a process with torch in it
+    assert all(ratio > 0 for ratio in result["ratios"].values())
+    cases = {case["case"]: case for case in result["cases"]}
+    assert len(cases) == len(result["cases"])
+    return cases
+
+
+SMALL: dict[str, tuple[list[str], set[str], set[str]]] = {
+    "population": (
+        ["--clients", "10,20"],
+        {"10 clients", "10 clients, process", "20 clients", "20 clients, process"},
+        {"seconds per round, 20 clients/10 clients", "peak memory, 20 clients/10 clients"},
+    ),
+    "workers": (
+        ["--workers", "1"],
+        {"0 workers", "0 workers, process", "1 workers", "1 workers, process"},
+        {"speed-up of 1 workers"},
+    ),
+    "stack": (
+        ["--group-sizes", "8", "--devices", "cpu"],
+        {"cpu, serial", "cpu, 8 stacked"},
+        {"speed-up of cpu, 8 stacked"},
+    ),
+    "cifar10-cross-device": (
+        ["--scale", "0.02", "--devices", "cpu"],
+        {f"cpu, 0 workers{kind}{part}" for kind in ("", ", stacked") for part in ("", ", process")},
+        {"cpu, 0 workers, stacked/cpu, 0 workers"},
+    ),
+}
+
+
+@pytest.fixture
+def protofl_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command with ``--json``, for two rounds, once: what it prints, and what it says meanwhile."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*arguments: str) -> tuple[dict[str, Any], str]:
+        assert cli.main(["bench", *arguments, "--json", "--rounds", "2", "--repetitions", "1"]) == 0
+        printed = capsys.readouterr()
+        return json.loads(printed.out), printed.err
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_cases_and_ratios(name: str, protofl_bench: Callable[..., Any]) -> None:
+    arguments, cases, ratios = SMALL[name]
+    result, said = protofl_bench(name, *arguments)
+    found = check_contract(result, name)
+    assert found.keys() == cases
+    assert set(result["ratios"]) == ratios
+    assert all(f"repetition 1 of 1: {case}\n" in said for case in cases if not case.endswith(", process"))
+    text = benchmarks.describe(result)
+    assert all(f"  {line} " in text for line in (*cases, *ratios))
+
+
+@pytest.mark.slow
+def test_bare_loop_and_training_without_a_server(tmp_path: Path) -> None:
+    """2 rounds of 10 clients with 20 steps: 400 steps, of each case. Clients are trained inside the process."""
+    measured = Overhead(Bench("overhead", tmp_path), Work(rounds=2))
+    timings = {**measured.bare(), **measured.train()}
+    assert timings.keys() == {"bare", "bare_process", "train", "train_rounds", "train_training"}
+    assert {timing.steps for timing in timings.values()} == {400}
+    assert 0 < timings["train_training"].seconds < timings["train"].seconds
+    assert timings["bare"].seconds > 0
+    assert timings["train_rounds"].seconds > 0
+
+
+@pytest.mark.slow
+def test_overhead(protofl_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole runs: some of them with two workers, none of them reported to a server that is configured."""
+    monkeypatch.setenv("PREFECT_API_URL", "not a server")
+    result, _ = protofl_bench("overhead")
+    cases, whole = check_contract(result, "overhead"), ("train", "run", "run_2_workers")
+    assert cases.keys() == {"bare", "bare_process", *(f"{c}{p}" for c in whole for p in ("", "_rounds", "_training"))}
+    training, run = (cases[case]["seconds"]["median"] for case in ("run_training", "run"))
+    assert result["ratios"]["run beyond its training/run"] == pytest.approx(1 - training / run)
+    for case in whole:
+        assert cases[case]["bits"] == {"repeated": None, "workers": "same", "killed": "same, went on"}
+    assert cases["bare"]["bits"] == {"repeated": None, "workers": "one process", "killed": "starts over"}
+    assert {case for case in cases if "bits" in cases[case]} == {"bare", *whole}
+
+
+@pytest.mark.slow
+def test_overhead_with_other_engine_settings() -> None:
+    """The same cases once more, and what their first runs took; those are no repetitions and in no ratio."""
+    result = benchmarks.run("overhead", {"rounds": 2, "repetitions": 2, "engine": ("engine.stack=true",)})
+    cases = check_contract(json.loads(json.dumps(result)), "overhead")
+    engine = ("run_engine", "run_2_workers_engine")
+    assert {f"{case}{part}" for case in engine for part in ("", "_rounds", "_training", "_first")} <= cases.keys()
+    assert not any("_first" in ratio for ratio in result["ratios"])
+    for case in ("train", "run", "run_2_workers", *engine):
+        assert cases[case]["bits"] == {"repeated": "same", "workers": "same", "killed": "same, went on"}
+    assert result["settings"]["engine"] == ["engine.stack=true"]
+
+
+@pytest.mark.slow
+def test_overhead_beside_the_peers() -> None:
+    """Makes the peers' environments if they are not there, which needs a package registry."""
+    result = benchmarks.run("overhead", {"rounds": 3, "repetitions": 1, "peers": True})
+    cases = check_contract(json.loads(json.dumps(result)), "overhead")
+    peers = result["settings"]["peers"]
+    assert peers.keys() == PEERS.keys()
+    measured = {name for name, peer in peers.items() if peer["status"] == "measured"}
+    a_device = {name for name, peer in PEERS.items() if peer.cuda}
+    assert measured >= PEERS.keys() - a_device - {"blazefl"}  # another Python
+    assert {"flower/run", "pfl/run", "flower_rounds/run_2_workers_rounds"} <= result["ratios"].keys()
+    for peer in measured:
+        assert cases[f"{peer}_rounds"]["seconds"]["median"] < cases[peer]["seconds"]["median"]
+        assert cases[peer]["bits"]["killed"] == "starts over"
+
+
+@pytest.mark.slow
+def test_the_network_in_jax_takes_the_same_step(tmp_path: Path) -> None:
+    """The first step of the first client, there and here; float32 with sums in other orders."""
+    write_inputs(Work(), tmp_path / "inputs.npz")
+    code = (
+        "import sys; from benchmarks.peers.jax_network import *; from benchmarks.work import Work; "
+        "import numpy as np; weights, statistics, images, labels = read_inputs('inputs.npz'); "
+        "after = step(weights, statistics, images[0, :32], labels[0, :32], Work()); "
+        "np.savez('after.npz', **after[0], **after[1])"
+    )
+    copy_scripts(tmp_path)
+    subprocess.run([peer_python("jax", print), "-c", code], cwd=tmp_path, check=True)
+    module, (images, labels) = make_model(), client_data(Work())[0]
+    optimizer = torch.optim.SGD(module.train().parameters(), lr=Work().lr)
+    torch.nn.functional.cross_entropy(module(images[:32]), labels[:32]).backward()
+    optimizer.step()
+    with np.load(tmp_path / "after.npz") as after:
+        assert set(after.files) == set(module.state_dict())
+        for name, tensor in module.state_dict().items():
+            np.testing.assert_allclose(after[name], tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on(tmp_path: Path) -> None:
+    """Killed after 2 of 5 rounds at the earliest; what is in the folder then is of that training."""
+    measured = Overhead(Bench("overhead", tmp_path), Work(rounds=5))
+    measured.train()
+    undisturbed = run_digest(measured._federation.out)
+    killed = kill_and_start_again(Bench("overhead", tmp_path), measured._federation, 5, (), {})
+    assert killed is not None
+    assert killed.verdict(undisturbed) == "same, went on"
+    assert measured._killed(["engine.stack=perhaps"]) == "failed"  # and not the end of the benchmark
+
+
+def test_a_digest_is_of_the_values_in_the_order_of_names() -> None:
+    """1, 3, 2, 4 by rows of the transposed [[1, 2], [3, 4]], then the counter 7: five float32 of four bytes."""
+    expected = hashlib.sha256(struct.pack("<5f", 1, 3, 2, 4, 7)).hexdigest()
+    tensors = {"b": torch.tensor(7), "a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T}
+    assert digest(tensors) == expected
+    assert digest({name: tensor.numpy() for name, tensor in tensors.items()}) == expected
+    assert digest({"a": tensors["b"], "b": tensors["a"]}) != expected
+
+
+def test_bits_are_the_same_or_differ_or_are_not_known() -> None:
+    assert [compared(digests) for digests in ([], ["x"], ["x", "x", "x"], ["x", "x", "y"])] == [
+        None,
+        None,
+        "same",
+        "differ",
+    ]
+    assert Killed("x", went_on=True).verdict("x") == "same, went on"
+    assert Killed("x", went_on=False).verdict("y") == "differ, started over"
+
+
+def test_bits_and_peers_have_their_lines() -> None:
+    seconds = {"median": 1.0, "min": 1.0, "max": 1.0}
+    case = {"case": "run", "seconds": seconds, "steps_per_second": 400.0, "peak_mb": 500.0}
+    text = benchmarks.describe(
+        {
+            "name": "overhead",
+            "machine": {"cores": 2, "torch": "2", "cpu_capability": "any"},
+            "settings": {"peers": {"jax": {"version": "jax 1", "status": "measured"}}},
+            "cases": [{**case, **Bits("same", None, "same, went on").fact()}, {**case, "case": "run_rounds"}],
+            "ratios": {},
+        }
+    )
+    assert text.splitlines()[3:] == [
+        "  same bits   repeated       other workers  after a kill",
+        "  run         same           -              same, went on",
+        "  jax (jax 1): measured",
+    ]
+
+
+@pytest.fixture
+def no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing can be fetched, and nothing is there yet; the folder of all that is made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    return tmp_path
+
+
+def test_a_peer_that_cannot_be_had_has_a_line_all_the_same(no_registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "nobody", Peer("nobody", ("protofl-nobody-has-this==1",), torch=False))
+    monkeypatch.setitem(PEERS, "ancient", Peer("ancient", ("numpy==1",), python="2.0"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said: list[str] = []
+    roster = Roster(["nobody", "ancient", "torch_cuda_graph"], said.append)
+    assert roster.pythons == {}
+    assert roster.measured == []
+    settings = roster.settings()
+    assert settings["nobody"]["status"].startswith("cannot be installed: the package registry cannot be reached or ")
+    assert "protofl-nobody-has-this" in settings["nobody"]["status"]
+    assert "\n" not in settings["nobody"]["status"]
+    assert settings["ancient"]["status"].startswith("cannot be installed: it needs Python 2.0, of which there is none")
+    assert settings["torch_cuda_graph"]["status"] == "no CUDA device"
+    assert settings["nobody"]["version"] == "protofl-nobody-has-this 1"
+    assert [text for text in said if "ancient is left out" in text]
+
+
+def test_an_interpreter_that_is_there_takes_an_environments_place(
+    no_registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is told instead of what would have been installed; a package that it lacks is named."""
+    monkeypatch.setitem(PEERS, "numbers", Peer("numbers", ("scipy[extra]==0.0.1",), torch=False))
+    monkeypatch.setitem(PEERS, "nobody", Peer("nobody", ("protofl-nobody-has-this==1",), torch=False))
+    held = [f"{name} {version(name)}" for name in ("scipy", "numpy")]
+    roster = Roster(["numbers", "nobody"], lambda text: None, sys.executable)
+    assert roster.pythons == {"numbers": sys.executable}
+    settings = roster.settings()
+    assert settings["numbers"] == {"version": held[0], "requirements": held, "status": "measured"}
+    assert settings["nobody"]["status"].startswith(
+        f"cannot be installed: --peer-python {sys.executable}: it needs protofl-nobody-has-this, numpy there: "
+    )
+    missing = Roster(["numbers"], lambda text: None, str(no_registry / "python"))
+    assert "--peer-python" in missing.settings()["numbers"]["status"]
+    assert missing.settings()["numbers"]["status"].endswith("No such file or directory")
+
+
+def test_a_peer_that_fails_stops_nobody_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good", "bad"):
+        monkeypatch.setitem(PEERS, name, Peer(name, ()))
+    roster = Roster(["good", "bad"], lambda text: None)
+    assert roster.pythons == {"good": sys.executable, "bad": sys.executable}
+    tried = []
+
+    def fail() -> dict[str, Timing]:
+        tried.append("bad")
+        raise RunError("bad: failed\nwith exit code 1")
+
+    for _ in range(2):
+        assert roster.attempt("bad", fail) == {}
+        assert roster.attempt("good", lambda: {"good": Timing(1.0, 1, 1.0)}) == {"good": Timing(1.0, 1, 1.0)}
+    assert tried == ["bad"]
+    assert roster.measured == ["good"]
+    assert roster.settings()["bad"]["status"] == "failed: bad: failed with exit code 1"
+
+
+def test_which_peers_are_asked_for() -> None:
+    assert Options().named_peers == []
+    assert Options(peers=True).named_peers == list(PEERS)
+    assert Options(only_peers=("pfl", "jax")).named_peers == ["pfl", "jax"]
+    assert list(Options(engine=("stack=true",)).own) == ["run", "run_2_workers", "run_engine", "run_2_workers_engine"]
+    with pytest.raises(ConfigError, match=r"^bench overhead: --cases run_engine: expected some of run, run_2_workers;"):
+        Options(cases=("run_engine",))
+    with pytest.raises(ConfigError, match="--only-peers nobody: expected some of torch_cuda_graph, jax, jax_cuda, "):
+        benchmarks.run("overhead", {"only_peers": ("nobody",)})
+
+
+def test_assignments_for_the_engine_may_leave_its_name_out() -> None:
+    assert Options().assignments == ()
+    given = Options(engine=("stack=true", "engine.stack_size=4")).assignments
+    assert given == ("engine.stack=true", "engine.stack_size=4")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("local.lr=1", r"engine.local"),
+        ("engine.workers=4", r"--engine workers: the cases have their own"),
+        ("workers=4", r"--engine workers: the cases have their own"),
+        ("engine.stack", r"engine.stack: expected KEY=VALUE"),
+        ("stack=perhaps", r"engine.stack = perhaps"),
+        ("engine.what=1", r"engine.what"),
+    ],
+)
+def test_assignments_for_the_engine_are_checked_before_anything_is_measured(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        benchmarks.run("overhead", {"engine": (assignment,)})
+
+
+def test_seconds_of_rounds() -> None:
+    """Rounds of 9, 1 and 2 s: at 1.5 s a round, three take 4.5 s. Evaluation, 5 s once, is added and not scaled."""
+    assert steady([9.0, 1.0, 2.0]) == 4.5
+    rounds = [
+        {"train-clients": 8.0, "aggregate": 1.0},
+        {"train-clients": 0.5, "aggregate": 0.5},
+        {"train-clients": 1.0, "aggregate": 1.0, "evaluate": 5.0},
+    ]
+    trained = TrainedRun(Execution(20.0, 1.0, ""), rounds)
+    assert trained.steady(evaluation=False) == 4.5
+    assert trained.steady(evaluation=True) == 9.5
+    assert trained.training() == 9.5
+
+
+def test_ratios_are_paired_by_repetition() -> None:
+    """6/2, 8/4 and 30/3 are 3, 2 and 10: the median is 3; that of the seconds alone would be 8/3."""
+    series = {name: [Timing(s, 1, 1.0) for s in seconds] for name, seconds in {"a": (6, 8, 30), "b": (2, 4, 3)}.items()}
+    assert paired(series, "a", "b") == 3
+
+
+def test_cases_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = []
+
+    def case(name: str) -> dict[str, Timing]:
+        turns.append(name)
+        return {name: Timing(float(len(turns)), 1, 1.0)}
+
+    series = Bench("x", tmp_path).alternate({"a": lambda: case("a"), "b": lambda: case("b")}, 2)
+    assert turns == ["a", "b", "a", "b"]
+    assert [timing.seconds for timing in series["b"]] == [2.0, 4.0]
+
+
+def test_memory_is_the_commands_own(tmp_path: Path) -> None:
+    """This process has torch, hundreds of megabytes; a bare interpreter has not, and one with 64 MB of text has those.
+
+    The least that is seen are the launcher's own megabytes, a few more than a bare interpreter's.
+    """
+    peaks = []
+    for size in (0, 64):
+        Bench("x", tmp_path).execute("case", [sys.executable, "-S", "-c", f"x = b'1' * {size} * 2**20"])
+        peaks.append(json.loads((tmp_path / "launched.json").read_text())["peak_mb"])
+    assert peaks[0] < 40
+    assert 50 < peaks[1] - peaks[0] < 80
+
+
+def test_the_launcher_imports_little() -> None:
+    code = f"import sys; sys.argv = ['x']; exec(open({launch.__file__!r}).read().split('if __name__')[0]); "
+    code += "print(len([name for name in ('torch', 'numpy', 'pathlib', 'typing') if name in sys.modules]))"
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=True).stdout == b"0\n"
+
+
+def test_a_case_that_fails_stops_the_benchmark_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="bench x, some case: failed with exit code 3: the last line"):
+        Bench("x", tmp_path).execute(
+            "some case",
+            [sys.executable, "-c", "import sys; print('one\\nthe last line', file=sys.stderr); sys.exit(3)"],
+        )
+
+
+def test_nothing_heavy_is_imported_with_the_list() -> None:
+    code = "import sys, benchmarks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=common.ROOT).returncode == 0
+
+
+def test_the_command_finds_them_in_a_checkout_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the package is installed there is no pyproject.toml beside it, whatever folder is called benchmarks."""
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.setattr(commands, "__file__", str(tmp_path / "pipelines" / "cli" / "commands.py"))
+    assert cli.main(["bench", "gpu", "--help"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    code = (
+        "import sys; from pipelines.cli.parser import make_parser; make_parser(); sys.exit('benchmarks' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=common.ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["population", "--peers"],
+            "bench population: has no option --peers; it has --clients, --repetitions, --rounds",
+        ),
+        (["overhead", "--workers", "1"], "bench overhead: has no option --workers"),
+        (["overhead", "--rounds", "1"], "--rounds = 1: must be 2 or more"),
+        (["population", "--clients", "9,100"], "--clients 9: a round needs 10"),
+        (["stack", "--model", "what"], "model.name = what"),
+        (["cifar10-cross-device", "--scale", "2"], "--scale 2: must be from 0.02 to 1"),
+    ],
+)
+def test_options_are_refused_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert cli.main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_that_no_command_line_gives_are_refused_too() -> None:
+    with pytest.raises(ConfigError, match="--repetitions = 0: must be 1 or more"):
+        benchmarks.run("workers", {"repetitions": 0})
+    with pytest.raises(ConfigError, match="--group-sizes: names nothing"):
+        benchmarks.run("stack", {"group_sizes": ()})
+
+
+def test_defaults_can_be_built() -> None:
+    from benchmarks import cross_device, overhead, population, stack, workers
+
+    for module in (cross_device, overhead, population, stack, workers):
+        assert isinstance(module.Options(), BenchOptions)
+    assert workers.powers_of_two(6) == (1, 2, 4, 6)
+    assert workers.powers_of_two(8) == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "modes"), [("fedgen_cnn", 26_434, (True, False)), ("pfl_cnn", 1_626_442, (False,))]
+)
+def test_everybody_trains_the_same_network(name: str, parameters: int, modes: tuple[bool, ...]) -> None:
+    """``workload`` writes the network down again: same parameters in the same order, same answers.
+
+    ``pfl_cnn`` drops at random in training.
+    """
+    shape = SHAPES[name]
+    ours, theirs = build_model(MODELS[name](), shape, 10, seed=3), make_model(model=name)
+    own, other = ours.state_dict(), theirs.state_dict()
+    assert [t.shape for t in own.values()] == [t.shape for t in other.values()]
+    assert sum(p.numel() for p in theirs.parameters()) == parameters
+    theirs.load_state_dict(dict(zip(other, own.values(), strict=True)))
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    for mode in modes:
+        torch.testing.assert_close(ours.train(mode)(images)[1], theirs.train(mode)(images))
+
+
+def test_everybody_takes_as_many_steps() -> None:
+    """BatchNorm counts them. 7 steps of 32 of 96 samples are two passes and one batch more."""
+    work = Work(clients=3, samples=96, cohort=2, steps=7, rounds=2)
+    module, (images, labels) = make_model(), client_data(work)[1]
+    assert images.shape == (96, 1, 28, 28)
+    assert len(client_data(work)) == 3
+    before = module[0].weight.detach().clone()
+    train_client(module, images, labels, work, torch.Generator().manual_seed(0))
+    assert int(module[1].num_batches_tracked) == 7
+    assert not torch.equal(module[0].weight, before)
+    assert work.total_steps == 2 * 2 * 7
+    seconds, weights = bare_rounds(work)
+    assert len(seconds) == 2
+    assert weights.keys() == module.state_dict().keys()
+
+
+def test_the_spine_is_one_epoch() -> None:
+    """pfl counts epochs: 20 steps of 32 must be the 640 samples of a client."""
+    work = Work()
+    assert work.steps * work.batch_size == work.samples
+
+
+def test_peers_have_our_torch_and_a_folder_for_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    peers = [peer for peer in PEERS.values() if peer.packages]
+    folders = {environment_folder(peer) for peer in peers}
+    assert len(folders) == len(peers) - 1 == len(PEERS) - 2  # pfl has one for two devices; one is measured in our own
+    assert all(folder.parent == tmp_path / "protofl" and folder.name.startswith("bench-peers-") for folder in folders)
+    for peer in peers:
+        assert (f"torch=={torch.__version__.split('+')[0]}" in peer.requirements) == peer.torch
+        assert all("==" in requirement for requirement in peer.requirements)
+
+
+@pytest.mark.slow
+def test_peers_see_only_what_runs_there(tmp_path: Path) -> None:
+    copied = {path.relative_to(tmp_path).as_posix() for path in copy_scripts(tmp_path).rglob("*.py")}
+    assert {f"{peer.module.replace('.', '/')}.py" for peer in PEERS.values()} < copied
+    assert all(path.startswith("benchmarks/") for path in copied)
+    code = "import sys, benchmarks.work; print('torch' in sys.modules); "
+    code += "from benchmarks.workload import make_model; make_model(); print('flcore' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\nFalse\n"
+
+
+def test_without_a_registry_one_is_told_and_nothing_is_left_half_made(no_registry: Path) -> None:
+    said: list[str] = []
+    for _ in range(2):  # the second time it is not taken for made
+        with pytest.raises(NoEnvironmentError, match=r"no environment for pfl: the package registry cannot be reached"):
+            peer_python("pfl", said.append)
+    assert len([text for text in said if "making an environment for pfl" in text]) == 2
+
+
+def test_an_environment_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment_folder(PEERS["pfl"])
+    folder.mkdir(parents=True)
+    (folder / "ready").touch()
+    assert peer_python("pfl", pytest.fail) == str(folder / "bin" / "python")
+
+
+def test_an_unknown_option_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="has no option --colour; it has --devices, --group-sizes, --model, "):
+        benchmarks.run("stack", {"colour": "red"})
+
+
+@pytest.mark.parametrize("option", ["rounds", "repetitions"])
+def test_the_help_says_the_defaults_of_every_benchmark(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``(default: NAME and NAME NUMBER, ..., else NUMBER)``: of each name its number, of the others the last one."""
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "overhead", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    [listed] = re.findall(rf"--{option} N .*?\(default: (.*?)\)", text)
+    said: dict[str, int] = {}
+    for part in listed.split(", "):
+        names, number = part.rsplit(" ", 1)
+        said |= dict.fromkeys(names.split(" and "), int(number))
+    for name in BENCHMARKS:
+        module = importlib.import_module(f"benchmarks.{name.removeprefix('cifar10-').replace('-', '_')}")
+        assert getattr(module.Options(), option) == said.get(name, said["else"]), name

@@ -1,0 +1,171 @@
+"""The benchmark of models, small: the bare loop trains the same networks, and what ``auto`` took is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import benchmarks
+from benchmarks.common import Bench
+from benchmarks.model_loop import main, plain_model
+from benchmarks.models import PAPERS, ModelCases, Options
+from flcore.models import MODELS, build_model
+from flcore.models.base import dropout
+from pipelines.cli import app as cli
+
+QUICK = [name for name in PAPERS if not name.startswith("resnet")]  # which take seconds to import
+
+
+class Dropped(nn.Module):
+    """Dropout with given numbers, at the rate of PyTorch's layer that it stands for."""
+
+    def __init__(self, numbers: Tensor, rate: float) -> None:
+        super().__init__()
+        self.numbers, self.rate = numbers, rate
+
+    def forward(self, values: Tensor) -> Tensor:
+        return dropout(values, self.numbers, self.rate)
+
+
+def test_every_model_has_a_paper() -> None:
+    trained = [name for name in MODELS if name != "patch_dictionary"]  # whose method takes no steps
+    assert list(PAPERS) == list(Options().named) == trained
+    assert Options(models=("pfl_cnn", "fedgen_cnn")).named == ("pfl_cnn", "fedgen_cnn")
+    assert all(paper.source for paper in PAPERS.values())
+
+
+def test_work_is_a_pass_over_each_clients_images() -> None:
+    """10 clients with 75 batches of 4 have 300 images each, and take 3 x 10 x 75 = 2,250 steps in 3 rounds."""
+    work = PAPERS["fedproto_cnn"].work(3)
+    assert (work.samples, work.cohort, work.clients, work.total_steps) == (300, 10, 10, 2250)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_bare_loop_trains_the_same_network(name: str) -> None:
+    """The same answers without dropout, and with the same numbers dropped: places and rates are the same too."""
+    shape = PAPERS[name].shape
+    model, plain = build_model(MODELS[name](), shape, 10), plain_model(name, shape)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(4, *shape, generator=generator)
+    torch.testing.assert_close(plain.eval()(images), model.eval()(images)[1])
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in model.parameters())
+    layers = {key: layer for key, layer in plain.named_children() if isinstance(layer, nn.Dropout | nn.Dropout2d)}
+    numbers = {site: torch.rand(4, *values, generator=generator) for site, values in model.dropout_shapes.items()}
+    for (site, given), (key, layer) in zip(numbers.items(), layers.items(), strict=True):
+        assert isinstance(layer, nn.Dropout2d) == (site == "channels")  # whole maps
+        setattr(plain, key, Dropped(given, layer.p))
+    torch.testing.assert_close(plain.train()(images), model.train()(images, numbers)[1])
+
+
+def test_the_bare_loop_says_what_its_rounds_took(capsys: pytest.CaptureFixture[str]) -> None:
+    """A time for each round, and weights that each round has moved."""
+    digests = set()
+    for rounds in (1, 2):
+        work = replace(PAPERS["fedproto_cnn"], steps=2, clients=2).work(rounds)
+        main("fedproto_cnn", "[1, 28, 28]", json.dumps(asdict(work)))
+        said = json.loads(capsys.readouterr().out)
+        assert len(said["rounds"]) == rounds
+        assert min(said["rounds"]) > 0
+        digests.add(said["digest"])
+    assert len(digests) == 2
+
+
+def test_a_model_whose_dropout_is_not_known_is_refused() -> None:
+    MODELS.added["another_cnn"] = MODELS["fedproto_cnn"]
+    try:
+        with pytest.raises(ValueError, match="another_cnn: where its dropout stands"):
+            plain_model("another_cnn", (1, 28, 28))
+    finally:
+        MODELS.added.pop("another_cnn")
+
+
+def test_an_unknown_model_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert cli.main(["bench", "models", "--models", "fedgen_cnn,what"]) == 2
+    said = capsys.readouterr().err
+    assert "bench models: --models what: expected some of fedgen_cnn, fedproto_cnn," in said
+    assert "auto, first" not in said
+
+
+@pytest.mark.slow
+def test_without_a_compiler_auto_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 rounds of 2 clients with 3 steps are 12 steps."""
+    monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=3, clients=2))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    cases = ModelCases("fedgen_cnn", 2, Bench("models", tmp_path))
+    timings = cases.ours("auto", 0)
+    assert timings.keys() == {"fedgen_cnn, auto, 0 workers"}
+    assert timings["fedgen_cnn, auto, 0 workers"].steps == 12
+    decision = cases.decisions["fedgen_cnn, auto, 0 workers"]
+    assert (decision["compile"], decision["compiled"]) == (False, None)
+    assert "no C++ compiler (no-such-compiler) on this machine" in decision["reason"]
+
+
+@pytest.mark.slow
+def test_a_first_run_that_fails_is_told_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any failure of the process will do; without data it comes sooner than from a compiler."""
+    monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=1, clients=2))
+    cases = ModelCases("fedgen_cnn", 2, Bench("models", tmp_path))
+    shutil.rmtree(cases._federation.prepared)
+    assert cases.first() == {}
+    assert cases.failed is not None
+    assert "fedgen_cnn, auto, first: failed with exit code 3" in cases.failed
+
+
+@pytest.mark.slow
+def test_auto_finds_what_the_first_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles nothing itself: a run of 12 steps would not repay that. A first run is one round, half of them."""
+    monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=3, clients=2))
+    given = {"models": ("fedgen_cnn",), "rounds": 2, "repetitions": 1, "workers": (0, 1)}
+    result = benchmarks.run("models", given)
+    assert json.loads(json.dumps(result)) == result
+    cases = {case["case"].removeprefix("fedgen_cnn, "): case for case in result["cases"]}
+    ours = [f"{engine}, {workers} workers" for engine in ("serial", "auto") for workers in (0, 1)]
+    assert list(cases) == ["bare", *ours, "auto, first"]
+    seconds = {case: found["seconds"]["median"] for case, found in cases.items()}
+    assert cases["auto, first"]["steps_per_second"] == pytest.approx(6 / seconds["auto, first"])
+    assert result["ratios"] == {
+        f"rounds per second, fedgen_cnn, {case}/bare": pytest.approx(seconds["bare"] / seconds[case]) for case in ours
+    }
+    assert result["settings"]["models"]["fedgen_cnn"]["batch_size"] == 32
+    decisions = {case: found["decision"] for case, found in cases.items() if "decision" in found}
+    assert decisions.keys() == {"auto, 0 workers", "auto, 1 workers"}
+    for decision in decisions.values():
+        assert decision["compiled"] > 0
+        assert decision["compile_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "compiled", "taken"),
+    [
+        (False, False, "serial"),
+        (True, False, "stacked"),
+        (False, True, "compiled"),
+        (True, True, "stacked and compiled"),
+    ],
+)
+def test_what_auto_took_has_a_line(stack: bool, compiled: bool, taken: str) -> None:
+    seconds = {"median": 1.0, "min": 1.0, "max": 1.0}
+    case = {"case": "m, auto, 0 workers", "seconds": seconds, "steps_per_second": 400.0, "peak_mb": 500.0}
+    text = benchmarks.describe(
+        {
+            "name": "models",
+            "machine": {"cores": 2, "torch": "2", "cpu_capability": "any"},
+            "settings": {},
+            "cases": [
+                {**case, "decision": {"stack": stack, "compile": compiled, "reason": "as measured"}},
+                {**case, "case": "m, bare"},
+            ],
+            "ratios": {},
+        }
+    )
+    assert text.splitlines()[3:] == [f"  m, auto, 0 workers took {taken}: as measured"]
