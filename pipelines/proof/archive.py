@@ -21,7 +21,6 @@ from flcore.experiment.provenance import code_fingerprint, code_modules
 from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config, stored_config
 from flcore.io.files import json_text, read_json
 from pipelines.proof.contents import (
-    CLAIMED,
     FINGERPRINT_DIGITS,
     FORMAT,
     METADATA,
@@ -29,10 +28,11 @@ from pipelines.proof.contents import (
     README,
     SHOWN,
     VERSION,
+    Claim,
     read_archive,
     without_places,
 )
-from pipelines.proof.crate import Described, metadata, readme
+from pipelines.proof.crate import Summary, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
 from pipelines.proof.stored_zip import Content, refused_names, write_zip
 from pipelines.runs.inputs import inputs_of
@@ -83,15 +83,13 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
         raise ConfigError(
             f"--licence {shorten(licence)}: no identifier of https://spdx.org/licenses, such as CC-BY-4.0"
         )
-    there = _proof_in(out)
+    existing = _existing_proof(out)
     compared = _comparison_in(directory)
     runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
-    contents: dict[str, Content] = {**_code()}
-    runs_said: dict[str, Any] = {}
-    for run in runs:
-        runs_said[run.name] = _add_run(run, contents)
+    contents: dict[str, Content] = dict(_code())
+    proof_of_runs = {run.name: _add_run(run, contents) for run in runs}
     comparison = None if compared is None else _add_comparison(compared, runs, contents)
-    about = Described(
+    about = Summary(
         name=runs[0].name if compared is None else _named(compared.document),
         runs=[run.name for run in runs],
         sources=sorted(
@@ -119,22 +117,22 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
             "format": FORMAT,
             "version": VERSION,
             "code": {"commit": about.commit, "lock": about.lock},
-            "runs": runs_said,
+            "runs": proof_of_runs,
             "comparison": comparison,
             "files": hashes,
         }
     )
-    if not replace and there not in (None, contents[PROOF]):
+    if not replace and existing not in (None, contents[PROOF]):
         raise ConfigError(f"{out}: holds an archive of something else; name another file with --out")
     write_zip(out, contents)
     return digest_of(out)
 
 
-def _proof_in(out: Path) -> bytes | None:
-    """What the archive that is to be replaced says it holds; None where there is no file.
+def _existing_proof(out: Path) -> bytes | None:
+    """Return ``proof.json`` of the archive that will be replaced; None where there is no file.
 
     Raises:
-        ConfigError: there is something else.
+        ConfigError: the file is something else.
     """
     if not out.exists():
         return None
@@ -242,7 +240,9 @@ def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[st
         "rows": [[names[row["config_hash"]], row["method"], row.get("division")] for row in document["runs"]],
         "budget": document.get("budget"),
         "tuning": document["tuning"],
-        "claims": {claim["name"]: {key: claim[key] for key in CLAIMED} for claim in document.get("claims", [])},
+        "claims": {
+            claim["name"]: {key: claim[key] for key in Claim.model_fields} for claim in document.get("claims", [])
+        },
         "failed": document["failed"],
         "results": digests(files),
     }

@@ -15,142 +15,198 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from flcore.core.errors import DataError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from flcore.config.sections import CompareConfig
+from flcore.core.errors import ConfigError, DataError
+from flcore.core.params import build
+from flcore.core.text import printable, shorten
 from pipelines.proof.stored_zip import StoredZip, read_zip
-from pipelines.proof.values import LARGEST, MOST_JSON, Values, read_json_object
+from pipelines.runs.better import check_direction
 
 FORMAT = "protofl archive"
 VERSION = 1
 PROOF, METADATA, README = "proof.json", "ro-crate-metadata.json", "README.md"
 SHOWN = ("metrics.json", "history.jsonl", "curves.csv", "model.safetensors")
-"""Results of a run that lie in its archive; of the others, what clients and server held, it has the hashes."""
+"""Results of a run that are in its archive; of the others, what clients and server kept, it has the hashes."""
 
-_PLACES: Mapping[str, frozenset[str]] = {
+FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
+_MAX_JSON = 2**28  # bytes of a file that is read into memory as a whole
+_LARGEST = 2**63 - 1
+_MACHINE_KEYS: Mapping[str, frozenset[str]] = {
     "data": frozenset({"root", "download"}),
     "partition": frozenset({"path"}),
     "engine": frozenset({"name", "workers", "ray_address", "gpus_per_worker"}),
 }
-"""Keys that say where things lie, and who computes; none of them changes a result."""
+"""Keys that name places and workers of one machine; none of them changes a result."""
 
-CLAIMED = ("better", "than", "metric", "by", "says")
-"""What an archive says of a claim of its comparison."""
-FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PLUGIN = re.compile(r"plugins/[A-Za-z_][A-Za-z0-9_.]*\.py")
+
+Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)]
+Whole = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]
+Number = Whole | Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST, allow_inf_nan=False)]
+Object = dict[str, Any]
+
+
+class _Checked(BaseModel):
+    """Part of an archive's JSON: exact types, and keys that are not listed are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Decision(_Checked):
+    stack: bool
+    compile: bool
+    fuse: bool | None = None  # missing in older archives
+
+
+class _Header(_Checked):
+    """What is read of a run's ``config.json``; ``config`` has no ``tracking`` and no places of a machine."""
+
+    config: Object
+    identity: Object
+    code: Sha
+    config_hash: Sha
+    environment: Object
+    earlier_environments: list[Object] = []
+    decision: _Decision | None = None
+
+
+class _Proof(_Checked):
+    """What ``proof.json`` says of a run: fingerprints, and hashes of source modules and of results."""
+
+    data: Sha
+    partition: Sha
+    modules: dict[str, Sha]
+    results: dict[str, Sha]
 
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A run in an archive.
-
-    Attributes:
-        name: of its folder there.
-        config: resolved, without ``tracking`` and without places on the machine that made it.
-        identity: what of it can change a result.
-        code: SHA-256 of the sources that it uses. modules: of each of them.
-        data, partition: fingerprints.
-        environment: versions, class of processor and device that it was made with, as far as they are known.
-        earlier_environments: those in which it was begun, where it went on in another one.
-        decision: whether clients were trained in stacks, by compiled steps, and by fused ones; None where nobody has
-            said. An archive from before ``fuse`` has the first two.
-        plugins: files of its method from outside the package, by path in the archive's folder of the run.
-        results: SHA-256 by name of each file that it gave.
-    """
+    """A run in an archive: the name of its folder, its ``config.json``, and its entry in ``proof.json``."""
 
     name: str
-    config: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    code: str
-    modules: Mapping[str, str]
-    data: str
-    partition: str
-    environment: Mapping[str, Any]
-    earlier_environments: Sequence[Mapping[str, Any]]
-    decision: Mapping[str, bool] | None
+    header: _Header
+    proof: _Proof
     plugins: Sequence[str]
-    results: Mapping[str, str]
 
     @property
     def folder(self) -> str:
-        """Where it stands in the archive."""
+        """The folder of the run in the archive."""
         return f"runs/{self.name}"
 
     @property
     def partition_folder(self) -> str:
-        """Where its partition stands in the archive."""
-        return f"partitions/{self.partition[:FINGERPRINT_DIGITS]}"
+        """The folder of the run's partition in the archive."""
+        return f"partitions/{self.proof.partition[:FINGERPRINT_DIGITS]}"
 
 
-@dataclass(frozen=True)
-class ArchivedComparison:
-    """How the runs of an archive were set against each other.
+class Claim(_Checked):
+    """A claim of a comparison, as in the section ``compare``."""
 
-    Attributes:
-        baseline, target_fraction: as in the section ``compare``.
-        rows: of each run, by its folder, what its method is called in the table, in the order of the table, and the
-            seed of its division where each seed was run with several.
-        budget: in a sentence, what every run might spend; None where that is a number of rounds.
-        tuning: what studies found before. failed: why other runs have no result.
-        results: SHA-256 by name of each file of the comparison.
-        claims: as in the section ``compare``, each with all of :data:`CLAIMED`.
-    """
+    better: str
+    than: str
+    metric: str
+    by: Number
+    says: str
+
+
+class _Tuned(_Checked):
+    """The result of a study, with the keys of :class:`~pipelines.reporting.comparison.Tuned`."""
+
+    method: str
+    trials: Whole
+    failed: Whole
+    metric: str
+    given: Number | None = None
+    best: Number | None = None
+    values: Object
+    error: str | None = None
+
+
+class ArchivedComparison(_Checked):
+    """How the runs of an archive are compared: ``rows`` are run, name of its row, and seed of its division or None."""
 
     baseline: str
-    target_fraction: float
-    rows: Sequence[tuple[str, str, int | None]]
-    budget: str | None
-    tuning: Sequence[Mapping[str, Any]]
-    failed: Mapping[str, str]
-    results: Mapping[str, str]
-    claims: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    target_fraction: Number
+    rows: Annotated[list[Annotated[tuple[str, str, Whole | None], Field(strict=False)]], Field(min_length=1)]
+    budget: str | None = None
+    tuning: list[_Tuned]
+    failed: dict[str, str]
+    results: dict[str, Sha]
+    claims: dict[str, Claim] = {}
+
+    @property
+    def section(self) -> Object:
+        """The section ``compare`` of a parameter file that makes the same tables."""
+        return {
+            "baseline": self.baseline.removesuffix(" (tuned)") if self.tuning else self.baseline,
+            "target_fraction": self.target_fraction,
+            "claims": {name: claim.model_dump() for name, claim in self.claims.items()},
+        }
+
+
+class _Code(_Checked):
+    """The commit of the code's repository and the SHA-256 of the lock of its packages, where known."""
+
+    commit: str | None = None
+    lock: str | None = None
+
+
+def _plain_names(runs: dict[str, _Proof]) -> dict[str, _Proof]:
+    if not all(map(_RUN.fullmatch, runs)):
+        raise ValueError("names of runs must be plain")
+    return runs
+
+
+class _Document(_Checked):
+    """The file ``proof.json``."""
+
+    format: Literal["protofl archive"]
+    version: Whole
+    code: _Code
+    runs: Annotated[dict[str, _Proof], Field(min_length=1), AfterValidator(_plain_names)]
+    comparison: ArchivedComparison | None = None
+    files: dict[str, Sha]
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive that was read and found whole.
-
-    Attributes:
-        file: where its files are read from.
-        commit: of the code's repository; None where it was not known. lock: SHA-256 of the lock of its packages.
-        runs: in order. comparison: of them; None where it is the archive of one run.
-    """
+    """A checked archive; ``comparison`` is None for the archive of one run."""
 
     file: StoredZip
-    commit: str | None
-    lock: str | None
     runs: Sequence[ArchivedRun]
     comparison: ArchivedComparison | None
 
     def read(self, name: str) -> bytes:
-        """A file of the archive.
+        """Return a file of the archive.
 
         Raises:
-            DataError: there is none of this name, or it is too large to be read as a whole.
+            DataError: it is missing, or too large to be read as a whole.
         """
-        return self.file.read(name, MOST_JSON)
+        return self.file.read(name, _MAX_JSON)
 
-    def json(self, name: str) -> dict[str, Any]:
-        """A JSON object of the archive.
+    def json(self, name: str) -> Object:
+        """Return a JSON object of the archive.
 
         Raises:
-            DataError: it is none.
+            DataError: the file is no JSON object.
         """
-        return read_json_object(self.file, name)
+        return _read_json(self.file, name)
 
 
-def without_places(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, nested, without what it says of the machine that made it.
-
-    What somebody else has written there is not gone to either: no folder, no download, no cluster.
-    """
+def without_places(config: Mapping[str, Any]) -> Object:
+    """Return a nested configuration without folders, downloads, clusters and tracking."""
     return {
-        section: {key: value for key, value in values.items() if key not in _PLACES.get(section, ())}
+        section: {key: value for key, value in values.items() if key not in _MACHINE_KEYS.get(section, ())}
         if isinstance(values, Mapping)
         else values
         for section, values in config.items()
@@ -159,46 +215,39 @@ def without_places(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_archive(path: Path) -> Archive:
-    """Read an archive and check all of it: every byte against its hash, and that it says what one must say.
+    """Read an archive and check all of it: every file against its hash, every value that is used, and the comparison.
 
     Raises:
-        DataError: something is damaged, missing or not what is expected; names the file.
+        DataError: something is damaged, missing or unexpected; names the file.
     """
     file = read_zip(path)
-    proof = Values(f"{path}: {PROOF}", read_json_object(file, PROOF))
-    if (proof.text("format"), proof.whole("version")) != (FORMAT, VERSION):
+    raw = _read_json(file, PROOF)
+    if raw.get("format") != FORMAT or (type(raw.get("version")) is int and raw["version"] != VERSION):
         raise DataError(f"{path}: {PROOF} is of another version of archives; use the protofl that wrote it")
-    _check_hashes(file, proof.hashes("files"))
-    runs = proof.inner("runs")
-    names = list(runs.values)
-    if not names or not all(_RUN.fullmatch(name) for name in names):
-        raise DataError(f"{path}: {PROOF}: runs: expected one or more, by plain names")
-    compared = proof.inner("comparison") if proof.values.get("comparison") is not None else None
-    code = proof.inner("code")
-    archive = Archive(
-        file,
-        code.optional_text("commit"),
-        code.optional_text("lock"),
-        [_run(file, name, runs.inner(name)) for name in names],
-        None if compared is None else _comparison(compared, names),
-    )
-    wanted = [f"{run.folder}/{name}" for run in archive.runs for name in run.results if name in SHOWN]
-    wanted += [f"{run.folder}/{plugin}" for run in archive.runs for plugin in run.plugins]
-    wanted += [
-        f"{run.partition_folder}/{name}" for run in archive.runs for name in ("manifest.json", "indices.safetensors")
-    ]
-    wanted += [f"comparison/{name}" for name in (archive.comparison.results if archive.comparison else ())]
-    missing = next((name for name in wanted if name not in file.entries), None)
+    document = _validated(_Document, raw, f"{path}: {PROOF}")
+    _check_hashes(file, document.files)
+    archive = Archive(file, [_run(file, *item) for item in document.runs.items()], document.comparison)
+    required = [name for run in archive.runs for name in _required(run)]
+    required += [f"comparison/{name}" for name in (archive.comparison.results if archive.comparison else ())]
+    missing = next((name for name in required if name not in file.entries), None)
     if missing is not None:
         raise DataError(f"{path}: {PROOF} names {missing}, which is not there")
+    if archive.comparison is not None:
+        _check_comparison(archive.comparison, archive.runs, f"{path}: {PROOF}: comparison")
     return archive
 
 
+def _required(run: ArchivedRun) -> list[str]:
+    own = [*(name for name in run.proof.results if name in SHOWN), *run.plugins]
+    partition = ("manifest.json", "indices.safetensors")
+    return [f"{run.folder}/{name}" for name in own] + [f"{run.partition_folder}/{name}" for name in partition]
+
+
 def _check_hashes(file: StoredZip, hashes: Mapping[str, str]) -> None:
-    named, there = set(hashes) | {PROOF}, set(file.entries)
-    if named != there:
-        other = sorted(named ^ there)[0]
-        raise DataError(f"{file.path}: {other} is {'missing' if other in named else 'named nowhere in ' + PROOF}")
+    named, present = {*hashes, PROOF}, set(file.entries)
+    if named != present:
+        name = min(named ^ present)
+        raise DataError(f"{file.path}: {name} is {'missing' if name in named else 'named nowhere in ' + PROOF}")
     for name, expected in hashes.items():
         digest = hashlib.sha256()
         for piece in file.chunks(name):
@@ -209,81 +258,80 @@ def _check_hashes(file: StoredZip, hashes: Mapping[str, str]) -> None:
             )
 
 
-def _run(file: StoredZip, name: str, said: Values) -> ArchivedRun:
-    where = f"runs/{name}/config.json"
-    header = Values(f"{file.path}: {where}", read_json_object(file, where))
-    config = header.inner("config")
-    plugins = []
-    listed = config.values.get("plugins") or []
-    for entry in listed if isinstance(listed, list) else [None]:
-        place = entry.get("path") if isinstance(entry, dict) else None
-        if not isinstance(place, str) or not _PLUGIN.fullmatch(place):
-            raise DataError(f"{header.where}: plugins: expected files such as plugins/mine.py with their SHA-256")
-        plugins.append(place)
-    earlier = header.values.get("earlier_environments", [])
-    if not isinstance(earlier, list) or not all(isinstance(entry, dict) for entry in earlier):
-        raise DataError(f"{header.where}: earlier_environments: expected a list of objects")
-    decision = header.inner("decision") if header.values.get("decision") is not None else None
-    header.hash("config_hash")  # nobody reads it, but every run has one
-    results = said.hashes("results")
-    if "metrics.json" not in results:
-        raise DataError(f"{said.where}: results: has no metrics.json, which every run has")
-    decided = ("stack", "compile", "fuse") if decision and "fuse" in decision.values else ("stack", "compile")
-    return ArchivedRun(
-        name=name,
-        config=config.values,
-        identity=header.inner("identity").values,
-        code=header.hash("code"),
-        modules=said.hashes("modules"),
-        data=said.hash("data"),
-        partition=said.hash("partition"),
-        environment=header.inner("environment").values,
-        earlier_environments=earlier,
-        decision=None if decision is None else {key: decision.truth(key) for key in decided},
-        plugins=plugins,
-        results=results,
+def _run(file: StoredZip, name: str, proof: _Proof) -> ArchivedRun:
+    where = f"{file.path}: runs/{name}/config.json"
+    header = _validated(_Header, _read_json(file, f"runs/{name}/config.json"), where)
+    listed = header.config.get("plugins") or []
+    plugins = (
+        [entry.get("path") if isinstance(entry, dict) else None for entry in listed]
+        if isinstance(listed, list)
+        else [None]
     )
+    if not all(isinstance(path, str) and _PLUGIN.fullmatch(path) for path in plugins):
+        raise DataError(f"{where}: plugins: expected files such as plugins/mine.py with their SHA-256")
+    if "metrics.json" not in proof.results:
+        raise DataError(f"{file.path}: {PROOF}: runs: {name}: results: has no metrics.json, which every run has")
+    return ArchivedRun(name, header, proof, [str(path) for path in plugins])
 
 
-def _comparison(said: Values, runs: Sequence[str]) -> ArchivedComparison:
-    rows = said.values.get("rows")
-    if not isinstance(rows, list) or not all(
-        isinstance(row, list) and len(row) == 3 and row[0] in runs and isinstance(row[1], str)
-        and (row[2] is None or (type(row[2]) is int and abs(row[2]) <= LARGEST))
-        for row in rows
-    ):  # fmt: skip
-        raise DataError(f"{said.where}: rows: expected a run, what its method is called, and a seed or null, for each")
-    tuning = said.values.get("tuning")
-    if not isinstance(tuning, list) or not all(isinstance(entry, dict) for entry in tuning):
-        raise DataError(f"{said.where}: tuning: expected a list of objects")
-    failed = said.inner("failed")
-    return ArchivedComparison(
-        baseline=said.text("baseline"),
-        target_fraction=said.number("target_fraction"),
-        rows=[(run, row, draw) for run, row, draw in rows],
-        budget=said.optional_text("budget"),
-        tuning=[_tuned(Values(f"{said.where}: tuning", entry)) for entry in tuning],
-        failed={label: failed.text(label) for label in failed.values},
-        results=said.hashes("results"),
-        claims=_claims(said.inner("claims")) if "claims" in said.values else {},
-    )
+def _check_comparison(comparison: ArchivedComparison, runs: Sequence[ArchivedRun], where: str) -> None:
+    """Refuse before training what the comparison itself would refuse after it."""
+    by_name = {run.name: run for run in runs}
+    seen: set[tuple[str, int | None, str]] = set()
+    partitions: dict[tuple[int | None, str], str] = {}
+    for name, row, draw in comparison.rows:
+        if name not in by_name:
+            raise DataError(f"{where}: rows: {shorten(name)} is no run of this archive")
+        run = by_name[name]
+        pair = (draw, json.dumps(run.header.config.get("seed")))
+        if (row, *pair) in seen:
+            raise DataError(f"{where}: rows: {shorten(row)} appears twice with seed {shorten(pair[1])}")
+        seen.add((row, *pair))
+        if run.proof.data != by_name[comparison.rows[0][0]].proof.data:
+            raise DataError(f"{where}: rows: {name} has other data than {comparison.rows[0][0]}")
+        method = run.header.config.get("method")
+        if isinstance(method, Mapping) and method.get("name") == "central":  # has no partition
+            continue
+        if partitions.setdefault(pair, run.proof.partition) != run.proof.partition:
+            raise DataError(f"{where}: rows: {name} has another partition than other runs of its seed")
+    try:
+        build(CompareConfig, comparison.section, "compare")
+        for name, claim in comparison.claims.items():
+            if claim.metric:
+                check_direction(claim.metric, f"compare.claims.{name}: metric")
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}") from error
 
 
-def _claims(said: Values) -> dict[str, Mapping[str, Any]]:
-    found = {name: said.inner(name) for name in said.values}
-    return {
-        name: {**{key: own.text(key) for key in CLAIMED if key != "by"}, "by": own.number("by")}
-        for name, own in found.items()
-    }
+# ---- untrusted JSON ----------------------------------------------------------------------------------------------
 
 
-def _tuned(said: Values) -> Mapping[str, Any]:
-    """What a study found, with the keys and types of :class:`~pipelines.reporting.comparison.Tuned`."""
-    figures = {key: said.number(key) for key in ("given", "best") if said.values.get(key) is not None}
-    return {
-        **{key: said.text(key) for key in ("method", "metric")},
-        **{key: said.whole(key) for key in ("trials", "failed")},
-        **{"given": None, "best": None, **figures},
-        "values": said.inner("values").values,
-        "error": said.optional_text("error"),
-    }
+_Model = TypeVar("_Model", bound=_Checked)
+
+
+def _validated(model: type[_Model], values: Object, where: str) -> _Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ": ".join(shorten(str(part), 60) for part in first["loc"])
+        raise DataError(f"{where}: {place}: {shorten(first['msg'])}") from error
+
+
+def _printable(value: Any) -> Any:
+    """Escape control characters in all texts of a JSON value: they reach terminals, tables and pages."""
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def _read_json(file: StoredZip, name: str) -> Object:
+    try:
+        content = _printable(json.loads(file.read(name, _MAX_JSON)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file.path}: {name} is no JSON that can be read") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file.path}: {name}: expected a JSON object")
+    return content

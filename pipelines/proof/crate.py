@@ -1,4 +1,4 @@
-"""What an archive says of itself: RO-Crate 1.2 metadata for catalogues, and a page in plain words for people."""
+"""What an archive says of itself: RO-Crate 1.2 metadata for catalogues, and a README for people."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ from flcore.version import VERSION
 from pipelines.runs.provenance import processor_of
 
 SPECIFICATION = "https://w3id.org/ro/crate/1.2"
-_SOFTWARE = "#protofl"
-_ACTION = "#carried-out"
 _TYPES = {
-    "json": "application/json",
-    "jsonl": "application/jsonl",
-    "csv": "text/csv",
-    "md": "text/markdown",
-    "tex": "application/x-tex",
-    "py": "text/x-python",
-    "toml": "application/toml",
+    **{"json": "application/json", "jsonl": "application/jsonl", "toml": "application/toml", "csv": "text/csv"},
+    **{"md": "text/markdown", "tex": "application/x-tex", "py": "text/x-python"},
     "safetensors": "application/octet-stream",
 }
-_MEANS = {
+_MEANINGS = {
     "config.json": "resolved configuration, identity, code hash and environment of a run",
     "metrics.json": "final scores and costs",
     "history.jsonl": "a record per evaluated round",
@@ -33,11 +26,58 @@ _MEANS = {
     "comparison.md": "the table of the comparison",
     "requirements.lock": "every package with version and hash",
 }
+_README = """\
+# {name}
+
+{what} of federated learning, made by protofl {version}{commit}. Anybody can repeat it and check that the same comes
+out, to the byte.
+
+## Repeat it
+
+You need Linux, Python 3.11 or 3.12 and make. The code and the exact versions of all packages are in here; with this
+file as `archive.zip`:
+
+```sh
+unzip archive.zip -d archive && cd archive/code && make .venv/.ready
+.venv/bin/protofl reproduce ../../archive.zip --check{options}
+```
+
+The second command trains every run again and compares each file of results with its hash in `proof.json`. It exits with
+0 if all are the same, with 4 and the names of those that differ if not, and with 3 if this archive is damaged.
+
+## What else you need
+
+The data are not in here, only their names and fingerprints:
+
+{data}
+
+{files}
+
+## When bytes may differ
+
+It was made on a processor of the class {processor} ({made_with}). On another class the last bits of sums differ; the
+command then says so and compares accuracies and byte counts instead.
+
+{plugins}## Contents
+
+| file | contents |
+| :--- | :--- |
+| `proof.json` | SHA-256 of every file in here and of every result |
+| `ro-crate-metadata.json` | the same for catalogues (RO-Crate 1.2) |
+| `runs/` | per run its configuration, scores, history and model |
+| `partitions/`, `data/` | which client has which samples; what the data are |
+{comparison}{code}
+Results are published under {licence}; protofl is under Apache-2.0.
+"""
+_PLUGINS = (
+    "A method in here is not part of protofl: its file is in `runs/*/plugins/`. Read it before you allow it to run "
+    "with `--trust-plugins`.\n\n"
+)
 
 
 @dataclass(frozen=True)
-class Described:
-    """What is said of an archive beside its files.
+class Summary:
+    """What README and metadata say of an archive.
 
     Attributes:
         name: of the whole. runs: names of its runs.
@@ -45,8 +85,8 @@ class Described:
         environment: of the first run, as far as it is known.
         commit: of the code. lock: SHA-256 of the lock of its packages.
         day: on which the last run ended, as 2026-11-30.
-        licence: SPDX identifier under which it is handed on.
-        needs_root: the data are files that the user brings. has_plugins: methods from outside the package are among it.
+        licence: SPDX identifier of the results' licence.
+        needs_root: the user brings the data's files. has_plugins: it contains methods from outside the package.
         is_comparison: of several runs, with their table.
     """
 
@@ -63,149 +103,93 @@ class Described:
     is_comparison: bool
 
     @property
-    def processor(self) -> str:
-        """Its class: :func:`flcore.core.cpu_class.processor_class`."""
-        return processor_of(self.environment) or "unknown"
+    def what(self) -> str:
+        return f"A comparison of {len(self.runs)} runs" if self.is_comparison else "A run"
 
 
-def metadata(about: Described, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The content of ``ro-crate-metadata.json``.
+def metadata(about: Summary, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the content of ``ro-crate-metadata.json``.
 
     Args:
         about: the archive.
-        hashes: SHA-256 by name of all other files but the proof, which names this one's. sizes: their bytes.
+        hashes: SHA-256 by name of all other files but the proof, which contains this one's. sizes: their bytes.
     """
     names = [name for name in sorted(hashes) if not name.startswith("code/")]
-    results = [name for name in names if name.startswith(("runs/", "comparison/"))]
-    inputs = [name for name in names if name.startswith(("partitions/", "data/"))]
     licence = f"https://spdx.org/licenses/{about.licence}"
-    graph: list[dict[str, Any]] = [
-        {
-            "@id": "ro-crate-metadata.json",
-            "@type": "CreativeWork",
-            "about": {"@id": "./"},
-            "conformsTo": {"@id": SPECIFICATION},
-        },
-        {
-            "@id": "./",
-            "@type": "Dataset",
-            "name": f"protofl: {about.name}",
-            "description": f"{_what(about)} of prototype-based federated learning, with everything but the data that "
-            "somebody else needs to repeat it to the byte: protofl reproduce --check carries it out and compares.",
-            "datePublished": about.day,
-            "license": {"@id": licence},
-            "hasPart": [{"@id": name} for name in (*names, "proof.json", *(["code/"] if about.lock else []))],
-            "mentions": {"@id": _ACTION},
-        },
-        {
-            "@id": licence,
-            "@type": "CreativeWork",
-            "name": about.licence,
-            "description": f"The licence {about.licence} of the SPDX list; the data have licences of their own.",
-        },
-        {
-            "@id": _SOFTWARE,
-            "@type": "SoftwareApplication",
-            "name": "protofl",
-            "softwareVersion": VERSION if about.commit is None else f"{VERSION}, commit {about.commit}",
-            "softwareRequirements": {"@id": "code/infra/requirements.lock"} if about.lock else "torch",
-            "license": "https://spdx.org/licenses/Apache-2.0",
-        },
-        {
-            "@id": _ACTION,
-            "@type": "CreateAction",
-            "name": f"{_what(about)} carried out",
-            "instrument": {"@id": _SOFTWARE},
-            "object": [{"@id": name} for name in inputs],
-            "result": [{"@id": name} for name in results],
-            "endTime": about.day,
-        },
-        {
-            "@id": "proof.json",
-            "@type": "File",
-            "name": "hashes of every file and every result",
-            "encodingFormat": "application/json",
-        },
+
+    def entity(at: str, kind: str, /, **values: Any) -> dict[str, Any]:
+        return {"@id": at, "@type": kind, **values}
+
+    def references(*names: str) -> list[dict[str, str]]:
+        return [{"@id": name} for name in names]
+
+    graph = [
+        entity("ro-crate-metadata.json", "CreativeWork", about={"@id": "./"}, conformsTo={"@id": SPECIFICATION}),
+        entity(
+            "./",
+            "Dataset",
+            name=f"protofl: {about.name}",
+            description=f"{about.what} of prototype-based federated learning, with everything but the data that is "
+            "needed to repeat it to the byte: protofl reproduce --check runs it and compares.",
+            datePublished=about.day,
+            license={"@id": licence},
+            hasPart=references(*names, "proof.json", *(["code/"] if about.lock else [])),
+            mentions={"@id": "#run"},
+        ),
+        entity(
+            licence,
+            "CreativeWork",
+            name=about.licence,
+            description=f"The licence {about.licence} of the SPDX list; the data have licences of their own.",
+        ),
+        entity(
+            "#protofl",
+            "SoftwareApplication",
+            name="protofl",
+            softwareVersion=VERSION if about.commit is None else f"{VERSION}, commit {about.commit}",
+            softwareRequirements={"@id": "code/infra/requirements.lock"} if about.lock else "torch",
+            license="https://spdx.org/licenses/Apache-2.0",
+        ),
+        entity(
+            "#run",
+            "CreateAction",
+            name=about.what,
+            instrument={"@id": "#protofl"},
+            object=references(*(name for name in names if name.startswith(("partitions/", "data/")))),
+            result=references(*(name for name in names if name.startswith(("runs/", "comparison/")))),
+            endTime=about.day,
+        ),
+        entity("proof.json", "File", name="hashes of every file and result", encodingFormat="application/json"),
     ]
     if about.lock:
-        graph.append({"@id": "code/", "@type": "Dataset", "name": "protofl, with the lock of its packages"})
+        graph.append(entity("code/", "Dataset", name="protofl, with the lock of its packages"))
         names.append("code/infra/requirements.lock")
-    graph += [_file(name, hashes[name], sizes[name]) for name in names]
+    for name in names:
+        base = name.rpartition("/")[2]
+        meaning = f": {_MEANINGS[base]}" if base in _MEANINGS else ""
+        kind = _TYPES.get(base.rpartition(".")[2], "text/plain")
+        details = {"contentSize": str(sizes[name]), "encodingFormat": kind, "sha256": hashes[name]}
+        graph.append(entity(name, "File", name=f"{name}{meaning}", **details))
     return {"@context": f"{SPECIFICATION}/context", "@graph": graph}
 
 
-def _file(name: str, digest: str, size: int) -> dict[str, Any]:
-    base = name.rpartition("/")[2]
-    means = f": {_MEANS[base]}" if base in _MEANS else ""
-    return {
-        "@id": name,
-        "@type": "File",
-        "name": f"{name}{means}",
-        "contentSize": str(size),
-        "encodingFormat": _TYPES.get(base.rpartition(".")[2], "text/plain"),
-        "sha256": digest,
-    }
-
-
-def _what(about: Described) -> str:
-    return f"A comparison of {len(about.runs)} runs" if about.is_comparison else "A run"
-
-
-def readme(about: Described) -> str:
-    """The content of ``README.md``. What the file is called is not in it: the same folder is to give the same bytes."""
-    extra = " --set data.root=FOLDER" if about.needs_root else ""
-    extra += " --trust-plugins" if about.has_plugins else ""
-    commit = "" if about.commit is None else f" (commit {about.commit})"
-    versions = about.environment.get("versions") or {}
-    made_with = ", ".join(
-        [f"Python {about.environment.get('python', 'unknown')}"]
-        + [f"{name} {versions[name]}" for name in ("torch", "numpy") if versions.get(name)]
+def readme(about: Summary) -> str:
+    """Return ``README.md``, without the name of the archive: the same folder gives the same bytes."""
+    versions = {"Python": about.environment.get("python", "unknown"), **(about.environment.get("versions") or {})}
+    return _README.format(
+        name=about.name,
+        what=about.what,
+        version=VERSION,
+        commit="" if about.commit is None else f" (commit {about.commit})",
+        options=" --set data.root=FOLDER" * about.needs_root + " --trust-plugins" * about.has_plugins,
+        data="\n".join(f"- {name}; licence: {licence}" for name, licence in about.sources),
+        files="FOLDER contains their files; `docs/explanation/data.md` of protofl describes the layout."
+        if about.needs_root
+        else "They come with the packages: there is nothing to download.",
+        processor=processor_of(about.environment) or "unknown",
+        made_with=", ".join(f"{key} {versions[key]}" for key in ("Python", "torch", "numpy") if versions.get(key)),
+        plugins=_PLUGINS * about.has_plugins,
+        comparison="| `comparison/` | the tables of the comparison |\n" * about.is_comparison,
+        code="| `code/` | protofl, and `infra/requirements.lock`, its packages |\n" * bool(about.lock),
+        licence=about.licence,
     )
-    data = "\n".join(f"- {name}; licence: {licence}" for name, licence in about.sources)
-    lines = [
-        f"# {about.name}",
-        "",
-        f"{_what(about)} of federated learning, made by protofl {VERSION}{commit} and written down so that anybody can "
-        "repeat it and see whether the same comes out, to the byte.",
-        "",
-        "## Repeat it",
-        "",
-        "You need Linux, Python 3.11 or 3.12 and make. The code and the exact versions of all packages are in here; "
-        "with this file as `archive.zip`:",
-        "",
-        "```sh",
-        "unzip archive.zip -d archive && cd archive/code && make .venv/.ready",
-        f".venv/bin/protofl reproduce ../../archive.zip --check{extra}",
-        "```",
-        "",
-        "The second command trains every run anew and compares each file of results with its hash in `proof.json`. It "
-        "ends with 0 if all are the same, with 4 and the names of those that differ if not, and with 3 if this archive "
-        "has been damaged or changed.",
-        "",
-        "## What you need beside it",
-        "",
-        f"The data are not in here, only what they are called and their fingerprints:\n\n{data}",
-        "",
-        *(["FOLDER is where you have put their files; `docs/explanation/data.md` of protofl says in which layout.", ""]
-          if about.needs_root else ["They come with the packages: nothing is to be fetched.", ""]),
-        "## When the bytes may differ",
-        "",
-        f"It was made on a processor of the class {about.processor} ({made_with}). On another class last bits of sums "
-        "differ; the command then says so and compares accuracies and counted bytes instead.",
-        "",
-        *(["A method in here is not part of protofl: its file lies in `runs/*/plugins/`. Read it before you allow it "
-           "to run with `--trust-plugins`.", ""] if about.has_plugins else []),
-        "## What is in here",
-        "",
-        "| file | what |",
-        "| :--- | :--- |",
-        "| `proof.json` | SHA-256 of every file in here, and of every file that the runs gave |",
-        "| `ro-crate-metadata.json` | the same for catalogues (RO-Crate 1.2) |",
-        "| `runs/` | per run its configuration, scores, history and model |",
-        "| `partitions/`, `data/` | which client holds which samples; what the data are |",
-        *(["| `comparison/` | the tables of the comparison |"] if about.is_comparison else []),
-        *(["| `code/` | protofl, and `infra/requirements.lock`, its packages |"] if about.lock else []),
-        "",
-        f"Results are handed on under {about.licence}; protofl is under Apache-2.0.",
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"

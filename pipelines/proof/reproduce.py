@@ -35,7 +35,6 @@ from pipelines.proof.results import (
     digests,
     result_files,
 )
-from pipelines.proof.rows import check_rows, section_of
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.standard_error import print_drawn
@@ -89,7 +88,6 @@ def reproduce(
         RunError: a run failed.
     """
     archive = read_archive(path)
-    check_rows(archive)
     home = out or Path("runs") / "reproduced" / path.stem  # beside what was archived here under this name
     _claim(home, archive)
     brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
@@ -133,10 +131,10 @@ def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence
     config = _config(archive, run, folder, assignments)
     prepared = how.steps.call("prepare-data", Cache.here().prepared, config)
     found = read_json(prepared / "meta.json", _CURE)["fingerprint"]
-    if found != run.data:
+    if found != run.proof.data:
         raise DataError(
             f"{run.name}: the data {config.source.name} here are not the archive's (fingerprint {found[:8]}, not "
-            f"{run.data[:8]}): other files, or another version of them; name the right ones by --set data.root=FOLDER"
+            f"{run.proof.data[:8]}): other files or another version; set --set data.root=FOLDER to the right ones"
         )
     partition = home / run.partition_folder
     for name in ("manifest.json", "indices.safetensors"):
@@ -150,7 +148,7 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
     """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
     from flcore.config.schema import Config
 
-    raw = resolve_paths(without_removed(without_places(run.config)), folder)
+    raw = resolve_paths(without_removed(without_places(run.header.config)), folder)
     try:
         before = Config.from_mapping(raw)
     except ConfigError as error:
@@ -174,8 +172,9 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
     if files.config.exists():
         return
     disk.make_folder(files.checkpoint)
-    decision = None if run.decision is None else {**run.decision, "reason": "as in the archive"}
-    write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={}, decision=decision)
+    decision = run.header.decision
+    taken = decision and {**decision.model_dump(exclude_none=True), "reason": "as in the archive"}
+    write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={}, decision=taken)
 
 
 def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
@@ -199,14 +198,14 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
     """Set the runs against each other as the archive says."""
     asked = how.recorder.compare(
         "comparison",
-        {"compare": section_of(comparison)},
+        {"compare": comparison.section},
         [home / "runs" / run for run, _, _ in comparison.rows],
         home,
         name=home.name,
         rows=[row for _, row, _ in comparison.rows],
         draws=[draw for _, _, draw in comparison.rows],
         budget=comparison.budget,
-        tuning=list(comparison.tuning) or None,
+        tuning=[tuned.model_dump() for tuned in comparison.tuning] or None,
         failed=dict(comparison.failed),
         **how.console,
     )
@@ -229,7 +228,7 @@ def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Opera
         _check_division(run, ready, how, findings)
     divided, of_classes = list(findings.other), list[str]()
     for run, ready in zip(archive.runs, placed, strict=True):
-        apart = _check_files(archive, run.folder, run.results, result_files(ready.directory), findings, SHOWN)
+        apart = _check_files(archive, run.folder, run.proof.results, result_files(ready.directory), findings, SHOWN)
         if apart and findings.classes is not None:
             metrics = f"{run.folder}/metrics.json"
             found = read_json(RunFiles(ready.directory).metrics, _CURE)
@@ -273,17 +272,19 @@ def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) 
     from flcore.running import describe_environment
 
     here = describe_environment(ready.config)
-    there = run.environment
-    everywhere = [*run.earlier_environments, there]
+    there = run.header.environment
+    everywhere = [*run.header.earlier_environments, there]
     # An archive from before digests of kernels knows the instruction set alone: what both know is compared.
     told = "processor" if there.get("processor") else "cpu_capability"
     kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (*everywhere, here)]
     if len(set(kinds)) > 1 and findings.classes is None:
         findings.classes = (" and then ".join(dict.fromkeys(kinds[:-1])), kinds[-1])
-    if ready.code != run.code:
+    if ready.code != run.header.code:
         modules = code_modules(ready.config)
         names = sorted(
-            name for name in modules.keys() | run.modules.keys() if modules.get(name) != run.modules.get(name)
+            name
+            for name in modules.keys() | run.proof.modules.keys()
+            if modules.get(name) != run.proof.modules.get(name)
         )
         _remark(findings, f"the code here is another than the archive's: {listed(names)}")
     all_known = [about["versions"] for about in everywhere if isinstance(about.get("versions"), dict)]
@@ -298,7 +299,7 @@ def _check_division(run: ArchivedRun, ready: PlacedRun, how: Operation, findings
     if ready.config.partitioner.name == "imported":
         return
     division = how.steps.call("partition-data", Cache.here().partition, ready.config, ready.inputs.prepared)
-    if read_json(division / "manifest.json", _CURE)["fingerprint"] != run.partition:
+    if read_json(division / "manifest.json", _CURE)["fingerprint"] != run.proof.partition:
         text = "dividing the data as configured gives other indices"
         if f"{run.partition_folder}: {text}" not in findings.other:
             findings.other.append(f"{run.partition_folder}: {text}")

@@ -1,4 +1,4 @@
-"""What a run or a comparison gives that must be the same bytes elsewhere, and how two of them differ, in words."""
+"""The results that must be the same bytes elsewhere, and how two of them differ, in words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import numpy as np
 
 from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.record import COMMUNICATION, SCORES, TASK_SCORES
@@ -52,83 +54,65 @@ def digests(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def difference(name: str, expected: bytes, found: bytes) -> str:
-    """What is other in a file than expected: figures of JSON, lines of text, entries of arrays.
-
-    Args:
-        name: of the file, whose ending says what it holds.
-        expected: its bytes as recorded. found: as they are.
-    """
-    if name.endswith(".safetensors"):
-        return _listed(_differing_arrays(expected, found))
+    """Say how a file differs from what is expected: values of JSON, arrays, else the first line that differs."""
     try:
-        if name.endswith(".json"):
-            return _listed(_differing_values(json.loads(expected), json.loads(found)))
-        if name.endswith(".jsonl"):
-            return _listed(_differing_records(expected, found))
+        one, other = _values(name, expected), _values(name, found)
     except (ValueError, RecursionError):
-        return "one of the two is no JSON"
-    pairs = enumerate(zip(expected.splitlines(), found.splitlines(), strict=False), start=1)
-    first = next((number for number, (one, other) in pairs if one != other), None)
-    return "other bytes, the same lines" if first is None else f"line {first} is the first that differs"
-
-
-def _listed(differences: Iterator[str]) -> str:
-    told = list(differences)
-    if not told:
+        return "other bytes, which cannot be decoded"
+    differences = list(_differing(one, other))
+    if not differences:
         return "other bytes with the same values"
-    more = len(told) - _SHOWN
-    return "; ".join([*told[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    more = len(differences) - _SHOWN
+    return "; ".join([*differences[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _differing_records(expected: bytes, found: bytes) -> Iterator[str]:
-    one, other = expected.splitlines(), found.splitlines()
-    if len(one) != len(other):
-        yield f"{len(other)} records instead of {len(one)}"
-    for before, now in zip(one, other, strict=False):
-        if before != now:
-            record = json.loads(before)
-            number = record.get("round") if isinstance(record, dict) else None
-            yield from (f"round {number}: {text}" for text in _differing_values(record, json.loads(now)))
+def _values(name: str, content: bytes) -> dict[str, Any]:
+    """Return a file's content by the names of its parts."""
+    if name.endswith(".safetensors"):
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            return dict(sorted(load(content).items()))
+        except (SafetensorError, KeyError) as error:  # KeyError: a type that NumPy does not have
+            raise ValueError(str(error)) from error
+    if name.endswith(".json"):
+        document = json.loads(content)
+        return document if isinstance(document, dict) else {"": document}
+    lines = content.splitlines()
+    if not name.endswith(".jsonl"):
+        return {f"line {number}": line for number, line in enumerate(lines, start=1)}
+    records = [json.loads(line) for line in lines]
+    numbers = [
+        record.get("round", place) if isinstance(record, dict) else place for place, record in enumerate(records)
+    ]
+    return {f"round {number}": record for number, record in zip(numbers, records, strict=True)}
 
 
-def _differing_values(expected: Any, found: Any, place: str = "") -> Iterator[str]:
-    """Places where two JSON values differ, with both values."""
+def _differing(expected: Any, found: Any, place: str = "") -> Iterator[str]:
+    """Yield the places where two values differ, with both values."""
     if isinstance(expected, dict) and isinstance(found, dict):
-        for key in sorted(expected.keys() | found.keys()):
+        for key in [*expected, *(key for key in found if key not in expected)]:
             where = f"{place}.{key}" if place else str(key)
             if key not in found or key not in expected:
                 yield f"{where} is {'missing' if key in expected else 'new'}"
             else:
-                yield from _differing_values(expected[key], found[key], where)
+                yield from _differing(expected[key], found[key], where)
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from _differing_values(one, other, f"{place}[{number}]")
+            yield from _differing(one, other, f"{place}[{number}]")
+    elif isinstance(expected, np.ndarray):
+        if expected.shape != found.shape or expected.dtype != found.dtype:
+            yield f"{place} has another shape or type"
+        elif expected.tobytes() != found.tobytes():
+            yield f"{place} differs by {abs(expected.astype('float64') - found.astype('float64')).max():.2g} at most"
     elif type(expected) is not type(found) or expected != found:
         yield f"{place} is {_short(found)} instead of {_short(expected)}"
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _differing_arrays(expected: bytes, found: bytes) -> Iterator[str]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        one, other = load(expected), load(found)
-    except (SafetensorError, KeyError):  # a type that NumPy does not have
-        yield "other bytes"
-        return
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other:
-            yield f"{name} is {'missing' if name in one else 'new'}"
-        elif one[name].shape != other[name].shape or one[name].dtype != other[name].dtype:
-            yield f"{name} has another shape or type"
-        elif one[name].tobytes() != other[name].tobytes():
-            gap = abs(one[name].astype("float64") - other[name].astype("float64")).max()
-            yield f"{name} differs by {gap:.2g} at most"
 
 
 def beyond_tolerance(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

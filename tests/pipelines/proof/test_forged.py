@@ -15,7 +15,6 @@ from flcore.core.text import is_control
 from pipelines.cli.app import main
 from pipelines.proof import reproduce
 from pipelines.proof.contents import ArchivedComparison, read_archive
-from pipelines.proof.rows import check_rows, section_of
 from pipelines.proof.stored_zip import read_zip, write_zip
 from pipelines.reporting.comparison_files import markdown, print_table
 from pipelines.reporting.comparison_report import collect
@@ -136,7 +135,6 @@ def test_whatever_a_field_is_it_is_refused_or_shown_without_control_characters(
             write_zip(Path("x.zip"), {**contents, "proof.json": json.dumps(replaced(proof, path, value)).encode()})
             try:
                 archive = read_archive(Path("x.zip"))
-                check_rows(archive)
             except DataError as refusal:
                 said = str(refusal)
                 assert len(said.splitlines()) == 1 and len(said) < 2000, (path, value)
@@ -158,12 +156,12 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
 def shown(comparison: ArchivedComparison, finished: Path) -> None:
     """What ``protofl reproduce`` compares and prints, with a finished run in place of all runs."""
     compared = collect(
-        {"compare": section_of(comparison)},
+        {"compare": comparison.section},
         [finished for _ in comparison.rows],
         comparison.failed,
         rows=[row for _, row, _ in comparison.rows],
         draws=[draw for _, _, draw in comparison.rows],
-        tuning=comparison.tuning or None,
+        tuning=[tuned.model_dump() for tuned in comparison.tuning] or None,
         budget=comparison.budget,
     )
     table = io.StringIO()

@@ -294,15 +294,15 @@ def test_no_place_that_an_archive_names_is_gone_to(finished: Path) -> None:
 
 
 def test_differences_in_words() -> None:
-    before = {"a": 1, "b": [1, 2], "c": {"d": 0.5}, "gone": 0, "e": 1}
+    before = {"a": 1, "b": [1, 2], "c": {"d": 0.5}, "e": 1, "gone": 0}
     after = {"a": 1, "b": [1, 3], "c": {"d": 0.25}, "new": 0, "e": True}
     told = difference("metrics.json", json.dumps(before).encode(), json.dumps(after).encode())
     assert told == "b[1] is 3 instead of 2; c.d is 0.25 instead of 0.5; e is true instead of 1; and 2 more"
     lines = [b'{"round": 1, "x": 1}', b'{"round": 2, "x": 1}']
     other = [lines[0], b'{"round": 2, "x": 5}']
-    assert difference("history.jsonl", b"\n".join(lines), b"\n".join(other)) == "round 2: x is 5 instead of 1"
-    assert difference("history.jsonl", b"\n".join(lines), lines[0]) == "1 records instead of 2"
-    assert difference("curves.csv", b"a\nb\n", b"a\nc\n") == "line 2 is the first that differs"
+    assert difference("history.jsonl", b"\n".join(lines), b"\n".join(other)) == "round 2.x is 5 instead of 1"
+    assert difference("history.jsonl", b"\n".join(lines), lines[0]) == "round 2 is missing"
+    assert difference("curves.csv", b"a\nb\n", b"a\nc\n") == "line 2 is c instead of b"
     assert difference("metrics.json", b"{}", b"{} ") == "other bytes with the same values"
 
 
@@ -365,10 +365,10 @@ def test_a_comparison_comes_out_with_all_its_runs_and_tables(tmp_path: Path) -> 
     protofl(*compare, *words)
     protofl("archive", "runs/comparison", "--out", "all.zip")
     found = read_archive(tmp_path / "all.zip")
-    assert [run.config["method"]["name"] for run in found.runs] == ["fedavg", "fedavg", "local", "local"]
+    assert [run.header.config["method"]["name"] for run in found.runs] == ["fedavg", "fedavg", "local", "local"]
     assert found.comparison is not None and len(found.comparison.results) == 7
-    assert found.comparison.claims["ours.local"]["metric"] == "mean_local"
-    expected = sum(len(run.results) for run in found.runs) + 7
+    assert found.comparison.claims["ours.local"].metric == "mean_local"
+    expected = sum(len(run.proof.results) for run in found.runs) + 7
     said = protofl("reproduce", "all.zip", "--check").splitlines()
     assert said[-1] == f"all.zip: {expected} files of results are the same to the byte"
     table = (tmp_path / "runs/reproduced/all/comparison.md").read_bytes()

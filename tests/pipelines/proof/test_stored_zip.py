@@ -86,23 +86,21 @@ def test_every_changed_byte_is_found_and_every_part_that_is_missing(small: Path)
             with pytest.raises(DataError):
                 read_zip(small)
     small.write_bytes(whole + b"\0")
-    with pytest.raises(DataError, match="has something behind its end"):
+    with pytest.raises(DataError):
+        read_zip(small)
+    small.write_bytes(b"\0" + whole)
+    with pytest.raises(DataError):
         read_zip(small)
 
 
 def test_the_changed_entry_is_named(small: Path) -> None:
     whole = small.read_bytes()
     small.write_bytes(whole.replace(b"hello", b"hellp"))
-    with pytest.raises(
-        DataError, match=r"small\.zip: b/c\.txt is damaged, its checksum is another; get the archive again"
-    ):
-        read_zip(small)
-    small.write_bytes(whole[: whole.index(b"hello") + 2])
-    with pytest.raises(DataError, match=r"ends in the middle of b/c\.txt"):
+    with pytest.raises(DataError, match=r"small\.zip: b/c\.txt is damaged"):
         read_zip(small)
     place = whole.rindex(b"b/empty")
     small.write_bytes(whole[:place] + b"b/emptz" + whole[place + 7 :])
-    with pytest.raises(DataError, match=r"damaged in its list of entries, at b/empty"):
+    with pytest.raises(DataError, match=r"the header of b/emptz is damaged"):
         read_zip(small)
 
 
@@ -124,28 +122,28 @@ def test_another_program_that_writes_the_same_bytes_is_read(small: Path) -> None
 
 
 HOSTILE = {
-    "absolute": (foreign(("/etc/x", b"")), "its first entry is called '/etc/x'"),
-    "upwards": (foreign(("../x", b"")), "its first entry is called '../x'"),
-    "upwards inside": (foreign(("a/../../x", b"")), "only relative paths of plain names"),
-    "of Windows": (foreign(("a", b""), ("c:\\x", b"")), "the entry behind a is called"),
-    "hidden": (foreign((".bashrc", b"")), "only relative paths of plain names"),
-    "a folder": (foreign(("a/", b"")), "only relative paths of plain names"),
-    "not ASCII": (foreign(("ä", b"")), "only relative paths of plain names"),
-    "a link": (foreign(("a", b"/etc/passwd"), mode=stat.S_IFLNK | 0o777), "list of entries, at a"),
-    "a bomb": (foreign(("a", bytes(10**6)), compression=zipfile.ZIP_DEFLATED), "its first entry is compressed"),
-    "out of order": (foreign(("b", b""), ("a", b"")), "a stands behind b: twice, or out of order"),
-    "capitals": (foreign(("A", b""), ("a", b"")), "a cannot be unpacked beside the others"),
-    "through a file": (foreign(("a", b""), ("a/b", b"")), "a cannot be unpacked beside the others"),
-    "empty": (foreign(), "is no zip file as protofl archive writes it"),
-    "no zip": (b"hello", "is no zip file as protofl archive writes it"),
-    "nothing": (b"", "is no zip file as protofl archive writes it"),
+    "absolute": (foreign(("/etc/x", b"")), "'/etc/x'"),
+    "upwards": (foreign(("../x", b"")), "'../x'"),
+    "upwards inside": (foreign(("a/../../x", b"")), "no relative path of plain names"),
+    "of Windows": (foreign(("a", b""), ("c:\\x", b"")), "no relative path of plain names"),
+    "hidden": (foreign((".bashrc", b"")), "no relative path of plain names"),
+    "a folder": (foreign(("a/", b"")), "no relative path of plain names"),
+    "not ASCII": (foreign(("ä", b"")), "no relative path of plain names"),
+    "a link": (foreign(("a", b"/etc/passwd"), mode=stat.S_IFLNK | 0o777), "damaged at its end"),
+    "a bomb": (foreign(("a", bytes(10**6)), compression=zipfile.ZIP_DEFLATED), "a is compressed"),
+    "out of order": (foreign(("b", b""), ("a", b"")), "a follows b: duplicate or out of order"),
+    "capitals": (foreign(("A", b""), ("a", b"")), "a cannot be unpacked"),
+    "through a file": (foreign(("a", b""), ("a/b", b"")), "a cannot be unpacked"),
+    "empty": (foreign(), "no zip file of protofl archive"),
+    "no zip": (b"hello", "no zip file of protofl archive"),
+    "nothing": (b"", "no zip file of protofl archive"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(foreign(("a", b"1"), ("a", b"2")))
-    with pytest.raises(DataError, match="a stands behind a: twice, or out of order"):
+    with pytest.raises(DataError, match="a follows a"):
         read_zip(tmp_path / "x.zip")
 
 
@@ -161,10 +159,10 @@ def test_what_is_not_ours_is_refused_in_a_line(kind: str, tmp_path: Path) -> Non
 
 
 def test_an_entry_that_claims_more_than_there_is(small: Path) -> None:
-    """Its size, at byte 22 of its header, says four gigabytes; nothing of that is read."""
+    """Its size, at byte 22 of its header, says four gigabytes."""
     whole = small.read_bytes()
     small.write_bytes(whole[:18] + b"\xff" * 8 + whole[26:])
-    with pytest.raises(DataError, match=r"ends in the middle of a\.json"):
+    with pytest.raises(DataError, match=r"the header of a\.json"):
         read_zip(small)
 
 
@@ -182,7 +180,7 @@ def test_no_name_is_written_that_would_not_be_read(name: str, tmp_path: Path) ->
 
 def test_what_a_plain_zip_cannot_hold_is_refused_before_it_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     """65,536 entries are one too many; four of at most three are, too, where that is the limit."""
-    monkeypatch.setattr(stored_zip, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(stored_zip, "_MAX_ENTRIES", 3)
     with pytest.raises(ConfigError, match=r"4 files with 0\.0 GB are more than an archive holds"):
         write_zip(tmp_path / "x.zip", dict.fromkeys("abcd", b""))
     assert not (tmp_path / "x.zip").exists()
