@@ -16,11 +16,11 @@ metric's own unit. Of costs less is better. Where ``than`` is a list the entry i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipelines.reporting.formats import format_difference, format_number_difference
-from pipelines.reporting.statistics import PairedDifference, paired_difference
+from pipelines.reporting.formats import format_difference, format_number_difference, format_p
+from pipelines.reporting.statistics import PairedDifference, paired_difference, with_adjusted_p
 from pipelines.reporting.tables import WORDS, Column, Table
 from pipelines.runs.better import check_direction, is_share, lower_is_better
 from pipelines.runs.record import Pair, RunRecord, score
@@ -116,10 +116,12 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
         metric = claim.metric or ("top1_global" if both else "mean_local")
         check_direction(metric, f"compare.claims.{claim.name}: metric")
         better, than = (scores(row, metric) for row in rows)
-        difference = paired_difference(than, better) if lower_is_better(metric) else paired_difference(better, than)
         lead = claim.by / 100 if is_share(metric) else claim.by
+        pairs = (than, better) if lower_is_better(metric) else (better, than)
+        difference = paired_difference(*pairs, null=lead)
         judged.append(JudgedRow(claim, metric, judgement(difference, lead), difference))
-    return tuple(judged)
+    adjusted = with_adjusted_p(dict(enumerate(one.difference for one in judged)))
+    return tuple(replace(one, difference=adjusted[number]) for number, one in enumerate(judged))
 
 
 def claims_table(judged: Sequence[JudgedRow]) -> Table:
@@ -131,14 +133,15 @@ def claims_table(judged: Sequence[JudgedRow]) -> Table:
         return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
 
     def lead(one: JudgedRow) -> str:
-        return (format_difference if is_share(one.metric) else format_number_difference)(one.difference)
+        written = format_difference if is_share(one.metric) else format_number_difference
+        return written(one.difference) + format_p(one.difference)
 
     return Table(
         "Claims, and what these runs say of them",
         (
             Column("claim", "claim", [said(one) for one in judged], WORDS),
             Column("metric", "metric", [one.metric for one in judged], WORDS),
-            Column("lead", "lead [95 % interval]", [lead(one) for one in judged], WORDS),
+            Column("lead", "lead [95 % interval], adjusted p", [lead(one) for one in judged], WORDS),
             Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
         ),
     )

@@ -7,7 +7,7 @@ run; :mod:`pipelines.reporting.comparison_tables` prints and writes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipelines.reporting.statistics import (
     Summary,
     paired_differences,
     summarise_runs,
+    with_adjusted_p,
 )
 from pipelines.reporting.targets import RunTarget, TargetSummary, mean_rounds, run_target, target_summary
 from pipelines.runs.record import (
@@ -201,7 +202,7 @@ def compare(
         metric=metric,
         target_fraction=target_fraction,
         seeds=tuple(sorted({run.seed for run in ordered})),
-        methods=tuple(
+        methods=_with_adjusted_p(
             _method_summary(
                 method_runs,
                 () if method == baseline else tuple(baseline_runs.values()),
@@ -270,6 +271,15 @@ def _method_summary(
         communication=summarise_runs(runs, COMMUNICATION),
         bytes_up_by_kind=_mean_by_kind([run.bytes_up_by_kind for run in runs]),
         bytes_down_by_kind=_mean_by_kind([run.bytes_down_by_kind for run in runs]),
+    )
+
+
+def _with_adjusted_p(methods: Iterable[MethodSummary]) -> tuple[MethodSummary, ...]:
+    """Adjust the p-values of all differences of all methods: they are one table."""
+    methods = tuple(methods)
+    adjusted = with_adjusted_p({(row.method, key): found for row in methods for key, found in row.differences.items()})
+    return tuple(
+        replace(row, differences={key: adjusted[row.method, key] for key in row.differences}) for row in methods
     )
 
 

@@ -204,7 +204,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _claim(judged: JudgedRow) -> dict[str, Any]:
-    difference = {key: getattr(judged.difference, key) for key in ("mean", "low", "high", "n")}
+    difference = {key: getattr(judged.difference, key) for key in ("mean", "low", "high", "n", "p", "p_holm")}
     return {**asdict(judged.claim), "metric": judged.metric, "verdict": judged.verdict, **difference}
 
 

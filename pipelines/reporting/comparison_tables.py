@@ -69,7 +69,8 @@ SPREAD_MEANS = "sample standard deviation over n seeds (divides by n - 1); not p
 _DIFFERENCE = (
     "method minus baseline in percentage points, seed by seed, over the seeds both have; in brackets the two-sided "
     "95 % Student-t interval of the mean of these differences (needs two seeds). Each interval stands for itself: of "
-    "twenty methods that differ in nothing from the baseline, one would be expected to miss 0. Where each seed is run "
+    "twenty methods that differ in nothing from the baseline, one would be expected to miss 0. p: of the two-sided "
+    "paired t-test, adjusted for all differences of this table by Holm's method. Where each seed is run "
     "on several divisions of the data, the interval is over divisions, of each the mean over its seeds: runs on one "
     "division are not independent."
 )
@@ -106,7 +107,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
             (method, *(column for key in TASK_SCORES if comparison.has_tasks and (column := _score(rows, key)))),
         ),
         "differences": Table(
-            f"Difference to {baseline} in percentage points [95 % interval]",
+            f"Difference to {baseline} in percentage points [95 % interval], adjusted p",
             (method, *_differences(rows, baseline)),
         ),
         "claims": claims_table(comparison.claims) if comparison.claims else Table("", ()),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from pipelines.reporting.statistics import PairedDifference, Summary
+if TYPE_CHECKING:
+    from pipelines.reporting.statistics import PairedDifference, Summary
 
 MISSING = "\u2013"  # en dash
 MINUS = "\u2212"
@@ -76,6 +78,13 @@ def format_number_difference(difference: PairedDifference, spec: str = ".4g") ->
     if difference.low is None or difference.high is None:
         return f"{difference.mean:+{spec}}"
     return f"{difference.mean:+{spec}} [{difference.low:+{spec}}, {difference.high:+{spec}}]"
+
+
+def format_p(difference: PairedDifference) -> str:
+    """Return the adjusted p-value of a difference after a comma, `, p 0.031`; nothing without one."""
+    if difference.p_holm is None:
+        return ""
+    return f", p {difference.p_holm:.2g}" if difference.p_holm >= 0.001 else ", p < 0.001"
 
 
 def format_difference(difference: PairedDifference) -> str:

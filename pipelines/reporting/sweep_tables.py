@@ -6,8 +6,8 @@ deviations over seeds, differences seed by seed. A run that is missing is a dash
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipelines.reporting.statistics import (
     marks,
     paired_differences,
     summarise_runs,
+    with_adjusted_p,
 )
 from pipelines.reporting.tables import (
     DIFFERENCE,
@@ -55,7 +56,7 @@ YES, NO = "✓", "✗"
 _DIFFERENCE = (
     "row minus reference in percentage points, seed by seed, over the seeds both have; in brackets the two-sided 95 % "
     "Student-t interval of the mean of these differences (needs two seeds). The reference has the configured values, "
-    "and the row's partition. An interval, not a claim of significance."
+    "and the row's partition. p: of the two-sided paired t-test, adjusted for all rows by Holm's method."
 )
 _SCALARS = (
     "trainable values, prototypes and statistics that all clients together send in a round, measured, mean over all "
@@ -133,10 +134,20 @@ def summarise(
     everything = [run for _, runs in points for run in runs]
     scores = (*SCORES, *TASK_SCORES) if any(run.tasks for run in everything) else SCORES
     scores = tuple(dict.fromkeys((*scores, metric)))
-    rows = [_row(point, runs, points, configured, scores, metric) for point, runs in points]
+    rows = _with_adjusted_p(_row(point, runs, points, configured, scores, metric) for point, runs in points)
     title = f"{subject}, {lengths_and_seeds(everything)}" if everything else subject
     notes = tuple(_notes(rows, configured, seeds, metric))
     return Sweep(title, keys, configured, metric, tuple(seeds), tuple(rows), notes)
+
+
+def _with_adjusted_p(rows: Iterable[Row]) -> list[Row]:
+    """Adjust p-values for the number of rows, of each figure alone: the table shows one of them."""
+    rows = list(rows)
+    adjusted = {
+        key: with_adjusted_p({place: row.differences[key] for place, row in enumerate(rows)})
+        for key in (rows[0].differences if rows else ())
+    }
+    return [replace(row, differences={key: adjusted[key][place] for key in adjusted}) for place, row in enumerate(rows)]
 
 
 def _row(
@@ -209,7 +220,7 @@ def sweep_table(sweep: Sweep) -> Table:
     share = is_share(metric)
     what = "Accuracy in %" if metric in HEADINGS else f"{metric} in %" if share else metric
     return Table(
-        f"{what}, mean ± std over n seeds; Δ to the configured values [95 % interval]",
+        f"{what}, mean ± std over n seeds; Δ to the configured values [95 % interval], adjusted p",
         (
             *point,
             Column("num_seeds", "n", [len(row.runs) for row in rows]),

@@ -29,6 +29,7 @@ from pipelines.reporting.formats import (
     format_difference,
     format_number,
     format_number_difference,
+    format_p,
     format_percent,
     format_summary,
 )
@@ -77,6 +78,8 @@ def _difference_fields(key: str, difference: PairedDifference) -> dict[str, Scal
         f"{prefix}_ci95_low": difference.low,
         f"{prefix}_ci95_high": difference.high,
         f"{prefix}_n": difference.n,
+        f"{prefix}_p": difference.p,
+        f"{prefix}_p_holm": difference.p_holm,
     }
 
 
@@ -91,9 +94,11 @@ PERCENT = Format(format_percent)
 BYTES = Format(format_bytes)
 SCORE = Format(format_summary, _score_fields)
 SPREAD = Format(lambda summary: format_percent(summary.mean), _score_fields)
-DIFFERENCE = Format(format_difference, _difference_fields)
+DIFFERENCE = Format(lambda difference: format_difference(difference) + format_p(difference), _difference_fields)
 NUMBER_SUMMARY = Format(format_number, _score_fields)
-NUMBER_DIFFERENCE = Format(format_number_difference, _difference_fields)
+NUMBER_DIFFERENCE = Format(
+    lambda difference: format_number_difference(difference) + format_p(difference), _difference_fields
+)
 """Of figures that are no shares."""
 MEAN_BYTES, MEAN_COUNT = of_mean(format_bytes), of_mean(format_count)
 

@@ -298,6 +298,9 @@ def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
     """moon leads by 1, 2, 3 points, 2 ± 2.48: above a lead of -1, below one of 5, and 0 and 4 lie within.
 
     moon and fedavg send the same 200 bytes with every seed: neither sends less. Nobody ran fedpa.
+
+    p is of the claimed lead: for -1, t = 3 sqrt(3), p = 1 - sqrt(27 / 29) = 0.0351; one of six claims has a smaller p,
+    so Holm's factor is 5: 0.175.
     """
     entries = {
         "close": {"better": "moon", "than": "fedavg", "by": -1, "says": "moon is not a point worse"},
@@ -318,8 +321,8 @@ def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
         "cheaper": ("bytes_up", "does not hold"),
     }
     text = markdown(comparison)
-    assert "| moon is not a point worse | top1_global | +2.00 [\u22120.48, +4.48] | holds |" in text
-    assert "| moon has less than fedavg by 1 | bytes_up | +0 [+0, +0] | does not hold |" in text
+    assert "| moon is not a point worse | top1_global | +2.00 [\u22120.48, +4.48], p 0.18 | holds |" in text
+    assert "| moon has less than fedavg by 1 | bytes_up | +0 [+0, +0], p < 0.001 | does not hold |" in text
     write(comparison, tmp_path / "out")
     document = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
     assert document["claims"][1]["verdict"] == "does not hold" and document["claims"][1]["by"] == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from scipy.stats import ttest_rel
@@ -18,6 +19,7 @@ from pipelines.reporting.statistics import (
     paired_difference,
     summarise,
     verdict,
+    with_adjusted_p,
 )
 from pipelines.runs.better import direction, is_share, lower_is_better
 from pipelines.runs.derived import DERIVED
@@ -190,3 +192,20 @@ def test_every_figure_that_may_be_asked_for_has_a_direction() -> None:
 def test_a_claim_of_a_figure_without_a_direction_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^compare\.claims\.ours: metric server\.kl: .* not declared; choose from "):
         judge(claims_of({"ours": {"better": "a", "than": "b", "metric": "server.kl"}}), [])
+
+
+def test_p_values_are_adjusted_for_a_whole_table() -> None:
+    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 2 sqrt(3).
+
+    With two degrees of freedom p = 1 - t / sqrt(t^2 + 2) = 1 - sqrt(12 / 14) = 0.0742. By Holm 0.01, 0.04, 0.03 become
+    3 * 0.01, 2 * 0.03 for the second smallest, and no less for the largest; what has no p is not counted.
+    """
+    found = paired_difference({0: 0.01, 1: 0.02, 2: 0.03}, dict.fromkeys(range(3), 0.0))
+    assert found.p == pytest.approx(1 - math.sqrt(12 / 14)) and found.p_holm is None
+    assert paired_difference({0: 0.25, 1: 0.25}, {0: 0.0, 1: 0.0}, null=0.25).p == 1
+    assert paired_difference({0: 0.25, 1: 0.25}, {0: 0.0, 1: 0.0}).p == 0
+    assert paired_difference({0: 0.25}, {0: 0.0}).p is None
+    table = {name: replace(found, p=p) for name, p in zip("abcd", (0.01, 0.04, None, 0.03), strict=True)}
+    adjusted = {name: one.p_holm for name, one in with_adjusted_p(table).items()}
+    assert adjusted == {"a": pytest.approx(0.03), "b": pytest.approx(0.06), "c": None, "d": pytest.approx(0.06)}
+    assert with_adjusted_p({"a": replace(found, p=0.8), "b": replace(found, p=0.9)})["a"].p_holm == 1

@@ -85,9 +85,9 @@ def test_means_spreads_differences_and_costs() -> None:
     header, _, *rows = table(markdown(three_values()))
     assert header[:5] == ["method", "mu", "n", "mean over clients", "std over clients"]
     assert rows[0][:6] == ["fedprox", "0.1", "3", "71.33 ± 1.53 ≈", "5.00", "reference"]
-    assert rows[1][1:6] == ["1", "3", "**73.33 ± 2.52**", "5.00", "+2.00 [−0.48, +4.48]"]
-    assert rows[2][1:6] == ["10", "2", "61.00 ± 1.41", "5.00", "−9.50 [−15.85, −3.15]"]
-    assert rows[3][:6] == ["fedavg", "–", "3", "50.00 ± 0.00", "5.00", "−21.33 [−25.13, −17.54]"]
+    assert rows[1][1:6] == ["1", "3", "**73.33 ± 2.52**", "5.00", "+2.00 [−0.48, +4.48], p 0.074"]
+    assert rows[2][1:6] == ["10", "2", "61.00 ± 1.41", "5.00", "−9.50 [−15.85, −3.15], p 0.067"]
+    assert rows[3][:6] == ["fedavg", "–", "3", "50.00 ± 0.00", "5.00", "−21.33 [−25.13, −17.54], p 0.0051"]
     assert rows[0][6:] == ["100", "1.60 kB", "3.20 kB"]
     assert rows[3][6] == "1\N{NARROW NO-BREAK SPACE}000"
 
@@ -105,7 +105,7 @@ def test_any_number_of_a_run_can_be_the_metric_and_of_costs_less_is_best() -> No
     header, _, first, second = table(markdown(sweep))
     assert header[2:5] == ["timing.seconds", "std over clients", "Δ timing.seconds"]
     assert (first[2], first[4]) == ("11 ± 1.414 ≈", "reference")  # the interval below holds 0
-    assert (second[2], second[4]) == ("**4 ± 0**", "-7 [-19.71, +5.706]")
+    assert (second[2], second[4]) == ("**4 ± 0**", "-7 [-19.71, +5.706], p 0.09")
     draw_sweep(sweep)
     assert "timing.seconds, mean ± std over n seeds" in sweeping.sweep_table(sweep).title
 
@@ -191,7 +191,7 @@ def test_a_narrow_terminal_repeats_what_a_row_is_about() -> None:
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     parts = [line for line in lines if line.startswith("│ fedprox │  10 │")]
-    assert len(parts) == 2 and "61.00 ± 1.41" in parts[0] and "3.20 kB" in parts[1]
+    assert len(parts) == 3 and "61.00 ± 1.41" in parts[0] and "3.20 kB" in parts[2]
 
 
 @pytest.mark.parametrize(
