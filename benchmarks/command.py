@@ -2,71 +2,95 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from benchmarks import BENCHMARKS, describe, run
-from pipelines.cli.arguments import Parser, names, positive, whole_number, whole_numbers
+from pipelines.cli.arguments import Parser
+
+BENCHMARKS = {
+    "overhead": "a whole run, a bare PyTorch loop with the same steps and, with --peers, other simulators",
+    "comparison": "runs per hour of `protofl compare`, 8 methods x 3 seeds, with 1 and 2 cores",
+    "models": "rounds of every model at its paper's batch size, and a bare PyTorch loop",
+    "population": "seconds per round and memory with 100, 1,000 and 10,000 clients, with the same cohort",
+    "gpu": "steps per second on a CUDA device: serial, stacked, stacked and compiled; --peers: others",
+}
+"""Name of a module → its summary."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark that the arguments name and print its result; return the exit code."""
-    epilog = "benchmarks:\n" + "\n".join(f"  {name}: {summary}" for name, summary in BENCHMARKS.items())
-    bench = Parser(prog="protofl bench", description="Medians of several alternating repetitions.", epilog=epilog)
-    bench.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
-    bench.add_argument("--json", action="store_true", help="print JSON, and nothing else, on standard output")
-    measured = bench.add_argument_group("what is measured")
-    options_of_benchmarks: list[str] = []
+def main(words: Sequence[str]) -> int:
+    """Run the benchmark that the first word names, with the options after it; print its result; return the exit code.
 
-    def option(flag: str, **keywords: Any) -> None:
-        options_of_benchmarks.append(measured.add_argument(flag, **keywords).dest)
-
-    about = (
-        "of every run (default: overhead 50, population and cifar10-cross-device 20, comparison and workers 10, else 6)"
-    )
-    option("--rounds", type=whole_number(1), metavar="N", help=about)
-    about = "of every case, in turn (default: comparison and cifar10-cross-device 1, else 3)"
-    option("--repetitions", type=whole_number(1), metavar="N", help=about)
-    option(
-        "--peers",
-        action="store_true",
-        default=None,
-        help="overhead, gpu: also other simulators, in environments of their own that are made in the cache folder",
-    )
-    option("--only-peers", type=names, metavar="A,B,...", help="likewise: some of them, by name")
-    option(
-        "--peer-python",
-        type=Path,
-        metavar="FILE",
-        help="gpu: where no registry is reached: an interpreter that has the packages of --peers (JAX, pfl)",
-    )
-    option("--cases", type=names, metavar="A,B,...", help="overhead: some of our commands alone, such as run_2_workers")
-    about = "how many clients: population (default: 100,1000,10000), gpu (default: 100)"
-    option("--clients", type=whole_numbers, metavar="N,N,...", help=about)
-    about = "worker processes: workers (default: 1,2,4,... up to the cores), models (0,2), cifar10-cross-device (0)"
-    option("--workers", type=whole_numbers, metavar="N,N,...", help=about)
-    option("--group-sizes", type=whole_numbers, metavar="N,N,...", help="stack: clients in a stack")
-    option("--devices", type=names, metavar="cpu,cuda", help="stack, cifar10-cross-device: default: what is there")
-    option("--model", metavar="NAME", help="stack: see 'protofl list models'")
-    option("--models", type=names, metavar="A,B,...", help="models: default: those that a paper trains")
-    option("--scale", type=positive, metavar="F", help="cifar10-cross-device: this share of it, for trying out")
-    option("--methods", type=names, metavar="A,B,...", help="comparison: default: eight of them")
-    option("--seeds", type=whole_numbers, metavar="0,1,...", help="comparison: of each method")
-    option("--cores", type=whole_numbers, metavar="N,N,...", help="comparison: how many it may use")
-    option(
-        "--engine",
-        type=names,
-        metavar="KEY=VALUE,...",
-        help="comparison: of the section engine, such as stack=true; overhead: cases with these, beside those without",
-    )
-    option(
-        "--data-root", type=Path, metavar="DIR", help="comparison: MNIST's files; default: random images of that shape"
-    )
-    option("--baseline", type=Path, metavar="DIR", help="comparison: sources of another version, measured in turn")
-
-    parsed = vars(bench.parse_args(arguments))
-    result = run(parsed["name"], {name: parsed[name] for name in options_of_benchmarks if parsed[name] is not None})
-    print(json.dumps(result, indent=2) if parsed["json"] else describe(result))
+    Raises:
+        ConfigError: an option has a wrong value. RunError: a case failed.
+    """
+    name, given = parse(words)
+    as_json = given.pop("json")
+    result = run(name, **given)
+    print(json.dumps(result, indent=2) if as_json else describe(result))
     return 0
+
+
+def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a benchmark and its options; a wrong word ends the process with one line."""
+    epilog = "\n".join(f"{name:<12} {summary}" for name, summary in BENCHMARKS.items())
+    names = Parser(prog="protofl bench", description="Medians of several alternating repetitions.", epilog=epilog)
+    names.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help="see below; NAME --help has its options")
+    name = names.parse_args(words[:1]).name
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser = Parser(prog=f"protofl bench {name}", description=module.__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on standard output")
+    for declared in fields(module.Options):
+        how = dict(declared.metadata)
+        if how["type"] is None:
+            del how["type"], how["metavar"]
+            how["action"] = "store_true"
+        elif declared.default is not None:
+            written = declared.default if isinstance(declared.default, tuple) else (declared.default,)
+            how["help"] += f" (default: {','.join(map(str, written))})"
+        parser.add_argument(f"--{declared.name.replace('_', '-')}", default=declared.default, **how)
+    return name, vars(parser.parse_args(words[1:]))
+
+
+def run(name: str, **options: Any) -> dict[str, Any]:
+    """Run a benchmark and return the JSON of CONTRACT (``name``, ``machine``, ``settings``, ``cases``, ``ratios``).
+
+    Args:
+        name: one of :data:`BENCHMARKS`.
+        options: fields of the module's ``Options``.
+
+    Raises:
+        ConfigError: an option has a wrong value. RunError: a case failed.
+    """
+    from benchmarks.measuring import result_of
+
+    module = importlib.import_module(f"benchmarks.{name}")
+    return result_of(name, module.Options(**options), module.measure)
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """Format a result for a terminal."""
+    machine, cases = result["machine"], result["cases"]
+    lines = [f"{result['name']}: {machine['cores']} cores, torch {machine['torch']}, {machine['cpu_capability']}"]
+    width = max(len(case["case"]) for case in cases)
+    for case in cases:
+        seconds = case["seconds"]
+        lines.append(
+            f"  {case['case']:{width}s} {seconds['median']:9.3f} s  ({seconds['min']:.3f} to {seconds['max']:.3f})"
+            f"  {case['steps_per_second']:9.0f} steps/s  {case['peak_mb']:7.0f} MB"
+            + (f"  {case['runs_per_hour']:7.0f} runs/h" if "runs_per_hour" in case else "")
+        )
+    lines += [f"  {name:{width + 12}s} {ratio:7.3f}" for name, ratio in result["ratios"].items()]
+    if any("bits" in case for case in cases):
+        lines.append(f"  {'same bits':{width}s}  repeated  other workers")
+        for case in (case for case in cases if "bits" in case):
+            repeated, workers = (case["bits"][key] or "-" for key in ("repeated", "workers"))
+            lines.append(f"  {case['case']:{width}s}  {repeated:8s}  {workers}")
+    for case in (case for case in cases if "decision" in case):
+        decision = case["decision"]
+        taken = [word for word, key in (("stacked", "stack"), ("compiled", "compile")) if decision[key]]
+        lines.append(f"  {case['case']} took {' and '.join(taken) or 'serial'}: {decision['reason']}")
+    peers = result["settings"].get("peers", {})
+    return "\n".join([*lines, *(f"  {name} ({peer['version']}): {peer['status']}" for name, peer in peers.items())])

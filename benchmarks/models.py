@@ -1,19 +1,16 @@
-"""``models``: rounds of every model at its paper's batch size, beside a bare PyTorch loop that does the same steps.
+"""Rounds of every model at its paper's batch size, and of a bare PyTorch loop with the same steps.
 
-FedAvg on random images, on the CPU, one thread per process, each client :data:`PAPERS`' steps of the batch size there.
-Cases of each model:
+FedAvg on random images, on the CPU, one thread per process. Cases of each model:
 
-- ``bare``: rounds of a plain PyTorch loop (`benchmarks/model_loop.py`), in one process.
-- ``serial, N workers``: ours with ``engine.stack=false engine.compile=none``; 0 workers: in one process.
-- ``auto, N workers``: ours with ``engine.stack=auto engine.compile=auto``. What was taken, and why, is its
-  ``decision``. It is made once per model and remembered, as on a user's machine.
-- ``auto, first``: the whole first run of a model, one round with ``engine.compile=default``, which finds no compiled
-  code and leaves it there for the others; none of the repetitions. Where the compiler fails there is none, and
-  ``not_compiled`` of the model's settings says why. (A run as short as these would not repay a minute of
-  compiling, so that ``auto`` would not compile; one of hundreds of rounds does.)
+bare               rounds of a plain PyTorch loop, in one process
+serial, N workers  ours with engine.stack=false engine.compile=none; 0 workers: in one process
+auto, N workers    ours with engine.stack=auto engine.compile=auto; its `decision` says what was taken and why
+auto, first        the process of a first run, one round with engine.compile=default, which finds no compiled code and
+                   leaves it to the others; none of the repetitions. Where the compiler fails there is none, and
+                   `not_compiled` of the model's settings says why
 
-Seconds are those of the rounds after the first, without evaluation, scaled to all. Ratios are rounds per second: how
-many times as fast as the bare loop.
+A run as short as these would not repay a minute of compiling; one of hundreds of rounds does. Seconds are those of the
+rounds after the first, without evaluation, scaled to all. Ratios are rounds per second relative to the bare loop.
 """
 
 from __future__ import annotations
@@ -25,26 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.common import (
-    Bench,
-    BenchOptions,
-    Case,
-    Federation,
-    Measurement,
-    Timing,
-    TrainedRun,
-    compiled_code_in,
-    paired,
-    steady,
-    synthetic_dataset,
-)
+from benchmarks.federation import Federation, TrainedRun, compiled_code_in
+from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Timing, option, paired
+from benchmarks.peers.roster import start
 from benchmarks.work import Work
 from flcore.core.errors import ConfigError, RunError
-from flcore.core.host import python
 from flcore.models import MODELS
+from pipelines.cli.arguments import names, whole_numbers
 from pipelines.runs.layout import RunFiles, read_json
 
-LR, TEST_SIZE = 0.01, 200
+LR = 0.01
 ENGINES = {
     "serial": ("engine.stack=false", "engine.compile=none"),
     "auto": ("engine.stack=auto", "engine.compile=auto"),
@@ -57,7 +44,7 @@ class Paper:
 
     Attributes:
         data: whose images have this ``shape`` (C, H, W).
-        batch_size: of the paper. source: which, and where that is said of it.
+        batch_size: of the paper that ``source`` names.
         steps: a client's in a round; it has so many batches of images. clients: all of them in every round.
     """
 
@@ -68,12 +55,10 @@ class Paper:
     steps: int = 20
     clients: int = 10
 
-    def work(self, rounds: int) -> Work:
+    def work(self, model: str, rounds: int) -> Work:
+        """Return the work of a run."""
         samples = self.steps * self.batch_size
-        return Work(self.clients, samples, self.clients, self.steps, self.batch_size, LR, rounds, cores=1)
-
-    def setting(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "shape": list(self.shape)}
+        return Work(self.clients, samples, self.clients, self.steps, self.batch_size, LR, rounds, 1, model)
 
 
 _MNIST, _CIFAR = ("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))
@@ -97,49 +82,45 @@ PAPERS: Mapping[str, Paper] = {
 
 @dataclass(frozen=True)
 class Options(BenchOptions):
-    """``models``: by name; None: all of the registry. ``workers``: numbers of worker processes."""
+    """Models and worker processes."""
 
-    rounds: int = 6
-    models: tuple[str, ...] | None = None
-    workers: tuple[int, ...] = (0, 2)
+    models: tuple[str, ...] | None = option(None, names, "A,B,...", "default: those that a paper trains")
+    workers: tuple[int, ...] = option((0, 2), whole_numbers, "N,N,...", "numbers of worker processes")
 
     def __post_init__(self) -> None:
-        """Refuse models of which no paper's use is known."""
-        super().__post_init__()
         for name in self.models or ():
             if name not in PAPERS:
                 raise ConfigError(f"bench models: --models {name}: expected some of {', '.join(PAPERS)}")
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Models that are asked for."""
+        """Models to measure."""
         return self.models or tuple(name for name in MODELS if name in PAPERS)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:
-    """First runs, then all cases of all models in turn."""
+    """Run the first runs, then all cases of all models in turn."""
     measured = {name: ModelCases(name, options.rounds, bench) for name in options.named}
     first = {case: [timing] for own in measured.values() for case, timing in own.first().items()}
     cases: dict[str, Case] = {}
     for name, own in measured.items():
         cases[f"{name}, bare"] = own.bare
         for engine in ENGINES:
-            cases |= {
-                f"{name}, {engine}, {workers} workers": partial(own.ours, engine, workers)
-                for workers in options.workers
-            }
+            for workers in options.workers:
+                cases[f"{name}, {engine}, {workers} workers"] = partial(own.ours, engine, workers)
     series = bench.alternate(cases, options.repetitions)
     ratios = {
         f"rounds per second, {case}/bare": paired(series, f"{case.split(', ')[0]}, bare", case)
         for case in series
         if not case.endswith(", bare")
     }
-    settings = {
-        **{"method": "fedavg", "images": "uint8, random", "lr": LR, "workers": list(options.workers)},
-        "models": {name: PAPERS[name].setting() | {"not_compiled": own.failed} for name, own in measured.items()},
+    models = {
+        name: {**dataclasses.asdict(PAPERS[name]), "shape": list(PAPERS[name].shape), "not_compiled": own.failed}
+        for name, own in measured.items()
     }
+    settings = {"method": "fedavg", "images": "uint8, random", "lr": LR, "workers": list(options.workers)}
     facts = {case: {"decision": found} for own in measured.values() for case, found in own.decisions.items()}
-    return Measurement(settings, {**series, **first}, ratios, facts=facts)
+    return Measurement(settings | {"models": models}, {**series, **first}, ratios, facts)
 
 
 class ModelCases:
@@ -147,29 +128,15 @@ class ModelCases:
 
     def __init__(self, name: str, rounds: int, bench: Bench) -> None:
         self._name, self._bench, self._paper = name, bench, PAPERS[name]
-        self._work = self._paper.work(rounds)
-        clients, samples = self._work.clients, self._work.samples
-        params = {
-            "data": {"name": self._paper.data},
-            "partition": {"name": "iid", "num_clients": clients},
-            "model": {"name": name},
-            "method": {"name": "fedavg"},
-            "federation": {"rounds": rounds},
-            "local": {"steps": self._work.steps, "batch_size": self._work.batch_size, "lr": LR},
-            "evaluation": {"every": rounds},
-        }
-        dataset = synthetic_dataset(self._paper.data, self._paper.shape, clients * samples, TEST_SIZE)
-        self._federation = Federation(bench, params, dataset)
+        self._work = self._paper.work(name, rounds)
+        self.federation = Federation(bench, self._work, self._paper.data, self._paper.shape, test_size=200)
         self.decisions: dict[str, dict[str, Any]] = {}
-        """By case of ``auto``, what it took, from ``config.json``."""
+        """By case of ``auto``, its choice, from ``config.json``."""
         self.failed: str | None = None
-        """Why the first run failed; None: it did not."""
+        """Why the first run failed."""
 
     def first(self) -> dict[str, Timing]:
-        """A round with no compiled code in the cache: what the process took; nothing where the compiler failed.
-
-        That is an answer too: ``auto`` then trains without.
-        """
+        """Time a round without compiled code; empty where the compiler failed: ``auto`` then trains without."""
         case = f"{self._name}, auto, first"
         self._bench.say(f"{case}, which is not one of the repetitions")
         try:
@@ -178,22 +145,23 @@ class ModelCases:
             self.failed = str(error)
             self._bench.say(self.failed)
             return {}
-        return {case: Timing(trained.execution.seconds, self._paper.work(1).total_steps, trained.execution.peak_mb)}
+        steps = self._work.total_steps // self._work.rounds
+        return {case: Timing(trained.execution.seconds, steps, trained.execution.peak_mb)}
 
     def bare(self) -> dict[str, Timing]:
-        case = f"{self._name}, bare"
-        arguments = [self._name, json.dumps(self._paper.shape), json.dumps(dataclasses.asdict(self._work))]
-        done = self._bench.execute(case, python("-m", "benchmarks.model_loop", *arguments))
-        return {case: Timing(steady(done.printed["rounds"]), self._work.total_steps, done.peak_mb)}
+        """Time the plain loop, in our own environment."""
+        case, shape = f"{self._name}, bare", json.dumps(self._paper.shape)
+        done = start(self._bench, case, "model_loop", self._work, inputs=shape, with_library=True)
+        return {case: done.timings(self._work, "", case)[case]}
 
     def ours(self, engine: str, workers: int) -> dict[str, Timing]:
-        """A training of the library."""
+        """Time a training of the library."""
         case = f"{self._name}, {engine}, {workers} workers"
         trained = self._train(case, *ENGINES[engine], f"engine.workers={workers}")
         if engine == "auto":
-            self.decisions[case] = read_json(RunFiles(self._federation.out).config)["decision"]
-        return {case: Timing(trained.steady(evaluation=False), self._work.total_steps, trained.execution.peak_mb)}
+            self.decisions[case] = read_json(RunFiles(self.federation.out).config)["decision"]
+        return {case: trained.timing(self._work.total_steps)}
 
     def _train(self, case: str, *assignments: str) -> TrainedRun:
-        """With decisions and compiled code of this benchmark's own."""
-        return self._federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))
+        """Run with decisions and compiled code of this benchmark alone."""
+        return self.federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))

@@ -1,9 +1,8 @@
-"""``population``: what more clients cost when as many take part in a round: seconds per round and peak memory.
+"""The cost of more clients with the same cohort: seconds per round and peak memory, in one process on the CPU.
 
-Clients of 20 images of 1×28×28 each, 10 a round, 10 steps of 10, ``fedgen_cnn``, in one process on the CPU.
-``N clients`` are the seconds of a round without evaluation; ``N clients, process`` those of the whole training from
-start to exit, loading and one evaluation of the last model on 1,000 test images included. The memory of both is that of
-the process. The images grow with the clients: 15.7 kB each.
+Clients of 20 images of 1x28x28 each, 10 a round, 10 steps of 10, `fedgen_cnn`. `N clients` are the seconds of a round
+without evaluation; `N clients, process` those of the whole process, loading and one evaluation on 1,000 test images
+included. The images grow with the clients: 15.7 kB each.
 """
 
 from __future__ import annotations
@@ -11,61 +10,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.common import Bench, BenchOptions, Federation, Measurement, Timing, paired, synthetic_dataset
+from benchmarks.federation import Federation
+from benchmarks.measuring import Bench, BenchOptions, Measurement, Timing, option, paired, rounds
+from benchmarks.work import Work
 from flcore.core.errors import ConfigError
+from pipelines.cli.arguments import whole_numbers
 
-SAMPLES, COHORT, STEPS, BATCH, TEST_SIZE = 20, 10, 10, 10, 1000
+COHORT = 10
 
 
 @dataclass(frozen=True)
 class Options(BenchOptions):
-    """``clients``: the populations."""
+    """Populations to measure, each at least a cohort."""
 
-    rounds: int = 20
-    clients: tuple[int, ...] = (100, 1000, 10_000)
+    rounds: int = rounds(20)
+    clients: tuple[int, ...] = option((100, 1000, 10_000), whole_numbers, "N,N,...", "numbers of clients")
 
     def __post_init__(self) -> None:
-        """Refuse populations that are smaller than a cohort."""
-        super().__post_init__()
         if min(self.clients) < COHORT:
             raise ConfigError(f"bench population: --clients {min(self.clients)}: a round needs {COHORT}")
 
 
 def measure(options: Options, bench: Bench) -> Measurement:
-    """One training process per population, in turn."""
-    names = {f"{clients} clients": _federation(clients, options, bench) for clients in options.clients}
+    """Train in a process per population, in turn."""
+    federations = {}
+    for clients in options.clients:
+        bench.say(f"dividing images among {clients} clients")
+        work = Work(clients, samples=20, cohort=COHORT, steps=10, batch_size=10, rounds=options.rounds)
+        federations[f"{clients} clients"] = Federation(bench, work)
 
     def case(name: str) -> dict[str, Timing]:
-        trained = names[name].train(name)
-        peak, per_round = trained.execution.peak_mb, trained.steady(evaluation=False) / options.rounds
+        work, trained = federations[name].work, federations[name].train(name)
+        seconds, process = trained.steady(evaluation=False), trained.execution
         return {
-            name: Timing(per_round, COHORT * STEPS, peak),
-            f"{name}, process": Timing(trained.execution.seconds, options.rounds * COHORT * STEPS, peak),
+            name: Timing(seconds / work.rounds, work.total_steps // work.rounds, process.peak_mb),
+            f"{name}, process": Timing(process.seconds, work.total_steps, process.peak_mb),
         }
 
-    series = bench.alternate({name: partial(case, name) for name in names}, options.repetitions)
-    settings = {
-        **{"samples_per_client": SAMPLES, "cohort": COHORT, "steps": STEPS, "batch_size": BATCH},
-        **{"model": "fedgen_cnn", "images": "1x28x28 uint8, random", "test_images": TEST_SIZE, "workers": 0},
-    }
-    first = next(iter(names))
-    ratios = {}
-    for name in list(names)[1:]:
-        ratios[f"seconds per round, {name}/{first}"] = paired(series, name, first)
-        most, least = (max(timing.peak_mb for timing in series[case]) for case in (name, first))
-        ratios[f"peak memory, {name}/{first}"] = most / least
-    return Measurement(settings, series, ratios)
-
-
-def _federation(clients: int, options: Options, bench: Bench) -> Federation:
-    params = {
-        "data": {"name": "mnist"},
-        "partition": {"name": "iid", "num_clients": clients},
-        "model": {"name": "fedgen_cnn"},
-        "method": {"name": "fedavg"},
-        "federation": {"rounds": options.rounds, "participation": COHORT / clients},
-        "local": {"steps": STEPS, "batch_size": BATCH, "lr": 0.05},
-        "evaluation": {"every": options.rounds},
-    }
-    bench.say(f"dividing {clients * SAMPLES} images among {clients} clients")
-    return Federation(bench, params, synthetic_dataset("mnist", (1, 28, 28), clients * SAMPLES, TEST_SIZE))
+    series = bench.alternate({name: partial(case, name) for name in federations}, options.repetitions)
+    first, *others = federations
+    peaks = {name: max(timing.peak_mb for timing in series[name]) for name in federations}
+    ratios = {f"seconds per round, {name}/{first}": paired(series, name, first) for name in others}
+    ratios |= {f"peak memory, {name}/{first}": peaks[name] / peaks[first] for name in others}
+    settings = {"samples_per_client": 20, "cohort": COHORT, "steps": 10, "batch_size": 10, "model": "fedgen_cnn"}
+    return Measurement(settings | {"images": "1x28x28 uint8, random", "test_images": 1000}, series, ratios)

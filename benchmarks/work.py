@@ -1,10 +1,12 @@
-"""How much work ``overhead`` does, and what a process that has done it prints. Also loaded where there is no torch."""
+"""The work of a case, the process that does it, and what that prints. Environments without torch import this too."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +15,12 @@ import numpy as np
 CLASSES, SHAPE, MEAN, STD = 10, (1, 28, 28), 0.5, 0.3
 
 SHAPES: Mapping[str, tuple[int, int, int]] = {"fedgen_cnn": SHAPE, "pfl_cnn": (3, 32, 32)}
-"""By network that is written down for the peers too, the shape of its images."""
+"""Image shapes of the networks that `workload` writes down for the peers."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """How much: ``cohort`` of ``clients`` clients a round, each ``steps`` steps of ``batch_size`` of its samples.
-
-    ``cores`` is how many clients may train at once, by those that can train several; ``model`` one of :data:`SHAPES`.
-    """
+    """A cohort of clients a round, each with so many steps of SGD; ``cores`` clients may train at once."""
 
     clients: int = 20
     samples: int = 640
@@ -40,10 +39,10 @@ class Work:
 
 
 def digest(tensors: Mapping[str, Any]) -> str:
-    """SHA-256 of tensors in the order of their names, each as little-endian float32 in row-major order.
+    """Return the SHA-256 of tensors in the order of their names, each as little-endian float32, row by row.
 
     Args:
-        tensors: by name; arrays of numpy or JAX, or torch's on a CPU.
+        tensors: by name; arrays of numpy or JAX, or tensors of torch on a CPU.
     """
     content = hashlib.sha256()
     for name in sorted(tensors):
@@ -51,6 +50,11 @@ def digest(tensors: Mapping[str, Any]) -> str:
     return content.hexdigest()
 
 
-def report(seconds: Sequence[float], weights: Mapping[str, Any]) -> None:
-    """Print what the benchmark reads: seconds of each round, and the digest of the final weights (last line, JSON)."""
+def main() -> None:
+    """Print what a module's ``simulate(work, inputs)`` took: seconds of each round, digest of the final weights.
+
+    The command line has the module's name, the work as JSON and the path of its inputs (`workload.write_inputs`).
+    """
+    module, work, inputs = sys.argv[1:]
+    seconds, weights = importlib.import_module(module).simulate(Work(**json.loads(work)), inputs)
     print(json.dumps({"rounds": list(seconds), "digest": digest(weights)}), flush=True)

@@ -1,13 +1,11 @@
-"""The work of ``overhead`` in plain PyTorch, and ``bare``: the loop that one would write by hand around it.
+"""The work in plain PyTorch, and the case ``bare``: the loop that one would write by hand around it.
 
-Also loaded in the peers' environments, so that everybody trains the same network on the same images with the same
-steps; it may import torch, and of ours `work` alone.
+Environments of peers import this too, so that all train the same network on the same images with the same steps; it
+may import torch, and of ours `work` alone.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -18,25 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.work import CLASSES, MEAN, SHAPE, SHAPES, STD, Work, report
-
-__all__ = [
-    "CLASSES",
-    "MEAN",
-    "SHAPE",
-    "STD",
-    "Work",
-    "bare_rounds",
-    "client_data",
-    "make_images",
-    "make_model",
-    "train_client",
-    "write_inputs",
-]
+from benchmarks.work import CLASSES, MEAN, SHAPE, SHAPES, STD, Work
 
 
 def make_model(seed: int = 0, model: str = "fedgen_cnn") -> nn.Sequential:
-    """A network of the registry, written down again.
+    """Return a network of the registry, written down again.
 
     ``fedgen_cnn`` has 26,434 parameters, 44 statistics and 2 counters; ``pfl_cnn`` 1,626,442 parameters, here drawn as
     PyTorch draws them: speed does not depend on them.
@@ -56,7 +40,7 @@ def make_model(seed: int = 0, model: str = "fedgen_cnn") -> nn.Sequential:
 
 
 def make_images(number: int, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Tensor]:
-    """Random images uint8 [N, C, H, W] and labels int64 [N]; speed does not depend on what images show."""
+    """Return random images uint8 [N, C, H, W] and labels int64 [N]."""
     generator = torch.Generator().manual_seed(20261121)
     images = torch.randint(0, 256, (number, *shape), dtype=torch.uint8, generator=generator)
     return images, torch.arange(number) % CLASSES
@@ -64,11 +48,7 @@ def make_images(number: int, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Te
 
 @cache
 def client_data(work: Work, shape: tuple[int, ...] | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process.
-
-    Args:
-        work: how much. shape: of an image; None: of the work's model.
-    """
+    """Return each client's normalised images float32 [n, C, H, W] and labels int64 [n]; made once per process."""
     images, labels = make_images(work.clients * work.samples, shape or SHAPES[work.model])
     normalised = (images.float() / 255 - MEAN) / STD
     parts = (torch.split(tensor, work.samples) for tensor in (normalised, labels))
@@ -76,7 +56,7 @@ def client_data(work: Work, shape: tuple[int, ...] | None = None) -> list[tuple[
 
 
 def write_inputs(work: Work, path: Path) -> None:
-    """A file ``.npz`` for those who have no torch: the initial weights by name, and all clients' images and labels."""
+    """Write initial weights by name and all clients' images and labels as ``.npz``, for peers without torch."""
     images, labels = (torch.stack(tensors).numpy() for tensors in zip(*client_data(work), strict=True))
     weights: dict[str, Any] = {
         name: tensor.numpy() for name, tensor in make_model(model=work.model).state_dict().items()
@@ -85,7 +65,7 @@ def write_inputs(work: Work, path: Path) -> None:
 
 
 def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, generator: torch.Generator) -> None:
-    """``work.steps`` steps of SGD in place, over shuffled passes."""
+    """Take ``work.steps`` steps of SGD in place, over shuffled passes."""
     module.train()
     optimizer = torch.optim.SGD(module.parameters(), lr=work.lr)
     taken = 0
@@ -102,11 +82,11 @@ def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, 
 def bare_rounds(
     work: Work, module: nn.Module | None = None, shape: tuple[int, ...] | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Seconds of each round, and the final weights: load, loop over clients and batches, average what comes back.
+    """Return the seconds of each round and the final weights: load, loop over clients and batches, average.
 
     Args:
-        work: how much. module: images [B, C, H, W] of ``shape`` to logits [B, K]; None: :func:`make_model`'s.
-        shape: of an image; None: of the work's model.
+        work: to do. module: images [B, C, H, W] of ``shape`` to logits [B, K]; default: that of :func:`make_model`.
+        shape: of an image; default: of the work's model.
     """
     data, module = client_data(work, shape), module or make_model(model=work.model)
     generator = torch.Generator().manual_seed(0)
@@ -127,7 +107,6 @@ def bare_rounds(
     return seconds, server
 
 
-def main() -> None:
-    """The case ``bare``: the work as JSON on the command line, what came of it on standard output."""
-    torch.set_num_threads(1)
-    report(*bare_rounds(Work(**json.loads(sys.argv[1]))))
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Tensor]]:
+    """Do the work of the case ``bare``."""
+    return bare_rounds(work)

@@ -1,22 +1,15 @@
-"""The work of ``overhead`` in BlazeFL; runs in an environment that has it, with a Python that it asks for.
+"""The work of ``overhead`` in BlazeFL, with the FedAvg that it ships (``blazefl.contrib``).
 
-What was chosen, and why:
-
-- The FedAvg that it ships (``blazefl.contrib``), with a process pool and shared memory, as many processes as the work
-  has cores. BlazeFL makes its pool anew in every round. Its thread pool is meant for a Python without the global lock.
+- A process pool with shared memory, one process per core of the work; BlazeFL makes the pool anew in every round.
 - Before the first pool, which forks, clients' data are made, and an optimiser, which is when torch imports its
-  compiler: all processes have them. Otherwise every process of every round would spend seconds on that import.
-- Batches are cut out of tensors by whole lists of indices (``BatchSampler`` as the loader's sampler), not sample by
-  sample.
+  compiler: otherwise every process of every round would spend seconds on that import.
+- Batches are cut out of tensors by whole lists of indices (``BatchSampler`` as the loader's sampler).
 - One local epoch, which is 20 steps of 32 of 640 samples; averages weighted by the number of samples, of everything
-  that the network holds, counters included (as float32 in one vector).
-- Nothing is evaluated, progress bars are off.
+  that the network holds, counters included. Nothing is evaluated.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 from benchmarks.workload import client_data, make_model
 
 from blazefl.contrib import (  # type: ignore[import-not-found]  # isort: skip
@@ -40,7 +33,6 @@ class _Selector:
     """BlazeFL's way to a model: by name."""
 
     def select_model(self, model_name: str) -> nn.Module:
-        torch.set_num_threads(1)
         return make_model()
 
 
@@ -74,12 +66,8 @@ class _Trainer(FedAvgProcessPoolClientTrainer):  # type: ignore[misc]
         return it
 
 
-def main() -> None:
-    """The work as JSON on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    if work.steps * work.batch_size != work.samples:
-        raise ValueError("blazefl: steps must be one epoch")
-    torch.set_num_threads(1)
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
+    """Do the work."""
     client_data(work)
     torch.optim.SGD(make_model().parameters(), lr=work.lr).step()
     common: dict[str, Any] = {
@@ -109,4 +97,4 @@ def main() -> None:
             for package in trainer.uplink_package():
                 server.load(package)
             seconds.append(time.perf_counter() - begin)
-    report(seconds, server.model.state_dict())
+    return seconds, server.model.state_dict()

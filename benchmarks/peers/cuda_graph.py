@@ -1,23 +1,18 @@
 """The bare PyTorch loop on a CUDA device, a step recorded once as a CUDA graph and replayed; in our own environment.
 
-What was chosen, and why:
-
-- The graph holds a whole step: forward, backward, SGD. It reads its batch's indices from a tensor of fixed place, and
-  takes the images from the client's, which are copied to a fixed place too; all clients' images lie on the device.
-- The round is that of the loop on the CPU: load the weights, step, average all tensors in double precision.
+The graph holds a whole step: forward, backward, SGD. It reads its batch's indices and the client's images at fixed
+places, into which they are copied; all images are on the device. The round is that of the loop on the CPU.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 from benchmarks.workload import client_data, make_model
 
 _WARM_UP = 3  # steps before recording, in which cuDNN chooses and memory is taken
@@ -56,7 +51,7 @@ class GraphedStep:
         self._graph.replay()
 
 
-def graphed_rounds(work: Work) -> tuple[list[float], dict[str, Tensor]]:
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Tensor]]:
     """Seconds of each round, and the final weights on the CPU."""
     device = torch.device("cuda")
     data = [(images.to(device), labels.to(device)) for images, labels in client_data(work)]
@@ -81,12 +76,3 @@ def graphed_rounds(work: Work) -> tuple[list[float], dict[str, Tensor]]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return seconds, {name: tensor.cpu() for name, tensor in server.items()}
-
-
-def main() -> None:
-    """The work as JSON on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    if work.samples % work.batch_size:
-        raise ValueError("torch_cuda_graph: batches must fill a pass over a client's samples")
-    torch.set_num_threads(1)
-    report(*graphed_rounds(work))

@@ -1,28 +1,19 @@
-"""The work of ``overhead`` in FedJAX; runs in an environment that has it.
+"""The work of ``overhead`` in FedJAX.
 
-What was chosen, and why:
-
-- ``fedjax.federated_averaging`` cannot be used: it steps by what ``grad_fn`` returns, which is gradients alone, and
-  ``fedjax.Model`` returns predictions alone, so that BatchNorm's statistics cannot leave a step. It is written again
-  with what it is made of, ``for_each_client``, whose state between steps is free: parameters, statistics and
-  the optimiser's state; the server takes the mean of parameters and statistics with ``tree_util``.
-- Data are ``InMemoryFederatedData``; clients are drawn by ``UniformGetClientSampler``; batches come from
-  ``shuffle_repeat_batch``, seeded by round and client (its seed would otherwise be the same in every round).
-- ``fedjax.optimizers.sgd`` (optax) with 0.05.
+- ``fedjax.federated_averaging`` cannot be used: BatchNorm's statistics cannot leave its step. It is written again with
+  its own parts: ``for_each_client``, whose state is free, ``UniformGetClientSampler``, ``shuffle_repeat_batch`` (seeded
+  by round and client, otherwise the same in every round), ``optimizers.sgd`` (optax) and ``tree_util``.
 - The back end is FedJAX's default on a CPU, a jitted step called from Python; the other one wants several devices.
-- JAX 0.4.35: FedJAX calls ``jax.tree_map``, which later ones lack.
 - The network is that of the bare JAX loop. One process on one core.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
 from benchmarks.peers.jax_network import Tree, jax, loss, read_inputs
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 
 import fedjax  # type: ignore[import-not-found]  # isort: skip  # JAX reads its flags first
 
@@ -46,10 +37,9 @@ def _trainer(work: Work) -> Any:
     return fedjax.for_each_client(client_init, client_step, client_final)
 
 
-def main() -> None:
-    """The work as JSON and the file of inputs on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    parameters, statistics, images, labels = read_inputs(sys.argv[2])
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
+    """Do the work."""
+    parameters, statistics, images, labels = read_inputs(inputs)
     data = fedjax.InMemoryFederatedData(
         {client: {"x": images[client], "y": labels[client]} for client in range(work.clients)}
     )
@@ -70,4 +60,4 @@ def main() -> None:
         trained = ((output, 1.0) for _, output in train(state, clients))
         state = jax.block_until_ready(fedjax.tree_util.tree_mean(trained))
         seconds.append(time.perf_counter() - begin)
-    report(seconds, state[0] | state[1])
+    return seconds, state[0] | state[1]

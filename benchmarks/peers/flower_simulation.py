@@ -1,27 +1,19 @@
-"""The work of ``overhead`` in Flower's simulation; runs in an environment that has Flower.
+"""The work of ``overhead`` in Flower's simulation.
 
-What was chosen, and why:
-
-- ``run_simulation`` with the Ray backend, from Python: the quickest way to start a simulation; ``flwr run`` would start
-  servers first. Flower calls it deprecated, and has nothing else that stays in one command.
-- As many cores for Ray as the work says (two) and one for each client, so that two clients train at once; one thread
-  per process.
-- Clients keep their data and module in the worker's process (a cache), instead of making them for every message: the
-  best that Flower's model of a client as a function allows.
-- ``FedAvg`` with as many clients a round as asked for, weighted by the number of samples, which is Flower's default;
-  evaluation off; parameters and BatchNorm statistics go both ways, as in our run.
-- Python's generator, which Flower draws clients with, is seeded; the numbers that it draws among are Flower's own and
-  random, and replies are averaged as they arrive.
-- No dashboard, no telemetry, workers' output not copied to the driver, log level WARNING.
+- ``run_simulation`` with the Ray backend, from Python: ``flwr run`` would start servers first. Flower calls it
+  deprecated, and has nothing else that stays in one command.
+- As many cores for Ray as the work says (two) and one for each client, so that two clients train at once.
+- Clients keep their data and module in the worker's process (a cache): the best that a client as a function allows.
+- ``FedAvg`` weighted by the number of samples; evaluation off; parameters and BatchNorm statistics go both ways.
+- Python's generator, which Flower draws clients with, is seeded; the numbers that it draws among are random, and
+  replies are averaged as they arrive. No dashboard, no telemetry, no workers' output.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -30,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 from benchmarks.workload import client_data, make_model, train_client
 
 # Read when Flower and Ray are imported.
@@ -45,7 +37,6 @@ from flwr.simulation import run_simulation  # type: ignore[import-not-found]
 
 @cache
 def _client_module() -> nn.Sequential:
-    torch.set_num_threads(1)
     return make_model()
 
 
@@ -96,11 +87,9 @@ class _TimedFedAvg(FedAvg):  # type: ignore[misc]
         return averaged
 
 
-def main() -> None:
-    """The work as JSON on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
+    """Do the work."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    torch.set_num_threads(1)
     random.seed(0)  # where Flower draws clients from; it numbers them at random all the same
     strategy, server = _TimedFedAvg(work), ServerApp()
     final: dict[str, torch.Tensor] = {}
@@ -120,4 +109,4 @@ def main() -> None:
         },
     )
     seconds = [after - before for before, after in zip(strategy.ends, strategy.ends[1:], strict=False)]
-    report(seconds, final)
+    return seconds, final

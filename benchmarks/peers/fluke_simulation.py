@@ -1,26 +1,18 @@
-"""The work of ``overhead`` in fluke; runs in an environment that has it.
+"""The work of ``overhead`` in fluke, by ``FedAVG`` with clients and server made by hand.
 
-What was chosen, and why:
-
-- ``FedAVG`` with clients and server made by hand, since its configuration files offer only data sets that it fetches.
-- ``FastDataLoader``, fluke's own, shuffles and cuts tensors that are in memory; one local epoch, which is 20 steps of
-  32 of 640 samples. Averages are weighted by the number of samples.
-- fluke averages parameters and BatchNorm's statistics; of the counters it takes the largest.
-- One process: its parallel server asks for two GPUs or more.
-- Models are kept in memory, nothing is evaluated; the progress bars are fluke's and stay.
+- ``FastDataLoader`` shuffles and cuts tensors in memory; one local epoch, which is 20 steps of 32 of 640 samples.
+- Averages of parameters and BatchNorm's statistics, weighted by the number of samples; counters: the largest.
+- One process: its parallel server asks for two GPUs. Nothing is evaluated; the progress bars are fluke's and stay.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
-import torch
 from torch import nn
 
-from benchmarks.work import CLASSES, Work, report
+from benchmarks.work import CLASSES, Work
 from benchmarks.workload import client_data, make_model
 
 from fluke import FlukeENV  # type: ignore[import-not-found]  # isort: skip
@@ -46,12 +38,8 @@ class _Clock(FederationObserver):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
 
 
-def main() -> None:
-    """The work as JSON on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    if work.steps * work.batch_size != work.samples:
-        raise ValueError("fluke: steps must be one epoch")
-    torch.set_num_threads(1)
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
+    """Do the work."""
     environment = FlukeENV()
     environment.set_seed(0)
     environment.set_device("cpu")
@@ -76,4 +64,4 @@ def main() -> None:
     algorithm.set_callbacks([clock])
     algorithm.run(n_rounds=work.rounds, eligible_perc=work.cohort / work.clients)
     seconds = [end - begin for begin, end in zip(clock.begins, clock.ends, strict=True)]
-    report(seconds, server.model.state_dict())
+    return seconds, server.model.state_dict()

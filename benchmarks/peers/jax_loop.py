@@ -1,25 +1,18 @@
 """The work of ``overhead`` in bare JAX: a vmap over the clients of a round, a scan over their steps, one jit per round.
 
-What was chosen, and why:
-
-- All clients' images lie on the device; the jitted round is given the cohort's numbers and a key, draws the batches,
-  trains, and averages parameters and BatchNorm's statistics. Nothing comes back to Python but the weights.
-- The network is written by hand (`jax_network.py`), with no library for layers or optimisers.
-- The first round compiles; ``rounds`` of the benchmark leave the first one out, the process's seconds do not.
-- One process, on one core or with a GPU (`jax_network.py`).
+All images are on the device; the jitted round gets the cohort's numbers and a key, draws the batches, trains, and
+averages parameters and BatchNorm's statistics. The first round compiles. One process, on one core or with a GPU.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from functools import partial
 
 import numpy as np
 
 from benchmarks.peers.jax_network import Array, Tree, jax, jnp, read_inputs, step
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 
 
 def _client(
@@ -37,12 +30,9 @@ def _client(
     return trained
 
 
-def main() -> None:
-    """The work as JSON and the file of inputs on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    if work.samples % work.batch_size:
-        raise ValueError("jax: batches must fill a pass over a client's samples")
-    parameters, statistics, images, labels = read_inputs(sys.argv[2])
+def simulate(work: Work, inputs: str) -> tuple[list[float], Tree]:
+    """Do the work."""
+    parameters, statistics, images, labels = read_inputs(inputs)
     images, labels = jnp.asarray(images), jnp.asarray(labels)
 
     @jax.jit  # type: ignore[untyped-decorator]
@@ -59,4 +49,4 @@ def main() -> None:
         state = round_(parameters, statistics, cohort, jax.random.fold_in(key, number))
         parameters, statistics = jax.block_until_ready(state)
         seconds.append(time.perf_counter() - begin)
-    report(seconds, parameters | statistics)
+    return seconds, parameters | statistics

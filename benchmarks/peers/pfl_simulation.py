@@ -1,23 +1,15 @@
-"""The work of ``overhead``, and that of ``cifar10-cross-device``, in Apple's pfl (pfl-research), in its environment.
+"""The work of ``overhead``, and pfl's own published setting, in Apple's pfl (pfl-research).
 
-What was chosen, and why:
-
-- ``SimulatedBackend`` in one process, as its benchmarks run it on one device: it trains clients one after the other in
-  a single module and sums what they return. Several processes would need Horovod or ``torchrun``.
-- ``FederatedAveraging`` weighted by the number of samples, SGD with 0.05 locally and 1.0 at the server; one local
-  epoch, which is 20 steps of 32 of 640 samples.
-- Clients' data are tensors in memory, on the device (PFL_PYTORCH_DEVICE: the CPU, or ``cuda``), normalised once. pfl
-  cuts them into the same batches in every round; it does not shuffle, and averages parameters alone: BatchNorm
-  statistics stay in the one module. It thus does a little less than the others, and is left to.
-- Evaluation cannot be switched off in the first round; the function that it calls computes nothing. Metrics are
-  not printed.
+- ``SimulatedBackend`` in one process, as its benchmarks run it: clients one after the other in a single module.
+- ``FederatedAveraging`` weighted by the number of samples; one local epoch, which is 20 steps of 32 of 640 samples.
+- Clients' data are tensors on the device (PFL_PYTORCH_DEVICE), normalised once. pfl cuts them into the same batches in
+  every round and averages parameters alone: BatchNorm statistics stay in the one module. It does less than the others.
+- Evaluation cannot be switched off in the first round; the function that it calls computes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from types import MethodType
 from typing import Any
@@ -27,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.work import Work, report
+from benchmarks.work import Work
 from benchmarks.workload import client_data, make_model
 
 os.environ["PFL_PYTORCH_DEVICE"] = DEVICE = os.environ.get("PFL_PYTORCH_DEVICE", "cpu")  # read when pfl is imported
@@ -73,12 +65,8 @@ class _Clock(TrainingProcessCallback):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
 
 
-def main() -> None:
-    """The work as JSON on the command line, what came of it on standard output."""
-    work = Work(**json.loads(sys.argv[1]))
-    if work.steps * work.batch_size != work.samples:
-        raise ValueError("pfl: steps must be one epoch")
-    torch.set_num_threads(1)
+def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
+    """Do the work."""
     np.random.seed(0)  # where pfl draws clients from
     module = make_model(model=work.model).to(DEVICE)
     module.loss, module.metrics = MethodType(_loss, module), MethodType(_no_metrics, module)  # type: ignore[assignment]
@@ -107,4 +95,4 @@ def main() -> None:
         send_metrics_to_platform=False,
     )
     seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
-    report(seconds, {name: tensor.cpu() for name, tensor in module.state_dict().items()})
+    return seconds, {name: tensor.cpu() for name, tensor in module.state_dict().items()}

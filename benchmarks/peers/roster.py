@@ -1,77 +1,253 @@
-"""Who of the peers takes part: each has a line, whether it could be measured or not."""
+"""Other simulators: their packages, their environments, and their processes.
+
+Environments are made with uv from the registry that it is configured for, below the user's cache folder, and found
+again by a hash of their packages. On a machine without a registry an interpreter that has the packages can be named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Case, Timing
-from benchmarks.peers.environment import PEERS, NoEnvironmentError, held_versions, peer_python
+from benchmarks.measuring import ROOT, Bench, Execution, Timing, steady
+from benchmarks.work import Work
+from benchmarks.workload import write_inputs
 from flcore.core.errors import ConfigError, RunError
 
-MEASURED, NO_DEVICE = "measured", "no CUDA device"
+
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator.
+
+    Attributes:
+        module: in this folder; its ``simulate`` does the work.
+        packages: pinned, the simulator first; none: our own environment.
+        torch: whether it needs torch, in our own version. numpy always comes in our own version.
+        python: the Python that it needs; default: ours.
+        several: whether it trains ``Work.cores`` clients at once.
+        cuda: whether it needs a CUDA device; the others see none.
+        variables: of its process.
+    """
+
+    module: str
+    packages: tuple[str, ...]
+    torch: bool = True
+    python: str | None = None
+    several: bool = False
+    cuda: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Packages to install; local versions (+cu132) are left out, which a registry may not have."""
+        names = ("torch", "numpy") if self.torch else ("numpy",)
+        return (*self.packages, *(f"{name}=={version(name).split('+')[0]}" for name in names))
 
 
-class Roster:
-    """The peers that were asked for; one that cannot be had, or fails, says so and stops nobody else."""
+_PFL = ("pfl[pytorch]==0.6.0",)
 
-    def __init__(self, names: Sequence[str], say: Callable[[str], None], given: str | None = None) -> None:
-        """Make their environments where they are not there, which may take minutes.
+PEERS: dict[str, Peer] = {
+    "torch_cuda_graph": Peer("cuda_graph", (), cuda=True),
+    "jax": Peer("jax_loop", ("jax==0.10.2", "jaxlib==0.10.2"), torch=False, variables={"JAX_PLATFORMS": "cpu"}),
+    "jax_cuda": Peer(
+        "jax_loop",
+        ("jax[cuda12]==0.10.2", "jaxlib==0.10.2"),
+        torch=False,
+        cuda=True,
+        variables={"JAX_PLATFORMS": "cuda"},
+    ),
+    "fedjax": Peer(
+        "fedjax_simulation",
+        # It calls what later ones of these lack.
+        ("fedjax==0.0.17", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.4"),
+        torch=False,
+        variables={"JAX_PLATFORMS": "cpu"},
+    ),
+    # 3.0 needs Python 3.14. It imports tqdm and does not ask for it.
+    "blazefl": Peer("blazefl_simulation", ("blazefl==2.0.3", "tqdm==4.67.1"), python="3.12", several=True),
+    "pfl": Peer("pfl_simulation", _PFL, variables={"PFL_PYTORCH_DEVICE": "cpu"}),
+    "pfl_cuda": Peer("pfl_simulation", _PFL, cuda=True, variables={"PFL_PYTORCH_DEVICE": "cuda"}),
+    # 1.42.0 asks for a newer list of certificates than some registries have.
+    "flower": Peer("flower_simulation", ("flwr[simulation]==1.41.0", "ray==2.55.1"), several=True),
+    "fluke": Peer("fluke_simulation", ("fluke-fl==0.8.1",)),
+}
 
-        Args:
-            names: of :data:`PEERS`.
-            say: told of what takes time, and of who is left out.
-            given: an interpreter that has the peers' packages; None: environments are made.
+
+@dataclass(frozen=True)
+class Done:
+    """A process that has done its work, the seconds of each round, and the digest of the final weights."""
+
+    execution: Execution
+    rounds: Sequence[float]
+    digest: str
+
+    def timings(self, work: Work, process: str, rounds: str) -> dict[str, Timing]:
+        """Return the timings of the process and of its rounds by these names."""
+        steps, peak = work.total_steps, self.execution.peak_mb
+        return {
+            rounds: Timing(steady(self.rounds), steps, peak),
+            process: Timing(self.execution.seconds, steps, peak),
+        }
+
+
+def start(
+    bench: Bench,
+    case: str,
+    module: str,
+    work: Work,
+    *,
+    python: str = sys.executable,
+    variables: Mapping[str, str] | None = None,
+    inputs: str | None = None,
+    with_library: bool = False,
+) -> Done:
+    """Call the ``simulate`` of a module in a process; ``with_library`` says whether it can import our packages.
+
+    Raises:
+        RunError: it failed, or did not print its rounds.
+    """
+    scripts = ROOT if with_library else bench.folder / "scripts"
+    if not scripts.exists():
+        shutil.copytree(ROOT / "benchmarks", scripts / "benchmarks")
+    if inputs is None:
+        inputs = str(bench.folder / f"{work.model}-{work.clients}.npz")
+        if not Path(inputs).exists():
+            write_inputs(work, Path(inputs))
+    # Not with -m: Ray's workers must find the module's functions under the module's own name.
+    command = [python, "-c", "from benchmarks.work import main; main()", f"benchmarks.{module}"]
+    places = {"PYTHONPATH": str(scripts), "FLWR_HOME": str(bench.folder / "flower")}
+    done = bench.execute(
+        case, [*command, json.dumps(dataclasses.asdict(work)), inputs], {**(variables or {}), **places}
+    )
+    try:
+        printed = json.loads(done.output.strip().splitlines()[-1])
+        rounds, digest = printed["rounds"], printed["digest"]
+    except (ValueError, LookupError) as error:
+        raise RunError(f"bench {bench.name}, {case}: it did not print its rounds") from error
+    if len(rounds) != work.rounds:
+        raise RunError(f"bench {bench.name}, {case}: {len(rounds)} rounds instead of {work.rounds}")
+    return Done(done, rounds, digest)
+
+
+class Peers:
+    """The peers of a benchmark; one that cannot be installed, or fails, has a status that says so."""
+
+    def __init__(self, names: Sequence[str], bench: Bench, given: Path | None = None) -> None:
+        """Make missing environments, which may take minutes; ``given`` is an interpreter with the packages.
 
         Raises:
-            ConfigError: a name that is none of theirs.
+            ConfigError: an unknown name.
         """
+        self._bench, self._given = bench, given
+        self._pythons: dict[str, str] = {}
+        self.digests: dict[str, list[str]] = {}
+        self._settings: dict[str, dict[str, Any]] = {}
         for name in names:
             if name not in PEERS:
-                raise ConfigError(f"bench overhead: --only-peers {name}: expected some of {', '.join(PEERS)}")
-        self._say, self._given = say, given
-        self._held: dict[str, list[str]] = {}
-        self.pythons: dict[str, str] = {}
-        self._status = {name: self._prepare(name) for name in names}
+                raise ConfigError(f"bench {bench.name}: --only-peers {name}: expected some of {', '.join(PEERS)}")
+        for name in names:
+            self._prepare(name, PEERS[name])
 
-    def _prepare(self, name: str) -> str:
-        if PEERS[name].cuda and not torch.cuda.is_available():
-            return NO_DEVICE
+    def _prepare(self, name: str, peer: Peer) -> None:
+        wanted = [requirement.replace("==", " ") for requirement in peer.requirements]
+        self._settings[name] = {"version": re.sub(r"\[.*?\]", "", wanted[0]), "requirements": wanted}
+        if peer.cuda and not torch.cuda.is_available():
+            self._settings[name]["status"] = "no CUDA device"
+            return
         try:
-            if self._given is not None and PEERS[name].packages:
-                self._held[name] = held_versions(name, self._given)
-                self.pythons[name] = self._given
-            else:
-                self.pythons[name] = peer_python(name, self._say)
-        except NoEnvironmentError as error:
-            self._say(f"{name} is left out: {error}")
-            return f"cannot be installed: {error.reason}"
-        return MEASURED
-
-    def attempt(self, name: str, case: Case) -> Mapping[str, Timing]:
-        """Carry out a case of a peer; nothing from the time on that it has failed once."""
-        if self._status[name] == MEASURED:
-            try:
-                return case()
-            except RunError as error:
-                self._say(f"{name} is left out: {error}")
-                self._status[name] = f"failed: {' '.join(str(error).split())}"
-        return {}
+            python = sys.executable
+            if peer.packages:
+                python = str(self._given.absolute()) if self._given else environment(name, self._bench)
+                names = [re.split(r"[\[=]", requirement)[0] for requirement in peer.requirements]
+                found = _run([python, "-c", _VERSIONS, *names], f"{python} lacks one of {', '.join(names)}").split()
+                held = [f"{package} {number}" for package, number in zip(names, found, strict=True)]
+                self._settings[name] |= {"version": held[0], "requirements": held}
+            self._pythons[name] = python
+            self._settings[name]["status"] = "measured"
+        except RunError as error:
+            self._bench.say(f"{name} is left out: {error}")
+            self._settings[name]["status"] = f"cannot be installed: {error}"
 
     @property
     def measured(self) -> list[str]:
-        """Those that have done all that was asked of them so far."""
-        return [name for name, status in self._status.items() if status == MEASURED]
+        """Peers without a failure so far."""
+        return list(self._pythons)
 
-    def settings(self) -> dict[str, Any]:
-        """By name: version, what its environment holds, and how it went."""
-        return {
-            name: {
-                "version": self._held[name][0] if name in self._held else PEERS[name].version,
-                "requirements": self._held.get(name, list(PEERS[name].requirements)),
-                "status": status,
-            }
-            for name, status in self._status.items()
-        }
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return version, packages and status of each."""
+        return self._settings
+
+    def attempt(self, name: str, work: Work, process: str, rounds: str) -> Mapping[str, Timing]:
+        """Run a peer; its timings have these names. A failure leaves it out from then on."""
+        if name not in self._pythons:
+            return {}
+        peer = PEERS[name]
+        variables = {**({} if peer.cuda else {"CUDA_VISIBLE_DEVICES": ""}), **peer.variables}
+        python = self._pythons[name]
+        try:
+            done = start(self._bench, process, f"peers.{peer.module}", work, python=python, variables=variables)
+        except RunError as error:
+            self._bench.say(f"{name} is left out: {error}")
+            self._settings[name]["status"] = f"failed: {' '.join(str(error).split())}"
+            del self._pythons[name]
+            return {}
+        self.digests.setdefault(process, []).append(done.digest)
+        return done.timings(work, process, rounds)
+
+
+_VERSIONS = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]), sep='\\n')"
+
+
+def environment_folder(peer: Peer) -> Path:
+    """Return the folder of a peer's environment: below the cache folder, by a hash of its packages and our Python."""
+    held = json.dumps([peer.requirements, peer.python, sys.version, sys.base_prefix])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "protofl" / f"bench-peers-{hashlib.sha256(held.encode()).hexdigest()[:12]}"
+
+
+def environment(name: str, bench: Bench) -> str:
+    """Return the interpreter of a peer's environment, which is made where there is none.
+
+    Raises:
+        RunError: the packages cannot be installed, or there is no Python for them.
+    """
+    peer = PEERS[name]
+    folder = environment_folder(peer)
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists():
+        bench.say(f"making an environment for {name} in {folder} (once; gigabytes where uv has no torch yet) ...")
+        here = Path(sys.executable).with_name("uv")
+        uv = str(here) if here.exists() else "uv"
+        failed = "no such Python, or the package registry cannot be reached or lacks something"
+        _run([uv, "venv", "--quiet", "--clear", "--python", peer.python or sys.executable, str(folder)], failed)
+        _run([uv, "pip", "install", "--quiet", "--python", str(python), *peer.requirements], failed)
+        ready.touch()
+    return str(python)
+
+
+def _run(command: Sequence[str], failed: str) -> str:
+    """Return the output of a command.
+
+    Raises:
+        RunError: it failed, with its own words after ours.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise RunError(f"{command[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        raise RunError(f"{failed}: {' '.join((done.stderr or done.stdout).split())[-400:]}")
+    return done.stdout

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import benchmarks
 from benchmarks import gpu
-from benchmarks.common import Bench
-from benchmarks.peers.environment import PEERS
-from benchmarks.peers.process import Processes
+from benchmarks.command import run
+from benchmarks.measuring import Bench, Execution
+from benchmarks.peers import roster
+from benchmarks.peers.roster import PEERS
 from benchmarks.work import Work
 from flcore.core.errors import ConfigError
+
+FOUND = Execution(1.0, 1.0, '{"rounds": [1.0], "digest": "x"}')
 
 
 def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"^bench gpu: no CUDA device on this machine; "):
-        benchmarks.run("gpu", {})
+        run("gpu")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu_every_way_is_measured() -> None:
-    result = benchmarks.run("gpu", {"rounds": 2, "repetitions": 1, "clients": (4,)})
+    result = run("gpu", rounds=2, repetitions=1, clients=(4,))
     assert [case["case"] for case in result["cases"]] == [
         *("cuda, serial, 4 clients", "cuda, stacked, 4 clients", "cuda, compiled, 4 clients"),
         *("cuda, compiled, tf32, 4 clients", "cuda, compiled, bf16, 4 clients", "cpu, compiled, 4 clients"),
@@ -35,21 +38,22 @@ def test_on_a_gpu_every_way_is_measured() -> None:
 
 
 def test_who_is_set_beside_us() -> None:
-    """Of another model nobody does the same work; pfl's own setting has its own."""
-    assert gpu.Options().named_peers == []
-    assert gpu.Options(peers=True).named_peers == ["torch_cuda_graph", "jax_cuda", "pfl_cuda"]
-    assert gpu.Options(peers=True, model="fedcspc_cnn").named_peers == ["pfl_cuda"]
+    assert gpu.Options().named_peers == ()
+    assert gpu.Options(peers=True).named_peers == ("torch_cuda_graph", "jax_cuda", "pfl_cuda")
     with pytest.raises(ConfigError, match=r"^bench gpu: --only-peers flower: expected some of torch_cuda_graph, jax_c"):
         gpu.Options(only_peers=("flower",))
     assert all(PEERS[name].cuda for name in gpu.Options(peers=True).named_peers)
 
 
-def test_every_number_of_clients_has_images_of_its_own(tmp_path: Path) -> None:
-    """What is written for three clients leaves what two have."""
-    bench = Bench("gpu", tmp_path)
-    two, three = (Processes(bench, Work(clients=clients, samples=4)) for clients in (2, 3))
-    for processes, clients in ((two, 2), (three, 3)):
-        with np.load(processes._inputs) as stored:
+def test_every_number_of_clients_has_images_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inputs of three clients leave those of two."""
+    places: list[str] = []
+    monkeypatch.setattr(Bench, "execute", lambda self, case, command, variables: places.append(command[-1]) or FOUND)
+    for clients in (2, 3, 2):
+        roster.start(Bench("gpu", tmp_path), "case", "workload", Work(clients=clients, samples=4, rounds=1))
+    assert places[0] == places[2]
+    for place, clients in zip(places, (2, 3), strict=False):
+        with np.load(place) as stored:
             assert stored["images"].shape == (clients, 4, 1, 28, 28)
 
 
@@ -61,13 +65,12 @@ def test_a_cpu_in_a_gpus_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
-    monkeypatch.setattr(gpu, "_CROSS_DEVICE_ROUNDS", 2)
+    monkeypatch.setattr(gpu, "CROSS_DEVICE_WORK", replace(gpu.CROSS_DEVICE_WORK, rounds=2))
     cases = {"cuda, serial": ("device=cpu",), "cuda, compiled": ("device=cpu", "stack=true")}
     monkeypatch.setattr(gpu, "CASES", cases)
     for name in ("jax", "pfl"):
         monkeypatch.setitem(PEERS, f"{name}_cuda", PEERS[name])
-    options = {"rounds": 2, "repetitions": 1, "clients": (4,), "only_peers": ("jax_cuda", "pfl_cuda")}
-    result = benchmarks.run("gpu", options)
+    result = run("gpu", rounds=2, repetitions=1, clients=(4,), only_peers=("jax_cuda", "pfl_cuda"))
     done = {case["case"]: case["steps_per_second"] * case["seconds"]["median"] for case in result["cases"]}
     four = {
         "cuda, serial, 4 clients",

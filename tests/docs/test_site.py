@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.command import parse
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from pipelines.cli.parser import make_parser
@@ -82,6 +83,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_commands_are_accepted(page: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         parsed = make_parser().parse_args(arguments)
+        if arguments[0] == "bench":
+            parse(arguments[1:])
     except SystemExit:
         pytest.fail(f"{page}: {capsys.readouterr().err}")
     if getattr(parsed, "assignments", []) and not getattr(parsed, "plugins", None):  # whose methods have their own keys
