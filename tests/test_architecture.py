@@ -290,6 +290,7 @@ PAST_THE_DISK = {
     "pipelines.runs.memory": "a question to the kernel",
     "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",
+    "pipelines.proof.stored_zip": "entries of a file that replaces another in one step",
     "pipelines.proof.golden": "runs of a moment, in a folder that is thrown away",
     "pipelines.runs.standard_error": "output that nobody reads any more",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import MLOPS, RunError, require
+from flcore.core.text import shorten
 from pipelines.config.params import without_tracking
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.execution.recorder import Recorder
@@ -227,9 +229,14 @@ def operation(
 
 
 def _console() -> dict[str, Any]:
-    """What a table has to fit."""
-    terminal = sys.stdout.isatty()
-    return {"terminal": terminal, "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG}
+    """Return the terminal that tables have to fit, and the command, without what addresses contain."""
+    terminal, (program, *words) = sys.stdout.isatty(), sys.argv
+    is_ours = Path(program).name in ("protofl", "__main__.py")
+    return {
+        "terminal": terminal,
+        "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG,
+        "command": shlex.join(["protofl", *(shorten(word, 1000) for word in words)]) if is_ours else None,
+    }
 
 
 def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:

@@ -185,6 +185,7 @@ class _Desk:
             budget=facts.get("budget"),
             draws=facts.get("draws", ()),
             with_times=facts.get("with_times", True),
+            command=facts.get("command"),
         )
         return {
             "report": str(directory / "report.html"),

@@ -28,11 +28,11 @@ from pipelines.proof.contents import (
     README,
     SHOWN,
     VERSION,
-    Claim,
+    ArchivedClaim,
     read_archive,
     without_places,
 )
-from pipelines.proof.crate import Summary, metadata, readme
+from pipelines.proof.crate import ArchiveSummary, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
 from pipelines.proof.stored_zip import Content, refused_names, write_zip
 from pipelines.runs.inputs import inputs_of
@@ -89,7 +89,7 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
     contents: dict[str, Content] = dict(_code())
     proof_of_runs = {run.name: _add_run(run, contents) for run in runs}
     comparison = None if compared is None else _add_comparison(compared, runs, contents)
-    about = Summary(
+    about = ArchiveSummary(
         name=runs[0].name if compared is None else _named(compared.document),
         runs=[run.name for run in runs],
         sources=sorted(
@@ -241,7 +241,8 @@ def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[st
         "budget": document.get("budget"),
         "tuning": document["tuning"],
         "claims": {
-            claim["name"]: {key: claim[key] for key in Claim.model_fields} for claim in document.get("claims", [])
+            claim["name"]: {key: claim[key] for key in ArchivedClaim.model_fields}
+            for claim in document.get("claims", [])
         },
         "failed": document["failed"],
         "results": digests(files),

@@ -109,7 +109,7 @@ class ArchivedRun:
         return f"partitions/{self.proof.partition[:FINGERPRINT_DIGITS]}"
 
 
-class Claim(_Checked):
+class ArchivedClaim(_Checked):
     """A claim of a comparison, as in the section ``compare``."""
 
     better: str
@@ -142,7 +142,7 @@ class ArchivedComparison(_Checked):
     tuning: list[_Tuned]
     failed: dict[str, str]
     results: dict[str, Sha]
-    claims: dict[str, Claim] = {}
+    claims: dict[str, ArchivedClaim] = {}
 
     @property
     def section(self) -> Object:

@@ -76,7 +76,7 @@ _PLUGINS = (
 
 
 @dataclass(frozen=True)
-class Summary:
+class ArchiveSummary:
     """What README and metadata say of an archive.
 
     Attributes:
@@ -107,7 +107,7 @@ class Summary:
         return f"A comparison of {len(self.runs)} runs" if self.is_comparison else "A run"
 
 
-def metadata(about: Summary, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
+def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of ``ro-crate-metadata.json``.
 
     Args:
@@ -173,7 +173,7 @@ def metadata(about: Summary, hashes: Mapping[str, str], sizes: Mapping[str, int]
     return {"@context": f"{SPECIFICATION}/context", "@graph": graph}
 
 
-def readme(about: Summary) -> str:
+def readme(about: ArchiveSummary) -> str:
     """Return ``README.md``, without the name of the archive: the same folder gives the same bytes."""
     versions = {"Python": about.environment.get("python", "unknown"), **(about.environment.get("versions") or {})}
     return _README.format(

@@ -19,10 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipelines.reporting.formats import format_difference, format_number_difference, format_p
 from pipelines.reporting.statistics import PairedDifference, paired_difference, with_adjusted_p
-from pipelines.reporting.tables import WORDS, Column, Table
-from pipelines.runs.better import check_direction, is_share, lower_is_better
+from pipelines.reporting.tables import DIFFERENCE_FORMATS, WORDS, Column, Table
+from pipelines.runs.better import check_direction, is_share, lower_is_better, unit
 from pipelines.runs.record import Pair, RunRecord, score
 
 Judgement = Literal[
@@ -132,16 +131,17 @@ def claims_table(judged: Sequence[JudgedRow]) -> Table:
         lead = f" by {one.claim.by:g}" if one.claim.by else ""
         return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
 
-    def lead(one: JudgedRow) -> str:
-        written = format_difference if is_share(one.metric) else format_number_difference
-        return written(one.difference) + format_p(one.difference)
-
     return Table(
         "Claims, and what these runs say of them",
         (
             Column("claim", "claim", [said(one) for one in judged], WORDS),
             Column("metric", "metric", [one.metric for one in judged], WORDS),
-            Column("lead", "lead [95 % interval], adjusted p", [lead(one) for one in judged], WORDS),
+            Column(
+                "lead",
+                "lead [95 % interval], adjusted p",
+                [DIFFERENCE_FORMATS[unit(one.metric)].text(one.difference) for one in judged],
+                WORDS,
+            ),
             Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
         ),
     )

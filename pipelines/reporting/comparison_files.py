@@ -13,7 +13,7 @@ from rich.text import Text
 from pipelines.reporting.claims import JudgedRow
 from pipelines.reporting.comparison import Comparison, describe
 from pipelines.reporting.comparison_tables import MAIN_SCORES, comparison_tables, definitions, targets, traffic
-from pipelines.reporting.statements import statements
+from pipelines.reporting.statements import after_correction, statements
 from pipelines.reporting.statistics import CONFIDENCE, Summary
 from pipelines.reporting.tables import (
     DIFFERENCE,
@@ -29,20 +29,18 @@ from pipelines.reporting.tables import (
     records,
     write_texts,
 )
-from pipelines.reporting.time_table import time_table
 from pipelines.runs.record import COMMUNICATION, SCORES, RunRecord
 
-_ON_THE_PAGE_ALONE = ("strict_target", "further")
+_ON_THE_TERMINAL = ("accuracy", "stream", "differences", "claims", "tuning", "traffic")
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """Print the comparison on a terminal: accuracy, differences, cost, time, then what they say, and what failed."""
+    """Print the comparison on a terminal: the answer, accuracy, differences, cost, and what failed."""
     console.print(Text(describe(comparison), style="bold"))
-    tables = [table for name, table in comparison_tables(comparison).items() if name not in _ON_THE_PAGE_ALONE]
-    times = time_table(comparison)
-    print_tables([*tables, *([times] if times else [])], console)
-    for sentence in statements(comparison):
+    for sentence in (*statements(comparison), *after_correction(comparison)):
         console.print(Text(sentence))
+    tables = comparison_tables(comparison)
+    print_tables([tables[name] for name in _ON_THE_TERMINAL if name in tables], console)
     for label, reason in comparison.failed.items():
         console.print(Text(f"Failed: {label}: {reason}", style="red"))
     for note in comparison.notes:
@@ -74,7 +72,7 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
 def markdown(comparison: Comparison) -> str:
     """Render the comparison as Markdown: its tables, what failed, the notes, and what each column means."""
     lines = [f"# Comparison on {comparison.dataset}", "", describe(comparison), ""]
-    if said := statements(comparison):
+    if said := (*statements(comparison), *after_correction(comparison)):
         lines += [*(f"- {sentence}" for sentence in said), ""]
     tables = comparison_tables(comparison).values()
     for table in tables:

@@ -7,7 +7,7 @@ What it leaves for DVC: ``metrics.json`` (means by method) and ``curves.csv``, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ from pipelines.reporting.html import (
     who_holds_what,
     write_page,
 )
-from pipelines.reporting.statements import statements
+from pipelines.reporting.page_tables import page_facts
+from pipelines.reporting.statements import after_correction, statements
 from pipelines.reporting.tables import MARKS_MEAN, Table, write_texts
 from pipelines.reporting.time_table import time_csv, time_table
 from pipelines.runs.folder import has_whole_results
@@ -61,6 +62,7 @@ def compare(
     tuning: Sequence[Mapping[str, Any]] | None = None,
     budget: str | None = None,
     with_times: bool = True,
+    command: str | None = None,
 ) -> Comparison:
     """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
     ``times.csv``, ``figures/`` and ``report.html``.
@@ -75,7 +77,9 @@ def compare(
         draws: of each run, the seed of its division, where each seed is run with several; None or empty: it has one.
         tuning: what the methods' studies found, as :class:`~pipelines.reporting.comparison.Tuned` has it.
         budget: in a sentence, what every run may spend, where that is not a number of rounds.
-        with_times: whether ``times.csv`` and the page tell seconds and joules, which no other machine would give again.
+        with_times: whether ``times.csv`` and the page have seconds and joules, and the page date, commit and command,
+            which differ on another machine.
+        command: that made the comparison.
 
     Returns:
         The comparison.
@@ -92,7 +96,8 @@ def compare(
         disk.remove(directory / "times.csv", missing_ok=True)
     else:
         write_texts({"times.csv": time_csv(times)}, directory)
-    write_comparison_page(comparison, _partitions(comparison), directory, times)
+    facts = page_facts(comparison.runs, command) if with_times else ()
+    write_comparison_page(comparison, _partitions(comparison), directory, times, facts)
     return comparison
 
 
@@ -130,7 +135,11 @@ def collect(
 
 
 def write_comparison_page(
-    comparison: Comparison, partitions: Mapping[int, Path], directory: Path, times: Table | None = None
+    comparison: Comparison,
+    partitions: Mapping[int, Path],
+    directory: Path,
+    times: Table | None = None,
+    facts: Sequence[tuple[str, str]] = (),
 ) -> Path:
     """Write ``report.html`` and ``figures/`` of a comparison.
 
@@ -138,7 +147,7 @@ def write_comparison_page(
         comparison: its methods stand in figures in the order in which they stand there.
         partitions: partition directory by seed; the heatmap shows that of the lowest seed. May be empty.
         directory: where both go; made if it is not there.
-        times: seconds and joules by method, where the page shall tell them.
+        times: seconds and joules by method, where the page has them. facts: below its title, such as date and commit.
 
     Returns:
         The page.
@@ -150,43 +159,56 @@ def write_comparison_page(
     held = {seed: load_partition(folder, names) for seed, folder in sorted(partitions.items())}
     drawings = comparison_drawings(comparison, next(iter(held.values()), None))
     write_drawings(drawings.values(), directory / "figures")
+    tables = comparison_tables(comparison)
     sections = [
-        *plots(drawings, ("tradeoff",), several=True),
-        *_scores(comparison, drawings),
+        *_answer(comparison, tables, drawings),
+        *plots(drawings, ("tradeoff", "accuracy", "bytes"), several=True),
+        *_tables(tables, ("target",)),
+        *_tables(tables, ("strict_target",), folded=True),
+        *_tables(tables, ("stream",), plot(drawings, "stream", several=True), plot(drawings, "tasks", several=True)),
         *plots(drawings, ("clients", "classes"), several=True),
-        communication(comparison, several=True),
+        *communication(comparison, several=True),
         *([Section("times", times.title, (Rows(times),))] if times else []),
         *plots(drawings, ("loss",), several=True),
         *who_holds_what(drawings, held),
-        *ending(definitions([*comparison_tables(comparison).values(), *([times] if times else [])]), comparison.runs),
+        *_tables(tables, ("further",), folded=True),
+        *ending(definitions([*tables.values(), *([times] if times else [])]), comparison.runs),
     ]
-    page = {"kicker": "comparison", "title": f"{plural(comparison.count, 'method')} on {comparison.dataset}"}
+    page = {
+        "kicker": "comparison",
+        "title": f"{plural(comparison.count, 'method')} on {comparison.dataset}",
+        "facts": facts,
+    }
     styles = method_styles([row.method for row in comparison.methods])
     colours = {method: style.colour for method, style in styles.items()}
     return write_page(directory / "report.html", page, lead(comparison, held), sections, colours=colours)
 
 
-def _scores(comparison: Comparison, drawings: Mapping[str, Drawing]) -> Iterator[Section]:
-    """The tables of a comparison, each with the figure that shows the same."""
-    tables, said = comparison_tables(comparison), statements(comparison)
-    blocks: list[Block] = [Rows(tables["accuracy"])]
+def _answer(comparison: Comparison, tables: Mapping[str, Table], drawings: Mapping[str, Drawing]) -> Iterator[Section]:
+    """What people look at first: verdicts, accuracies, differences to the baseline; then claims, tuning, failures."""
+    verdicts = (*statements(comparison), *after_correction(comparison))
+    blocks: list[Block] = [Notes(verdicts, is_answer=True)] if verdicts else []
+    blocks.append(Rows(tables["accuracy"]))
     if tables["accuracy"].has_marks:
         blocks.append(Words(MARKS_MEAN))
-    if said or comparison.notes:
-        blocks.append(Notes((*said, *comparison.notes)))
+    if comparison.notes:
+        blocks.append(Notes(comparison.notes))
     yield Section("summary", tables["accuracy"].title, tuple(blocks))
     if comparison.failed:
         failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
         yield Section("failed", "Failed runs", (Notes(failed),))
-    yield from plots(drawings, ("accuracy", "bytes"), several=True)
-    bare = [(name, ()) for name in ("claims", "tuning", "target", "strict_target")]
-    parts = (("differences", ("differences",)), *bare, ("stream", ("stream", "tasks")))
-    for name, figures in parts:
+    yield from _tables(tables, ("differences",), plot(drawings, "differences", several=True))
+    yield from _tables(tables, ("claims", "tuning"))
+
+
+def _tables(
+    tables: Mapping[str, Table], names: Sequence[str], *figures: Iterable[Block], folded: bool = False
+) -> Iterator[Section]:
+    """A section for each of these tables that there is, with the figures that show the same."""
+    for name in names:
         if name in tables:
-            drawn = [block for figure in figures for block in plot(drawings, figure, several=True)]
-            yield Section(name, tables[name].title, (Rows(tables[name]), *drawn))
-    if "further" in tables:
-        yield Section("further", tables["further"].title, (Rows(tables["further"]),))
+            drawn = [block for figure in figures for block in figure]
+            yield Section(name, tables[name].title, (Rows(tables[name]), *drawn), folded=folded)
 
 
 def _partitions(comparison: Comparison) -> dict[int, Path]:

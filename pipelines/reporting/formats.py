@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,17 +67,23 @@ def format_number(summary: Summary, spec: str = ".4g") -> str:
     return f"{summary.mean:{spec}}{spread}{partial}"
 
 
-def format_number_difference(difference: PairedDifference, spec: str = ".4g") -> str:
-    """Paired difference of what is no share, with its interval where there is one.
-
-    Args:
-        difference: of the runs. spec: of each number, which is signed; four figures.
-    """
+def _interval(difference: PairedDifference, text: Callable[[float], str], without: str = "") -> str:
+    """Return mean and interval of a difference; ``without`` follows the mean where there is no interval."""
     if difference.mean is None:
         return MISSING
     if difference.low is None or difference.high is None:
-        return f"{difference.mean:+{spec}}"
-    return f"{difference.mean:+{spec}} [{difference.low:+{spec}}, {difference.high:+{spec}}]"
+        return text(difference.mean) + without
+    return f"{text(difference.mean)} [{text(difference.low)}, {text(difference.high)}]"
+
+
+def format_number_difference(difference: PairedDifference, spec: str = ".4g") -> str:
+    """Return a paired difference with its interval, each number signed and with four figures or another ``spec``."""
+    return _interval(difference, lambda value: f"{value:+{spec}}")
+
+
+def format_byte_difference(difference: PairedDifference) -> str:
+    """Return a paired difference of byte counts with its interval: `+1.20 kB [+1.10 kB, +1.30 kB]`."""
+    return _interval(difference, lambda value: f"{MINUS if value < 0 else '+'}{format_bytes(abs(value))}")
 
 
 def format_p(difference: PairedDifference) -> str:
@@ -88,10 +94,5 @@ def format_p(difference: PairedDifference) -> str:
 
 
 def format_difference(difference: PairedDifference) -> str:
-    """Paired difference with its interval: `+2.00 [-0.48, +4.48]`; for one seed the mean and why no interval."""
-    mean = format_percent(difference.mean, signed=True)
-    if difference.mean is None:
-        return MISSING
-    if difference.low is None or difference.high is None:
-        return f"{mean} (n = 1, no interval)"
-    return f"{mean} [{format_percent(difference.low, True)}, {format_percent(difference.high, True)}]"
+    """Return a paired difference of shares with its interval, `+2.00 [-0.48, +4.48]`, or why it has none."""
+    return _interval(difference, lambda value: format_percent(value, signed=True), " (n = 1, no interval)")

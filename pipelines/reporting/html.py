@@ -21,7 +21,6 @@ from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.comparison_tables import comparison_tables
 from pipelines.reporting.figures.partition import PartitionTable
 from pipelines.reporting.figures.sets import Drawing
-from pipelines.reporting.figures.style import DARK
 from pipelines.reporting.formats import listed
 from pipelines.reporting.tables import TIED_SIGN, Table
 from pipelines.runs.layout import write_text
@@ -92,6 +91,9 @@ LEGENDS: Mapping[str, Legend] = {
     "partition": Legend("Who holds what", "Training samples by class and client; white is none."),
 }
 _NARROW_POINTS = 400
+_PICTURES = ("virtual_images", "inversion", "gradcam")
+"""Figures of images, which keep their lightness in dark mode."""
+
 _SKEW = (
     "Label distance: mean Jensen-Shannon distance between the label distributions of two clients (0: all alike, 1: no "
     "class in common). Classes a client lacks: mean share of all classes."
@@ -109,10 +111,11 @@ class Words:
 
 @dataclass(frozen=True)
 class Notes:
-    """A list of remarks."""
+    """A list of remarks, in small print unless it is the answer of the page."""
 
     kind: ClassVar[str] = "notes"
     items: tuple[str, ...]
+    is_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Plot:
     heading: str
     panels: tuple[Markup, ...]
     caption: str
+    has_pictures: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -160,12 +164,16 @@ Block = Words | Notes | Terms | Rows | Plot | Settings
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under its heading; ``name`` is its anchor. Below a part that has parts the level is 3."""
+    """A part of a page under its heading; ``name`` is its anchor. Below a part that has parts the level is 3.
+
+    A folded part shows its heading until it is opened.
+    """
 
     name: str
     heading: str
     blocks: tuple[Block, ...]
     level: int = 2
+    folded: bool = False
 
 
 def plots(drawings: Mapping[str, Drawing], names: Sequence[str], *, several: bool) -> Iterator[Section]:
@@ -186,7 +194,8 @@ def plot(drawings: Mapping[str, Drawing], name: str, *, several: bool) -> Iterat
 
 def panels(heading: str, caption: str, *drawings: Drawing) -> Plot:
     """Figures under any caption, as one."""
-    return Plot(heading, tuple(Markup(svg) for drawing in drawings for svg in drawing.svgs), caption)
+    has_pictures = any(kind in drawing.name for drawing in drawings for kind in _PICTURES)
+    return Plot(heading, tuple(Markup(svg) for drawing in drawings for svg in drawing.svgs), caption, has_pictures)
 
 
 def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, PartitionTable]) -> Iterator[Section]:
@@ -207,23 +216,27 @@ def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, Par
     yield Section("partition", heading, (*blocks, *([Notes(notes)] if notes else [])))
 
 
-def communication(comparison: Comparison, *, several: bool) -> Section:
+def communication(comparison: Comparison, *, several: bool) -> Iterator[Section]:
     """What was sent, in tables."""
     kinds = page_tables.traffic_by_kind(comparison)
     if kinds is None:
-        return Section("communication", "Communication", (Words("Nothing was sent."),))
+        yield Section("communication", "Communication", (Words("Nothing was sent."),))
+        return
     sent = Words(_SENT.format(", mean over seeds" if several else ""))
-    totals = [Rows(comparison_tables(comparison)["traffic"])] if several else []
-    return Section("communication", "Communication", (*totals, Rows(kinds, has_title=several), sent))
+    if several:
+        yield Section("communication", "Communication", (Rows(comparison_tables(comparison)["traffic"]), sent))
+        yield Section("kinds", "Communication by direction and kind", (Rows(kinds), sent), folded=True)
+    else:
+        yield Section("communication", "Communication", (Rows(kinds), sent))
 
 
 def ending(meanings: Mapping[str, str], runs: Sequence[RunRecord]) -> Iterator[Section]:
     """What words mean, how runs were configured, and what they were made from."""
-    yield Section("reading", "How to read it", (Terms(meanings),))
+    yield Section("reading", "How to read it", (Terms(meanings),), folded=True)
     settings = page_tables.configuration(runs)
     if settings is not None:
-        yield Section("configuration", "Configuration", (Settings(settings),))
-    yield Section("provenance", "Fingerprints", (Rows(page_tables.fingerprints(runs)),))
+        yield Section("configuration", "Configuration", (Settings(settings),), folded=True)
+    yield Section("provenance", "Fingerprints", (Rows(page_tables.fingerprints(runs)),), folded=True)
 
 
 def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> str:
@@ -251,13 +264,13 @@ def write_page(
 
     Args:
         path: of the file; its folder is made if it is not there.
-        page: ``kicker``, ``title`` and perhaps ``tiles``.
+        page: ``kicker``, ``title`` and perhaps ``tiles`` and ``facts``.
         lead: the first sentence.
         sections: in their order.
         colours: by method, where tables shall show them.
     """
     text = _template().render(
-        {"tiles": (), **page}, lead=lead, sections=sections, keys=colours, dark=DARK, tied_sign=TIED_SIGN
+        {"tiles": (), "facts": (), **page}, lead=lead, sections=sections, keys=colours, tied_sign=TIED_SIGN
     )
     write_text(path, text)
     return path

@@ -11,14 +11,18 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from flcore.data.summary import skew
+from flcore.experiment.run_folder import RunFiles, read_run_config
+from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.comparison_tables import HEADINGS
 from pipelines.reporting.figures.partition import PartitionTable
 from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
 from pipelines.reporting.tables import BYTES, VALUE, WORDS, Column, Table
+from pipelines.runs import kinds as file_kinds
 from pipelines.runs.record import TASK_SCORES, RunRecord, load_identity
 
 # A path, a home directory, a drive or an address, anywhere in a value.
@@ -30,6 +34,21 @@ _TIME_KEYS = ("_at", "date", "timestamp", "created", "hostname")
 def percent(value: float | None) -> str:
     """A fraction with its sign: 71.33 %; None gives a dash."""
     return MISSING if value is None else f"{format_percent(value)} %"
+
+
+def page_facts(runs: Sequence[RunRecord], command: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the day on which the last run ended, the commits of their code, and the command, as far as known."""
+    ended, commits = [], []
+    for run in runs:
+        files = RunFiles(run.directory)
+        timing = read_json(files.timing, file_kinds.CURE) if files.timing.is_file() else {}
+        ended += [timing["ended_ms"]] if timing.get("ended_ms") else []
+        header = read_run_config(run.directory) if files.config.is_file() else {}
+        commits.append((header.get("environment") or {}).get("code_version"))
+    day = datetime.fromtimestamp(max(ended) / 1000, UTC).date().isoformat() if ended else None
+    commit = ", ".join(dict.fromkeys(commit[:12] for commit in commits if commit))
+    known = (("runs ended", day), ("commit", commit), ("command", command))
+    return tuple((name, value) for name, value in known if value)
 
 
 def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
@@ -219,6 +238,7 @@ def fingerprints(runs: Sequence[RunRecord]) -> Table:
         (
             Column("method", "method", [run.method for run in runs], WORDS),
             Column("seed", "seed", [run.seed for run in runs]),
+            Column("folder", "folder", [run.directory.name for run in runs], WORDS),
             column("configuration", "config_hash"),
             column("data", "data_fingerprint"),
             column("partition", "partition_fingerprint"),

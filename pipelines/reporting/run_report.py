@@ -92,7 +92,7 @@ def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
         *plots(drawings, ("stream", "tasks", "clients", "classes"), several=False),
         *_analyses(stored, analysed),
         *who_holds_what(drawings, partitions),
-        communication(comparison, several=False),
+        *communication(comparison, several=False),
         Section("values", "All values", (Rows(page_tables.run_values(run)),)),
         *ending(meanings, [run]),
     ]

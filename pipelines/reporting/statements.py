@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pipelines.reporting.comparison import Comparison, MethodSummary
 from pipelines.reporting.comparison_tables import HEADINGS
 from pipelines.reporting.formats import format_difference, plural
-from pipelines.reporting.statistics import Verdict, verdict
+from pipelines.reporting.statistics import CONFIDENCE, Verdict, verdict
 
 
 def statements(comparison: Comparison) -> tuple[str, ...]:
@@ -16,6 +16,25 @@ def statements(comparison: Comparison) -> tuple[str, ...]:
     Without those there is no interval, and nothing to be said.
     """
     return tuple(sentence for key in comparison.methods[0].differences for sentence in _of(comparison, key))
+
+
+def after_correction(comparison: Comparison) -> tuple[str, ...]:
+    """Say which differences are significant among all of the table; nothing where no interval excludes 0."""
+    tested = [
+        (row.method, key, difference)
+        for row in comparison.methods
+        for key, difference in row.differences.items()
+        if difference.p_holm is not None
+    ]
+    alone = sum(verdict(difference) != "open" for *_, difference in tested)
+    if len(tested) < 2 or not alone:
+        return ()
+    firm = [f"{method} ({HEADINGS[key]})" for method, key, one in tested if (one.p_holm or 0) < 1 - CONFIDENCE]
+    return (
+        f"One by one, {alone} of {plural(len(tested), 'interval')} exclude 0. Adjusted for all of them (Holm, 5 %), "
+        f"{'none is' if not firm else 'this is' if len(firm) == 1 else 'these are'} significant"
+        f"{': ' + ', '.join(firm) if firm else ''}.",
+    )
 
 
 def _of(comparison: Comparison, key: str) -> Iterator[str]:

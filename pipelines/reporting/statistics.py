@@ -114,10 +114,10 @@ def paired_difference(
     return PairedDifference(mean, summary.std, *interval, summary.n, p, by_seed=differences)
 
 
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 
-def with_adjusted_p(differences: Mapping[Key, PairedDifference]) -> dict[Key, PairedDifference]:
+def with_adjusted_p(differences: Mapping[_Key, PairedDifference]) -> dict[_Key, PairedDifference]:
     """Return the differences of one table with p-values adjusted for their number by Holm's method.
 
     The k-th smallest of m p-values is multiplied by m - k + 1; none may be below a smaller one's, or above 1.

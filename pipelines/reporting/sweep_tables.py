@@ -30,12 +30,12 @@ from pipelines.reporting.statistics import (
 )
 from pipelines.reporting.tables import (
     DIFFERENCE,
+    DIFFERENCE_FORMATS,
     MEAN_BYTES,
     MEAN_COUNT,
-    NUMBER_DIFFERENCE,
-    NUMBER_SUMMARY,
     SCORE,
     SPREAD,
+    SUMMARY_FORMATS,
     WORDS,
     Column,
     Table,
@@ -47,7 +47,7 @@ from pipelines.reporting.tables import (
     records,
     write_texts,
 )
-from pipelines.runs.better import is_share, lower_is_better
+from pipelines.runs.better import direction, is_share, lower_is_better, unit
 from pipelines.runs.folder import has_whole_results
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 
@@ -178,6 +178,8 @@ def _notes(rows: Sequence[Row], configured: Mapping[str, Any], seeds: Sequence[i
     elif not any(row.is_reference for row in rows):
         named = ", ".join(f"{key} = {show(value)}" for key, value in values.items())
         yield f"The configured point ({named}) is not among these: no differences."
+    if direction(metric) is None:
+        yield f"Whether more or less {metric} is better is not declared: no row is marked as the best."
     for row in rows:
         missing = sorted(set(seeds) - {run.seed for run in row.runs})
         if missing:
@@ -201,13 +203,8 @@ def sweep_table(sweep: Sweep) -> Table:
     reference = {place: "reference" for place, row in enumerate(rows) if row.is_reference}
 
     def cost(key: str, heading: str, meaning: str) -> Column:
-        return Column(
-            key,
-            heading,
-            [row.costs[key] for row in rows],
-            MEAN_BYTES if key.startswith("bytes") else MEAN_COUNT,
-            meaning,
-        )
+        form = MEAN_BYTES if unit(key) == "bytes" else MEAN_COUNT
+        return Column(key, heading, [row.costs[key] for row in rows], form, meaning)
 
     point = [
         *([Column("method", "method", [row.point.method for row in rows], WORDS)] if _names_methods(sweep) else []),
@@ -236,7 +233,7 @@ def sweep_table(sweep: Sweep) -> Table:
                 metric,
                 f"Δ {HEADINGS.get(metric, metric)}",
                 [row.differences[metric] for row in rows],
-                DIFFERENCE if share else NUMBER_DIFFERENCE,
+                DIFFERENCE_FORMATS[unit(metric)],
                 _DIFFERENCE,
                 instead=reference,
             ),
@@ -244,12 +241,11 @@ def sweep_table(sweep: Sweep) -> Table:
             cost("bytes_up", "up, total", _VOLUME),
             cost("bytes_down", "down, total", _VOLUME),
         ),
-        leading=len(point),
     )
 
 
 def _score(sweep: Sweep, key: str, marked: Sequence[str]) -> Column:
-    values, form = [row.scores[key] for row in sweep.rows], SCORE if is_share(key) else NUMBER_SUMMARY
+    values, form = [row.scores[key] for row in sweep.rows], SUMMARY_FORMATS[unit(key)]
     return Column(key, HEADINGS.get(key, key), values, form, DEFINITIONS.get(key, ""), marked)
 
 
@@ -258,6 +254,8 @@ def _marks(rows: Sequence[Row], metric: str) -> list[str]:
         return [f"{key}={value}" for key, value in row.point.values.items() if key.startswith("partition.")]
 
     marked = [""] * len(rows)
+    if direction(metric) is None:
+        return marked
     for shared in dict.fromkeys(tuple(partition(row)) for row in rows):
         places = [place for place, row in enumerate(rows) if tuple(partition(row)) == shared]
         ranked = marks([rows[place].scores[metric] for place in places], lower_is_better=lower_is_better(metric))

@@ -8,11 +8,8 @@ cell.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +21,7 @@ from flcore.io import files
 from flcore.io.files import remove_stale_temp
 from pipelines.reporting.formats import (
     MISSING,
+    format_byte_difference,
     format_bytes,
     format_count,
     format_difference,
@@ -34,6 +32,7 @@ from pipelines.reporting.formats import (
     format_summary,
 )
 from pipelines.reporting.statistics import BEST, TIED, PairedDifference, Summary
+from pipelines.runs.better import MetricUnit
 from pipelines.runs.layout import write_text
 
 TIED_SIGN = "≈"
@@ -94,12 +93,27 @@ PERCENT = Format(format_percent)
 BYTES = Format(format_bytes)
 SCORE = Format(format_summary, _score_fields)
 SPREAD = Format(lambda summary: format_percent(summary.mean), _score_fields)
-DIFFERENCE = Format(lambda difference: format_difference(difference) + format_p(difference), _difference_fields)
 NUMBER_SUMMARY = Format(format_number, _score_fields)
-NUMBER_DIFFERENCE = Format(
-    lambda difference: format_number_difference(difference) + format_p(difference), _difference_fields
-)
-"""Of figures that are no shares."""
+
+
+def _tested(text: Callable[[PairedDifference], str]) -> Format:
+    """A format of differences with their adjusted p-values."""
+    return Format(lambda difference: text(difference) + format_p(difference), _difference_fields)
+
+
+DIFFERENCE = _tested(format_difference)
+DIFFERENCE_FORMATS: Mapping[MetricUnit, Format] = {
+    "share": DIFFERENCE,
+    "bytes": _tested(format_byte_difference),
+    "number": _tested(format_number_difference),
+}
+SUMMARY_FORMATS: Mapping[MetricUnit, Format] = {
+    "share": SCORE,
+    "bytes": Format(lambda summary: format_bytes(summary.mean), _score_fields),
+    "number": NUMBER_SUMMARY,
+}
+"""By the unit of a figure."""
+
 MEAN_BYTES, MEAN_COUNT = of_mean(format_bytes), of_mean(format_count)
 
 
@@ -129,11 +143,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length under a title; the first ``leading`` ones say what each row is about."""
+    """Columns of equal length under a title."""
 
     title: str
     columns: tuple[Column, ...]
-    leading: int = 1
 
     @property
     def size(self) -> int:
@@ -184,55 +197,21 @@ def meanings(tables: Iterable[Table]) -> dict[str, str]:
 def print_tables(tables: Iterable[Table], console: Console) -> None:
     """Print on a terminal; below stands what marks mean, if there are any.
 
-    Sentences that would take more than two fifths of the terminal are wrapped. A table that is wider than it goes on
-    below itself, where its leading columns are repeated; only where even one more beside them is too wide are other
-    cells folded. Nothing is cut.
+    Cells of a table that is wider than the terminal are folded; nothing is cut.
     """
     tables = list(tables)
     for table in tables:
-        for number, columns in enumerate(_in_widths(table, console.width)):
-            # Text, not str: names that people choose may hold what rich takes for its markup.
-            if number == 0:
-                console.print(Text(table.title, style="italic"))
-            drawn = RichTable()
-            room = console.width - 3 * len(columns) - 1
-            narrow = [_width(column, console.width) for column in columns]
-            whole = [max(width, len(column.heading)) for width, column in zip(narrow, columns, strict=True)]
-            widths = whole if sum(whole) <= room else narrow
-            for position, (column, width) in enumerate(zip(columns, widths, strict=True)):
-                side: Literal["left", "right"] = "left" if position == 0 or column.format.is_text else "right"
-                fixed = width if sum(widths) <= room else None
-                drawn.add_column(Text(column.heading), justify=side, overflow="fold", width=fixed)
-            for row in range(table.size):
-                drawn.add_row(*(_styled(column, row) for column in columns))
-            console.print(drawn)
+        # Text, not str: names that people choose may contain what rich takes for its markup.
+        console.print(Text(table.title, style="italic"))
+        drawn = RichTable()
+        for position, column in enumerate(table.columns):
+            side: Literal["left", "right"] = "left" if position == 0 or column.format.is_text else "right"
+            drawn.add_column(Text(column.heading), justify=side, overflow="fold")
+        for row in range(table.size):
+            drawn.add_row(*(_styled(column, row) for column in table.columns))
+        console.print(drawn)
     if any(table.has_marks for table in tables):
         console.print(Text(MARKS_MEAN, style="dim"))
-
-
-def _in_widths(table: Table, width: int) -> Iterator[list[Column]]:
-    """The columns in groups that fit, each behind the leading columns."""
-    leading, others = table.columns[: table.leading], table.columns[table.leading :]
-    group, start = [*leading], sum(_width(column, width) + 3 for column in leading) + 1
-    used = start
-    for column in others:
-        taken = _width(column, width) + 3
-        if len(group) > len(leading) and used + taken > width:
-            yield group
-            group, used = [*leading], start
-        group.append(column)
-        used += taken
-    yield group
-
-
-def _width(column: Column, terminal: int) -> int:
-    """Of its widest cell on a terminal of so many signs; a heading, and a sentence, may be broken between words."""
-    cells = [_styled(column, row) for row in range(len(column.values))]
-    widest = max([len(cell) for cell in cells], default=1)
-    if column.format.is_text:
-        words = [len(word) for cell in cells for word in cell.plain.split()]
-        widest = min(widest, max(2 * terminal // 5, *words, 1))
-    return max(widest, *map(len, column.heading.split()), 1)
 
 
 def _styled(column: Column, row: int) -> Text:
@@ -306,11 +285,10 @@ def latex_table(table: Table, label: str = "") -> list[str]:
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """CSV with the columns of all rows; floats are rounded as in JSON, None is an empty cell, like what a row lacks."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
-    return buffer.getvalue()
+    import pandas as pd  # a third of a second, for which the help of commands does not wait
+
+    frame = pd.DataFrame([{key: _rounded(value) for key, value in row.items()} for row in rows], dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def json_text(document: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 from flcore.core.errors import ConfigError
 
 Direction = Literal["higher", "lower"]
+MetricUnit = Literal["share", "bytes", "number"]
 
 _ACCURACIES = {
     *("top1_global", "mean_local", "mean_local_own_classes", "pooled_local", "top1_vote", "honest_mean_local"),
@@ -24,16 +25,18 @@ _ACCURACIES = {
 _LOST_SHARES = {
     *("client_std", "forgetting", "forgetting_global", "roundwise_forgetting", "roundwise_forgetting_clipped"),
 }
-_COSTS = {
-    *("loss_global", "epsilon", "rounds_to_convergence", "rounds_to_target", "bytes_to_target"),
+_BYTES = {
     *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "bytes_up_by_kind", "bytes_down_by_kind"),
-    *("bytes_eval_up", "bytes_eval_down"),
+    *("bytes_eval_up", "bytes_eval_down", "bytes_to_target"),
+}
+_COSTS = {
+    *("loss_global", "epsilon", "rounds_to_convergence", "rounds_to_target"),
     *("scalars_up", "scalars_up_per_round", "num_parameters", "steps", "seconds", "simulated_seconds", "joules"),
 }
 _RATES = {"steps_per_second"}
 _DECLARED: dict[str, Direction] = {
     **dict.fromkeys(sorted(_ACCURACIES | _RATES), "higher"),
-    **dict.fromkeys(sorted(_LOST_SHARES | _COSTS), "lower"),
+    **dict.fromkeys(sorted(_LOST_SHARES | _BYTES | _COSTS), "lower"),
 }
 _COST_GROUPS = ("time", "energy", "clock", "comm", "loss")
 """MLflow groups in which undeclared figures are costs."""
@@ -64,9 +67,19 @@ def lower_is_better(name: str) -> bool:
     return direction(name) == "lower"
 
 
+def unit(name: str) -> MetricUnit:
+    """Return the unit in which people read a figure.
+
+    >>> unit("top1_global"), unit("bytes_up_by_kind.model"), unit("seconds"), unit("server.kl")
+    ('share', 'bytes', 'number', 'number')
+    """
+    declared = _declared(name)
+    return "share" if declared in _ACCURACIES | _LOST_SHARES else "bytes" if declared in _BYTES else "number"
+
+
 def is_share(name: str) -> bool:
     """Return whether people read a figure in percent: an accuracy, or a difference of accuracies."""
-    return _declared(name) in _ACCURACIES | _LOST_SHARES
+    return unit(name) == "share"
 
 
 def check_direction(name: str, key: str = "--metric") -> None:

@@ -6,8 +6,7 @@ The tables behind them are made in `data`; here they are drawn. A panel that not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from pipelines.reporting.figures.data import (
     run_curves,
     training_loss_data,
 )
-from pipelines.reporting.figures.labels import Label, write_labels
 from pipelines.reporting.figures.parts import (
     annotate_cells,
     byte_axis,
@@ -36,7 +34,9 @@ from pipelines.reporting.figures.parts import (
     draw_line,
     label_line_ends,
     name_cells,
+    name_rows,
     panel,
+    panel_height,
     percent_axis,
     round_axis,
 )
@@ -44,13 +44,11 @@ from pipelines.reporting.figures.style import (
     ACCURACIES,
     INK,
     MOST_SHAPES,
-    PANEL_HEIGHT,
     SILENT,
     WIDTH,
     LineStyle,
     house_style,
     method_styles,
-    one_panel,
 )
 from pipelines.reporting.formats import MINUS
 from pipelines.runs.record import RunRecord, group_by_method
@@ -58,9 +56,6 @@ from pipelines.runs.record import RunRecord, group_by_method
 Panels = dict[str, Figure]
 # Bands of more methods than this would lie on each other: then a bar at the end of each line says how seeds spread.
 _MOST_BANDS = 3
-# Lines that end with so many times fewer bytes than the last are labelled where they end.
-_EARLY = 3
-_MOST_INSIDE = 10  # with more methods all names stand at the right
 
 
 def _styles(runs: Sequence[RunRecord]) -> dict[str, LineStyle]:
@@ -80,7 +75,7 @@ def draw_accuracy_curves(runs: Sequence[RunRecord], smooth: int = 1) -> Panels:
             table = curve_data(runs, metric, smooth)
             if table.empty:
                 continue
-            panels[metric], axes = panel(title, _height(styles))
+            panels[metric], axes = panel(title, panel_height(styles))
             for method, curve in _by_method(table):
                 _draw_spread(axes, curve["round"], curve[y], curve["std"], styles[method], len(styles))
                 draw_line(axes, curve["round"], curve[y], styles[method])
@@ -120,8 +115,7 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Panels:
             table = bytes_accuracy_data(runs, metric)
             if table.empty:
                 continue
-            marks: dict[tuple[float, float], float] = {}
-            panels[metric], axes = panel(title, _height(styles))
+            panels[metric], axes = panel(title, panel_height(styles))
             ends, names = {}, {}
             sent = table[table["bytes"] > 0]["bytes"]
             for method, curve in _by_method(table):
@@ -135,26 +129,12 @@ def draw_bytes_against_accuracy(runs: Sequence[RunRecord]) -> Panels:
                     _draw_spread(axes, x, y, on_axis["std"], style, len(styles))
                     draw_line(axes, x, y, style)
                     ends[method] = _last(on_axis, "bytes", "accuracy")
-                    marks |= dict.fromkeys(_along(x, y), 0.0)
             byte_axis(axes)
             axes.set_xlabel("bytes up + down, all clients, cumulative")
             axes.set_ylabel("accuracy")
             percent_axis(axes.yaxis)
-            early = [method for method, (x, _) in ends.items() if x < sent.max() / _EARLY]
-            if len(ends) > _MOST_INSIDE:  # inside, names would stand on one another
-                early = []
-            label_line_ends(axes, {m: end for m, end in ends.items() if m not in early}, styles, names)
-            if early:  # a line from there to the right of the panel would cross the others
-                labels = [Label(method, *ends[method], styles[method].colour) for method in early]
-                write_labels(panels[metric], axes, labels, marks)
+            label_line_ends(axes, ends, styles, names)
     return panels
-
-
-def _along(x: pd.Series[Any], y: pd.Series[Any]) -> list[tuple[float, float]]:
-    """Some hundred points of a line over a logarithmic axis."""
-    places = np.linspace(0, len(x) - 1, 100)
-    across = np.exp(np.interp(places, range(len(x)), np.log(x)))
-    return list(zip(across.tolist(), np.interp(places, range(len(y)), y).tolist(), strict=True))
 
 
 def _draw_spread(axes: Axes, x: pd.Series, mean: pd.Series, std: pd.Series, style: LineStyle, methods: int) -> None:
@@ -192,12 +172,9 @@ def draw_differences(comparison: Comparison) -> Panels:
                 axes.scatter(seeds, [position] * len(seeds), s=9, color=style.colour, alpha=0.55, linewidths=0)
                 axes.plot([mean], [position], marker=style.marker, markersize=5.5, color=style.colour)
             axes.set_xlim(-reach, reach)
-            axes.set_ylim(len(rows) - 0.5, -0.5)
-            axes.set_yticks(range(len(rows)), rows["method"])
-            axes.tick_params(axis="y", length=0)
-            axes.grid(visible=False, axis="y")
+            name_rows(axes, list(rows["method"]))
             axes.spines["left"].set_visible(False)
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=7))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _points(value)))
             axes.set_xlabel(f"accuracy minus that of {comparison.baseline}, percentage points")
     return panels
@@ -225,7 +202,8 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Panels:
     table, styles = client_accuracy_data(runs), _styles(runs)
     methods = list(dict.fromkeys(table["method"]))
     with house_style():
-        figure, axes = one_panel(WIDTH, 0.9 + 0.36 * max(len(methods), 1))
+        figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * max(len(methods), 1)))
+        axes = figure.add_subplot()
         for position, method in enumerate(methods):
             values = table.loc[table["method"] == method, "accuracy"].to_numpy()
             colour = styles[method].colour
@@ -253,10 +231,7 @@ def draw_client_spread(runs: Sequence[RunRecord]) -> Panels:
                 zorder=3,
                 rasterized=len(table) > MOST_SHAPES,
             )
-        axes.set_ylim(len(methods) - 0.4, -0.6)
-        axes.set_yticks(range(len(methods)), methods)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        name_rows(axes, methods)
         # From a round value below the worst client.
         axes.set_xlim(math.floor(10 * (float(table["accuracy"].min()) - 0.01)) / 10, 1.01)
         axes.set_xlabel("accuracy of a client on its own test data")
@@ -281,7 +256,7 @@ def draw_training_loss(runs: Sequence[RunRecord]) -> Panels:
             for method, curve in curves:
                 draw_line(axes, curve["round"], curve["mean"], styles[method])
             round_axis(axes, 5)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
             whole = ScalarFormatter(useOffset=False)
             whole.set_scientific(False)  # a power of ten would stand apart, where the title is
             axes.yaxis.set_major_formatter(whole)
@@ -307,10 +282,6 @@ def draw_class_accuracy(runs: Sequence[RunRecord]) -> Panels:
         if classes <= 24:
             annotate_cells(axes, table.to_numpy(dtype=float), mesh, lambda value: f"{100 * value:.0f}")
         return {"": figure}
-
-
-def _height(styles: Mapping[str, LineStyle]) -> float:
-    return max(PANEL_HEIGHT, 1.1 + 0.155 * len(styles))
 
 
 def _by_method(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -15,8 +15,11 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from pipelines.reporting.figures.style import MOST_SHAPES, PANEL, PANEL_HEIGHT, LineStyle, one_panel
+from pipelines.reporting.figures.style import MOST_SHAPES, PANEL, PANEL_HEIGHT, LineStyle
 from pipelines.reporting.formats import MISSING, format_bytes
+
+_TOP = 1.015
+"""Of an axis of shares: room for marks at 100 %."""
 
 _FEW_DECADES = 1.5
 """Of a logarithmic axis: on a shorter one, one power of ten may stand, or none."""
@@ -24,22 +27,41 @@ _FEW_DECADES = 1.5
 
 def panel(title: str, height: float = PANEL_HEIGHT, width: float = PANEL) -> tuple[Figure, Axes]:
     """A figure of one panel."""
-    figure, axes = one_panel(width, height)
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_subplot()
     axes.set_title(title)
     return figure, axes
 
 
+def panel_height(methods: Sequence[str] | Mapping[str, object]) -> float:
+    """Return the height of a panel with the names of all methods at its right."""
+    return max(PANEL_HEIGHT, 1.1 + 0.155 * len(methods))
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name rows from top to bottom, without ticks and lines."""
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
 def percent_axis(axis: Any, locate: bool = True) -> None:
-    """Show fractions as percentages, with few ticks unless they are set already."""
+    """Show fractions as percentages, at round values and none above 100 %; ticks that are set already stay."""
     if locate:
-        axis.set_major_locator(MaxNLocator(nbins=6))
+        axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        low, high = axis.get_view_interval()
+        if axis.axis_name == "x":
+            axis.axes.set_xlim(low, min(high, _TOP))
+        else:
+            axis.axes.set_ylim(low, min(high, _TOP))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
 def round_axis(axes: Axes, bins: int = 6) -> None:
     """Rounds from left to right."""
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 def byte_axis(axes: Axes) -> None:

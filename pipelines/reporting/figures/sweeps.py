@@ -17,16 +17,15 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from pipelines.config.grid import short_names, show
 from pipelines.reporting.figures.parts import percent_axis
-from pipelines.reporting.figures.scales import round_values, scale_of, set_scale
 from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
 from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
 from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
-from pipelines.runs.better import is_share
+from pipelines.runs.better import MetricUnit, unit
 from pipelines.runs.record import RunRecord, score
 
 _BASELINES = (
@@ -42,6 +41,18 @@ _METRIC_NAMES: Mapping[str, str] = {
 _LONG_NAME = 40
 # Values written under an axis; more of them would touch each other.
 _MOST_TICKS = 12
+# An axis is logarithmic where the largest value is more than this many times the smallest.
+_LOG_ABOVE = 10
+
+Scale = Literal["linear", "log", "symlog"]
+
+
+def scale_of(values: Sequence[float]) -> Scale:
+    """Return "log" for positive values that span more than a factor of ten, "symlog" with zeros among them."""
+    positive = [value for value in values if value > 0]
+    if any(value < 0 for value in values) or not positive or max(positive) <= _LOG_ABOVE * min(positive):
+        return "linear"
+    return "log" if len(positive) == len(values) else "symlog"
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,10 @@ def _draw_lines(sweep: Sweep, key: str) -> Figure:
     upper.tick_params(labelbottom=False)
     if len(lines) > 1:
         columns = min(len(lines), max(1, 120 // (8 + max(len(line.label) for line in lines))))
-        handles = [_handle(line, style) for line, style in zip(lines, styles, strict=True)]
+        handles = [
+            Line2D([], [], color=style.colour, linestyle=style.dashes, marker="" if line.is_baseline else "o",
+                   markersize=5, label=line.label) for line, style in zip(lines, styles, strict=True)
+        ]  # fmt: skip
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
@@ -166,11 +180,6 @@ def _draw_points(axes: Axes, line: Line, positions: Sequence[float], quantity: _
         _draw_seeds(axes, [x] * len(seeds), seeds, style.colour)
 
 
-def _handle(line: Line, style: LineStyle) -> Line2D:
-    marker = "" if line.is_baseline else "o"
-    return Line2D([], [], color=style.colour, linestyle=style.dashes, marker=marker, markersize=5, label=line.label)
-
-
 def _draw_seeds(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     if len(x) > 1:
         axes.scatter(x, y, s=11, color=colour, alpha=0.5, linewidths=0)
@@ -180,10 +189,8 @@ def _draw_level(axes: Axes, summary: Summary, style: LineStyle) -> None:
     if summary.mean is None:
         return
     axes.axhline(summary.mean, color=style.colour, linestyle=style.dashes, linewidth=1.3)
-    if summary.std:
-        axes.axhspan(
-            summary.mean - summary.std, summary.mean + summary.std, color=style.colour, alpha=0.08, linewidth=0
-        )
+    low, high = summary.mean - (summary.std or 0.0), summary.mean + (summary.std or 0.0)
+    axes.axhspan(low, high, color=style.colour, alpha=0.08, linewidth=0)
 
 
 def _placing(sweep: Sweep, key: str, lines: int) -> Callable[[float, int], float]:
@@ -203,13 +210,24 @@ def _placing(sweep: Sweep, key: str, lines: int) -> Callable[[float, int], float
 def _scale_key(axes: Axes, sweep: Sweep, key: str) -> None:
     """Mark the values themselves, where they do not stand too close together."""
     values = sorted({float(row.point.values[key]) for row in sweep.points})
-    scale = scale_of(values)
-    set_scale(axes, "x", scale, values, margin=0.06)
-    if len(values) <= _MOST_TICKS and (scale != "linear" or _are_apart(values)):
+    set_scale(axes, "x", values)
+    if len(values) <= _MOST_TICKS and (scale_of(values) != "linear" or _are_apart(values)):
         axes.xaxis.set_major_locator(FixedLocator(values))
         configured = sweep.configured.get(key) if len(values) > 1 else None
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _value_name(value, configured)))
         axes.xaxis.set_minor_locator(NullLocator())
+
+
+def set_scale(axes: Axes, direction: Literal["x", "y"], values: Sequence[float]) -> None:
+    """Scale an axis for these values, with numbers instead of powers as formulas at its ticks."""
+    scale = scale_of(values)
+    options = {"linthresh": min(value for value in values if value > 0)} if scale == "symlog" else {}
+    (axes.set_xscale if direction == "x" else axes.set_yscale)(scale, **options)
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    if scale == "linear":
+        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _value_name(value: float, configured: Any) -> str:
@@ -252,27 +270,14 @@ def _draw_row(axes: Axes, position: int, row: Row, quantity: _Quantity, colour: 
     if summary.mean is None:
         return
     spread = summary.std or 0.0
+    cap = 3 if spread else 0
     axes.errorbar(
-        [summary.mean],
-        [position],
-        xerr=[spread],
-        color=colour,
-        marker="o",
-        markersize=5,
-        elinewidth=1.0,
-        capsize=3 if spread else 0,
+        [summary.mean], [position], xerr=[spread], color=colour, marker="o", markersize=5, elinewidth=1, capsize=cap
     )
     seeds = quantity.seeds(row)
     _draw_seeds(axes, seeds, [position] * len(seeds), colour)
-    axes.annotate(
-        quantity.text(summary.mean),
-        xy=(summary.mean, position),
-        xytext=(0, 5),
-        textcoords="offset points",
-        horizontalalignment="center",
-        fontsize=6.5,
-        color=INK,
-    )
+    text, place = quantity.text(summary.mean), (summary.mean, position)
+    axes.annotate(text, place, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5, color=INK)
 
 
 def _row_names(sweep: Sweep) -> list[str]:
@@ -299,11 +304,12 @@ def _mark(value: Any) -> str:
 
 
 def _quantities(sweep: Sweep) -> tuple[_Quantity, _Quantity, _Quantity]:
-    text = format_percent if is_share(sweep.metric) else _four_figures
+    texts: Mapping[MetricUnit, Callable[[float | None], str]]
+    texts = {"share": format_percent, "bytes": format_bytes, "number": _four_figures}
     name = "Accuracy" if sweep.metric in _METRIC_NAMES else sweep.metric
     label = _METRIC_NAMES.get(sweep.metric, "mean over seeds")
     return (
-        _Quantity(name, label, lambda run: score(run, sweep.metric), text),
+        _Quantity(name, label, lambda run: score(run, sweep.metric), texts[unit(sweep.metric)]),
         _Quantity("Uplink scalars", "per round, all clients", attrgetter("scalars_up_per_round"), format_count),
         _Quantity("Bytes up + down", "per round, all clients", _bytes_per_round, format_bytes),
     )
@@ -328,12 +334,10 @@ def _scale_values(axes: Axes, direction: Literal["x", "y"], quantity: _Quantity,
     if quantity.text is format_percent:
         percent_axis(axis)
         return
-    scale = scale_of(values)
-    # On a linear axis from zero, so that a small difference looks small.
-    set_scale(axes, direction, scale, [*values, 0.0] if scale == "linear" else values, margin=0.1)
-    axis.set_major_locator(FixedLocator(round_values(values, scale, direction)))
+    set_scale(axes, direction, values)
+    if scale_of(values) == "linear":  # from zero, so that a small difference looks small
+        (axes.set_xlim if direction == "x" else axes.set_ylim)(min(0.0, *values), 1.1 * max(0.0, *values) or 1.0)
     axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, quantity)))
-    axis.set_minor_locator(NullLocator())
 
 
 def _tick(value: float, quantity: _Quantity) -> str:

@@ -14,8 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from pipelines.reporting.figures.data import over_seeds, stacked
-from pipelines.reporting.figures.parts import label_line_ends, panel, percent_axis, round_axis
-from pipelines.reporting.figures.style import INK, PANEL_HEIGHT, SMALL_PANEL, house_style, method_styles
+from pipelines.reporting.figures.parts import label_line_ends, panel, panel_height, percent_axis, round_axis
+from pipelines.reporting.figures.style import INK, SMALL_PANEL, house_style, method_styles
 from pipelines.runs.record import RoundRecord, RunRecord, group_by_method
 
 STREAM_PANELS: Mapping[str, str] = {
@@ -71,7 +71,7 @@ def draw_stream(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     panels = {}
     with house_style():
         for metric, title in STREAM_PANELS.items():
-            panels[metric], axes = panel(title, max(PANEL_HEIGHT, 1.1 + 0.155 * len(styles)))
+            panels[metric], axes = panel(title, panel_height(styles))
             ends, names = {}, {}
             for method, style in styles.items():
                 for name, dashes, width in _variants(metric):

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.reporting.figures.data import PANEL_TITLES, tradeoff_data
-from pipelines.reporting.figures.labels import Label, write_labels
-from pipelines.reporting.figures.parts import byte_axis, panel, percent_axis
-from pipelines.reporting.figures.style import SILENT, LineStyle, house_style, method_styles
+from pipelines.reporting.figures.parts import byte_axis, label_line_ends, panel, panel_height, percent_axis
+from pipelines.reporting.figures.style import SILENT, house_style, method_styles
 from pipelines.runs.record import RunRecord, group_by_method
-
-# Room beside the outermost points for their names, as shares of what lies between them.
-_LEFT, _RIGHT = 0.14, 0.24
 
 
 def draw_tradeoff(runs: Sequence[RunRecord]) -> dict[str, Figure]:
@@ -28,57 +21,27 @@ def draw_tradeoff(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     table, styles, panels = tradeoff_data(runs), method_styles(list(group_by_method(runs))), {}
     with house_style():
         for metric, title in PANEL_TITLES.items():
-            points = [
-                _Point(str(method), float(sent), float(mean), float(std) if std > 0 else 0.0)
-                for name, method, sent, mean, std in table[["metric", "method", "bytes", "accuracy", "std"]].to_numpy()
-                if name == metric
-            ]
-            if points:
-                panels[metric], axes = panel(title, 3.6)
-                _draw(panels[metric], axes, points, styles)
+            points = table[table["metric"] == metric]
+            if points.empty:
+                continue
+            panels[metric], axes = panel(title, panel_height(list(points["method"])))
+            ends, names = {}, {}
+            right = points["bytes"].max() or 1.0
+            for method, sent, accuracy, std in points[["method", "bytes", "accuracy", "std"]].itertuples(index=False):
+                style = styles[method]
+                ends[method] = (sent or right, accuracy)
+                if sent:
+                    bar = std if std > 0 else None
+                    axes.errorbar(
+                        sent, accuracy, yerr=bar, color=style.colour, fmt=style.marker, elinewidth=1, capsize=2
+                    )
+                else:
+                    axes.axhline(accuracy, color=style.colour, linestyle=SILENT, linewidth=1.2)
+                    names[method] = f"{method} (0 B)"
+            byte_axis(axes)
+            axes.margins(x=0.12, y=0.12)
+            axes.set_xlabel("bytes up + down, all clients, whole run")
+            axes.set_ylabel("final accuracy")
+            percent_axis(axes.yaxis)
+            label_line_ends(axes, ends, styles, names)
     return panels
-
-
-@dataclass(frozen=True)
-class _Point:
-    """A method: bytes sent, mean accuracy and its standard deviation over seeds (0 for one seed)."""
-
-    method: str
-    sent: float
-    accuracy: float
-    spread: float
-
-
-def _draw(figure: Figure, axes: Axes, points: Sequence[_Point], styles: Mapping[str, LineStyle]) -> None:
-    sent = [point.sent for point in points if point.sent > 0]
-    byte_axis(axes)
-    low, high = min(sent, default=1e3), max(sent, default=1e6)
-    decades = max(math.log10(high / low), 1.0)
-    axes.set_xlim(low / 10 ** (_LEFT * decades), high * 10 ** (_RIGHT * decades))
-    for point in points:
-        style = styles[point.method]
-        if point.sent > 0:
-            axes.errorbar(
-                [point.sent],
-                [point.accuracy],
-                yerr=[point.spread],
-                color=style.colour,
-                marker=style.marker,
-                markersize=6,
-                elinewidth=1.0,
-                capsize=2.5 if point.spread else 0,
-            )
-        else:
-            axes.axhline(point.accuracy, color=style.colour, linestyle=SILENT, linewidth=1.2)
-    axes.margins(y=0.12)
-    axes.set_xlabel("bytes up + down, all clients, whole run")
-    axes.set_ylabel("final accuracy")
-    percent_axis(axes.yaxis)
-
-    def label(point: _Point) -> Label:
-        text = point.method if point.sent > 0 else f"{point.method} (0 B)"
-        return Label(text, point.sent, point.accuracy, styles[point.method].colour)
-
-    sending = [point for point in points if point.sent > 0]
-    marks = {(point.sent, point.accuracy): point.spread for point in sending}
-    write_labels(figure, axes, list(map(label, sending)), marks, [label(p) for p in points if p not in sending])

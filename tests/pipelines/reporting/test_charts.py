@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,10 +18,8 @@ import pytest
 from flcore.core.errors import DataError
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.figures import charts, data
-from pipelines.reporting.figures.labels import Box, place_labels
 from pipelines.reporting.figures.partition import PartitionTable, load_partition, partition_data
 from pipelines.reporting.figures.parts import byte_axis, panel, spread_apart
-from pipelines.reporting.figures.scales import scale_of, set_scale
 from pipelines.reporting.figures.sets import (
     Drawing,
     comparison_drawings,
@@ -29,6 +28,7 @@ from pipelines.reporting.figures.sets import (
     write_drawings,
 )
 from pipelines.reporting.figures.style import house_style, method_styles, save, svg_text
+from pipelines.reporting.figures.sweeps import set_scale
 from pipelines.reporting.figures.tradeoff import draw_tradeoff
 from pipelines.runs.record import RoundRecord, RunRecord
 from tests.cases import quick
@@ -260,19 +260,6 @@ def test_final_accuracy_against_all_bytes() -> None:
     assert table[["bytes", "accuracy"]].values.tolist()[2] == [0, 0.4]
 
 
-def test_labels_stand_beside_their_points_and_on_nothing() -> None:
-    """One alone is to the right; eight at one point touch neither each other nor the point, and stay in the panel."""
-    panel, mark = Box(0, 0, 300, 200), Box(145, 95, 155, 105)
-    (alone,) = place_labels([(150, 100)], [(40, 10)], panel, [mark])
-    assert (alone.left, alone.bottom) == (156, 95)
-    pile = place_labels([(150, 100)] * 8, [(40, 10)] * 8, panel, [mark])
-    for number, box in enumerate(pile):
-        assert all(box.overlap(other) == 0 for other in [mark, *pile[:number]])
-        assert box.overlap(panel) == pytest.approx(box.area)
-    (edge,) = place_labels([(290, 100)], [(40, 10)], panel, [Box(285, 95, 295, 105)])
-    assert edge.right < 290  # no room at the right
-
-
 def test_svg_is_deterministic_and_ids_are_prefixed() -> None:
     """Two drawings of the same runs are the same text; no id and no reference is without its prefix; no date."""
     first = svg_text(charts.draw_accuracy_curves(two_seeds())["top1_global"], "plot-a")
@@ -407,8 +394,8 @@ def test_ticks_of_a_logarithmic_axis_are_numbers(values: tuple[float, ...], tick
     with house_style():
         figure, axes = panel("x")
         axes.plot(values, values)
-        set_scale(axes, "x", scale_of(values), values, margin=0.1)
-        set_scale(axes, "y", scale_of(values), values, margin=0.1)
+        set_scale(axes, "x", values)
+        set_scale(axes, "y", values)
         written = re.findall("<!-- (.*) -->", svg_text(figure))
     assert ticks <= set(written)
     assert not any("$" in text for text in written)
@@ -435,3 +422,24 @@ def test_a_short_axis_of_bytes_has_more_labels_than_powers_of_ten(low: float, hi
     ticks = [*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks()]
     shown = sorted((tick.get_loc(), tick.label1.get_text()) for tick in ticks if low <= tick.get_loc() <= high)
     assert [text.replace("\u202f", " ").replace("\xa0", " ") for _, text in shown if text] == labels
+
+
+def test_an_axis_of_accuracies_has_round_ticks_and_ends_at_all(tmp_path: Path) -> None:
+    """Of 0.7 to 1.0 in steps of 1, 2 or 5 times a power of ten, none above 100 %."""
+    runs = [make_run("fedavg", 0, [make_round(number, 0.7 + 0.1 * number) for number in (1, 2, 3)])]
+    for figure in (*charts.draw_accuracy_curves(runs).values(), *draw_tradeoff(runs).values()):
+        axes = figure.axes[0]
+        low, high = axes.get_ylim()
+        ticks = [float(tick) for tick in axes.get_yticks() if low <= tick <= high]
+        step = round(100 * (ticks[1] - ticks[0]), 6)
+        assert max(ticks) <= 1 and high < 1.02 and step in (1, 2, 5, 10, 20)
+
+
+def test_names_of_many_methods_do_not_touch() -> None:
+    """Of 29 methods of nearly one accuracy and the same bytes, names at the right are a line of text apart."""
+    runs = [make_run(f"method{number}", 0, [make_round(1, 0.5 + 0.0001 * number)]) for number in range(29)]
+    for figure in (*draw_tradeoff(runs).values(), *charts.draw_accuracy_curves(runs).values()):
+        svg_text(figure)
+        heights = sorted(text.get_window_extent().y0 for text in figure.axes[0].texts)
+        assert len(heights) == 29
+        assert min(b - a for a, b in pairwise(heights)) * 72 / figure.dpi >= 8.5

@@ -165,22 +165,39 @@ def test_tables_may_break_where_nothing_is_torn(reports: tuple[str, str, Path]) 
     assert all(re.fullmatch(r"[^ ]*( [\[(][^ ]*)?", cell) for cell in cells)
 
 
-def test_the_first_picture_is_what_accuracy_costs(reports: tuple[str, str, Path]) -> None:
-    """Then curves over rounds and over bytes, then differences."""
-    pictures = re.findall(r'<svg id="plot-([a-z]+)', reports[1])
+def test_the_answer_comes_first_then_contents_then_figures(reports: tuple[str, str, Path]) -> None:
+    """Verdict, accuracies, links to every part, and the differences before all other figures."""
+    page = reports[1]
+    body = page.partition("<body>")[2]
+    order = ['class="answer"', "<table>", 'aria-label="Contents"', 'id="differences"', "<svg id="]
+    places = [body.index(part) for part in order]
+    assert places == sorted(places)
+    linked = re.findall(r'<a href="#([a-z_]+)">', page)
+    assert {"summary", "differences", "accuracy", "communication", "provenance"} <= set(linked) <= set(_Page(page).ids)
+    pictures = re.findall(r'<svg id="plot-([a-z]+)', page)
     assert list(dict.fromkeys(pictures)) == [
-        *("tradeoff", "accuracy", "bytes", "differences", "clients", "classes", "loss", "partition")
+        *("differences", "tradeoff", "accuracy", "bytes", "clients", "classes", "loss", "partition")
     ]
 
 
-def test_pages_are_read_on_dark_ground_too(reports: tuple[str, str, Path]) -> None:
-    """Every colour of ink, lines and methods that figures have is exchanged there."""
-    page = reports[1]
-    dark = page.partition("@media screen and (prefers-color-scheme: dark) {")[2].partition("</style>")[0]
-    drawn = re.sub(r"<style>.*?</style>", "", page, count=1, flags=re.DOTALL)
-    for colour in ("#333333", "#0072b2", "#d55e00", "#009e73"):
-        assert f"stroke: {colour}" in drawn or f"fill: {colour}" in drawn
-        assert f'[style*="stroke: {colour}"]' in dark and f'[style*="fill: {colour}"]' in dark
+def test_a_page_of_this_machine_says_when_by_which_code_and_how_it_was_made(tmp_path: Path) -> None:
+    """The day is that of the run that ended last, not of the clock; 0 ms is 1 January 1970, a day later the 2nd."""
+    runs = make_all(tmp_path)
+    for run, ended in zip(runs, (0, 86_400_000, 5, 0, 0, 0), strict=True):
+        (run / "timing.json").write_text(json.dumps({"seconds": {"train": 1.0}, "ended_ms": ended}), encoding="utf-8")
+    header = json.loads((runs[0] / "config.json").read_text(encoding="utf-8"))
+    known = {key: value for key, value in header.items() if key in ("identity", "config", "config_hash")}
+    write_json(runs[0] / "config.json", sealed({**known, "environment": {"code_version": "c0ffee" * 6}}))
+    compare({}, runs, tmp_path / "out", command="protofl compare --methods fedavg,local")
+    head = text_of((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))[:1500]
+    assert "runs ended: 1970-01-02" in head and "commit: c0ffeec0ffee " in head
+    assert "command: protofl compare --methods fedavg,local" in head
+
+
+def test_figures_are_inverted_on_dark_ground_and_pictures_are_not(reports: tuple[str, str, Path]) -> None:
+    dark = reports[1].partition("@media screen and (prefers-color-scheme: dark) {")[2].partition("</style>")[0]
+    assert re.search(r"\.plot svg, \.pictures svg image, \.key \{ filter: invert", dark)
+    assert 'class="plots pictures"' not in reports[1]
 
 
 def test_reports_name_no_place_and_no_time(reports: tuple[str, str, Path]) -> None:

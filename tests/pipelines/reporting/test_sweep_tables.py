@@ -15,8 +15,7 @@ from rich.console import Console
 
 from pipelines.config.grid import Point, plan
 from pipelines.reporting import sweep_tables as sweeping
-from pipelines.reporting.figures.scales import scale_of
-from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, write_figure
+from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, scale_of, write_figure
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write
 from pipelines.runs.record import RunRecord
 from tests.cases import quick
@@ -110,6 +109,15 @@ def test_any_number_of_a_run_can_be_the_metric_and_of_costs_less_is_best() -> No
     assert "timing.seconds, mean ± std over n seeds" in sweeping.sweep_table(sweep).title
 
 
+def test_a_figure_without_a_direction_has_no_best() -> None:
+    """Of error_rate 0.5 and 0.1 nobody has said which is better."""
+    both = zip(points_of("method.mu", (0.1, 1.0), 0.1), (0.5, 0.1), strict=True)
+    rows = [(point, [run(seed, 0.5, figures={"error_rate": value}) for seed in (0, 1)]) for point, value in both]
+    sweep = summarise(rows, {"method.mu": 0.1}, (0, 1), "error_rate", SUBJECT)
+    assert [row[2] for row in table(markdown(sweep))[2:]] == ["0.5 ± 0", "0.1 ± 0"]
+    assert "error_rate is better is not declared" in sweep.notes[0]
+
+
 def test_what_is_missing_or_uneven_is_said() -> None:
     sweep = three_values()
     assert sweep.notes == ("fedprox, method.mu = 10: no finished run with seed 2.",)
@@ -184,14 +192,15 @@ def test_the_terminal_shows_the_table_and_the_notes() -> None:
     assert "73.33 ± 2.52" in text and "Note: fedprox, method.mu = 10: no finished run with seed 2." in text
 
 
-def test_a_narrow_terminal_repeats_what_a_row_is_about() -> None:
-    """Method and value stand in each of the parts."""
+def test_a_narrow_terminal_cuts_nothing() -> None:
+    """Cells are folded: without line breaks and borders all signs of a row are there."""
     out = io.StringIO()
     sweeping.print_table(three_values(), Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    parts = [line for line in lines if line.startswith("│ fedprox │  10 │")]
-    assert len(parts) == 3 and "61.00 ± 1.41" in parts[0] and "3.20 kB" in parts[2]
+    assert max(map(len, lines)) <= 80 and "…" not in out.getvalue()
+    start = next(number for number, line in enumerate(lines) if line.startswith("│ fedprox │  10 │"))
+    cells = zip(*(line.strip("│").split("│") for line in lines[start : start + 2]), strict=True)
+    assert "61.00±1.41" in ["".join(parts).replace(" ", "") for parts in cells]
 
 
 @pytest.mark.parametrize(
