@@ -111,21 +111,17 @@ _PAD = 4
 _MAX_DEGREES = 15.0
 
 
-def draw_augmentation(batch_size: int, policy: Policy, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the random numbers for one batch, on the generator's device, for :func:`augment` on any device.
+def augmentation_draws(numbers: Tensor, policy: Policy) -> dict[str, Tensor]:
+    """Return the draws of images for :func:`augment`, from uniform integers below 2^32, int64 [..., 4] each.
 
-    ``shift`` int64 [B, 2], rows and columns from 0 to 8; ``flip`` bool [B]; for ``crop_flip_rot`` also ``angle``
-    float32 [B], degrees from -15 to 15. Nothing for ``none``.
+    ``shift`` int64 [..., 2], rows and columns from 0 to 8; ``flip`` bool [...]; for ``crop_flip_rot`` also ``angle``
+    float32 [...], degrees from -15 to 15. Nothing for ``none``.
     """
     if policy == "none":
         return {}
-    device = generator.device
-    draws = {
-        "shift": torch.randint(0, 2 * _PAD + 1, (batch_size, 2), generator=generator, device=device),
-        "flip": torch.rand(batch_size, generator=generator, device=device) < 0.5,
-    }
+    draws = {"shift": (numbers[..., :2] * (2 * _PAD + 1)) >> 32, "flip": numbers[..., 2] < 2**31}
     if policy == "crop_flip_rot":
-        uniform = torch.rand(batch_size, generator=generator, device=device)
+        uniform = (numbers[..., 3] >> 8).to(torch.float32) * 2**-24
         draws["angle"] = (2 * uniform - 1) * _MAX_DEGREES
     return draws
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from flcore.core.optim import clip_gradients
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
-from flcore.engine.local.plan import BatchPlan, plan_batches
+from flcore.engine.local.plan import BatchPlan, phase_layout, plan_batches
 from flcore.engine.local.samples import Samples, drawn_labels, phase_samples
 from flcore.engine.local.step import (
     Step,
@@ -131,12 +131,12 @@ class SerialTrainer:
                 set_mode(self.module, phase, self.experiment.batchnorm)
                 samples, (size,) = phase_samples(phase, one.data, [inputs], one.tables)
                 skip = uses_batch_statistics(self.module)
-                plan = plan_batches(self.experiment, self.module, ctx, phase, number, size, skip_single=skip)
+                layout = phase_layout(size, self.experiment.config.local, phase, ctx.round, skip_single=skip)
+                plan = plan_batches(self.experiment, self.module, [ctx], phase, number, [layout])
                 plan = plan.on(self.experiment.config.engine.device)
                 self._run_phase(ctx, phase, plan, samples, loss_context(inputs, phases), totals)
-                steps += len(plan)
-                labels, sizes = samples.labels[plan.positions], torch.tensor(plan.sizes, dtype=torch.int64)
-                drawn += drawn_labels(labels.unsqueeze(1), sizes.unsqueeze(1), num_classes)[0]
+                steps += plan.sizes.shape[1]
+                drawn += drawn_labels(samples.labels[plan.positions], plan.sizes.t(), num_classes)[0]
             self.model.dropout_masks = None
             losses = {name: float(total) / totals.counts[name] for name, total in totals.sums.items()}
             results.append(TrainResult(snapshot(self.module), losses, steps, drawn, totals.recorded))
@@ -148,8 +148,9 @@ class SerialTrainer:
         model, method, limit = self.model, self.experiment.method, self.experiment.config.local.clip
         steps = build_steps(self.experiment, self.module, phase, ctx.round)
         trainable = [[model.params[name] for name in step.names] for step in steps]
-        for index in range(len(plan.sizes)):
-            batch = self._batch(plan, index, samples)
+        recorded_from, pass_numbers = int(plan.recorded_from), plan.pass_numbers[0].tolist()
+        for index, size in enumerate(plan.sizes[0].tolist()):
+            batch = self._batch(plan, index, size, samples)
             terms: dict[str, Tensor] = {}
             for number, (step, params) in enumerate(zip(steps, trainable, strict=True)):
                 weights = self._perturb(step, params, batch, inputs) if step.perturb is not None else None
@@ -162,27 +163,26 @@ class SerialTrainer:
                     clip_gradients(grads, limit, stacked=False)
                 step.optimizer.step(params, grads)
                 terms = merge_terms(terms, found)
-                if number == 0 and index >= plan.recorded_from:
+                if number == 0 and index >= recorded_from:
                     recorded = class_sums(model.take_recorded(method.name), batch.labels, ctx.setting.num_classes)
                     if phase.record_features == "passes":
-                        this = torch.tensor(plan.pass_numbers[index], device=batch.labels.device)
-                        recorded = by_pass(recorded, this, plan.pass_numbers[-1] + 1)
+                        this = torch.tensor(pass_numbers[index], device=batch.labels.device)
+                        recorded = by_pass(recorded, this, plan.passes)
                     totals.recorded = add_class_sums(totals.recorded, recorded)
             totals.counts.update(terms.keys())
             for name, term in terms.items():
                 totals.sums[name] = totals.sums[name] + term.detach() if name in totals.sums else term.detach()
 
-    def _batch(self, plan: BatchPlan, index: int, samples: Samples) -> Batch:
-        """Return a planned mini-batch, and set its dropout masks in the model."""
-        size = plan.sizes[index]
-        rows = plan.positions[index, :size]
-        draws = {name: draw[index, :size] for name, draw in plan.augmentation.items()}
-        self.model.dropout_masks = {site: masks[index, :size] for site, masks in plan.dropout_masks.items()} or None
+    def _batch(self, plan: BatchPlan, index: int, size: int, samples: Samples) -> Batch:
+        """Return a planned mini-batch of ``size`` samples, and set its dropout masks in the model."""
+        rows = plan.positions[index, 0, :size]
+        draws = {name: draw[index, 0, :size] for name, draw in plan.augmentation.items()}
+        self.model.dropout_masks = {site: masks[index, 0, :size] for site, masks in plan.dropout_masks.items()} or None
         return Batch(
             augmented(self.experiment, samples.inputs(rows), draws),
             samples.labels.index_select(0, rows),
             None,
-            {name: draw[index] for name, draw in plan.draws.items()},
+            {name: draw[index, 0] for name, draw in plan.draws.items()},
             {name: table.index_select(0, rows) for name, table in samples.tables.items()},
         )
 

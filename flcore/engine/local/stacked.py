@@ -22,7 +22,7 @@ from flcore.core.errors import ConfigError
 from flcore.core.optim import clip_gradients
 from flcore.engine.local.batchnorm import refuse_single_batches, uses_batch_statistics
 from flcore.engine.local.client_loss import ClientLoss
-from flcore.engine.local.plan import BatchPlan, plan_batches
+from flcore.engine.local.plan import phase_layout, plan_batches
 from flcore.engine.local.samples import phase_samples
 from flcore.engine.local.serial import TrainJob, TrainResult
 from flcore.engine.local.stacked_inputs import StackedBatch, StackedBatches, StackedContext
@@ -76,7 +76,7 @@ class StackedTrainer:
         recorded: list[tuple[Tensor, Tensor] | None] = [None for _ in contexts]
         for number, phase in enumerate(phases, start=training.first_phase):
             set_mode(self.module, phase, self.experiment.batchnorm)
-            order, plans, batches = self._batches(training, all_inputs, number, phase)
+            order, batches = self._batches(training, all_inputs, number, phase)
             inputs = StackedContext(
                 [loss_context(all_inputs[position], phases) for position in order],
                 [contexts[position] for position in order],
@@ -95,14 +95,14 @@ class StackedTrainer:
             }
             params, buffers = {name: values[name] for name in params}, {name: values[name] for name in buffers}
             for rank, position in enumerate(order):
-                plan = plans[position]
-                steps[position] += len(plan)
+                taken = batches.steps_of(rank)
+                steps[position] += taken
                 drawn[position] += labels[rank]
                 if found is not None:
                     recorded[position] = add_class_sums(recorded[position], (found[0][rank], found[1][rank]))
-                for name, totals in terms.items() if len(plan) else ():
+                for name, totals in terms.items() if taken else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
-                    counts[position][name] += len(plan)
+                    counts[position][name] += taken
         weights, stay = self._rows(params, buffers)
         finite = rows_finite([*params.values(), *buffers.values()])
         return [
@@ -120,27 +120,28 @@ class StackedTrainer:
 
     def _batches(
         self, training: TrainJob, all_inputs: Sequence[LossInputs], number: int, phase: Phase
-    ) -> tuple[list[int], list[BatchPlan], StackedBatches]:
+    ) -> tuple[list[int], StackedBatches]:
         """Plan phase ``number`` of the round, for a module prepared by :func:`set_mode`.
 
         Returns:
-            The clients' indices, those with most steps first; plans by index; the batches in that order.
+            The clients' indices, those with most steps first; the batches in that order.
         """
         samples, lengths = phase_samples(phase, training.data, all_inputs, training.tables)
+        config, contexts = self.experiment.config, training.contexts
         skip = uses_batch_statistics(self.module)
-        plans = [
-            plan_batches(self.experiment, self.module, ctx, phase, number, length, skip_single=skip)
-            for ctx, length in zip(training.contexts, lengths, strict=True)
-        ]
-        offsets = [sum(lengths[:position]) for position in range(len(lengths))]
-        order = sorted(range(len(plans)), key=lambda position: -len(plans[position]))
-        batches = StackedBatches(
-            [plans[position] for position in order],
-            [offsets[position] for position in order],
-            samples,
-            self.experiment.config.engine.device,
+        layouts = [phase_layout(length, config.local, phase, contexts[0].round, skip_single=skip) for length in lengths]
+        offsets = [sum(lengths[:position]) if length else 0 for position, length in enumerate(lengths)]
+        order = sorted(range(len(layouts)), key=lambda position: -len(layouts[position].sizes))
+        plan = plan_batches(
+            self.experiment,
+            self.module,
+            [contexts[position] for position in order],
+            phase,
+            number,
+            [layouts[position] for position in order],
         )
-        return order, plans, batches
+        offsets = [offsets[position] for position in order]
+        return order, StackedBatches(plan, offsets, samples, config.engine.device)
 
     def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
         """Return each client's weights as rows of the stack, with twins on the CPU if the stack is on a GPU.

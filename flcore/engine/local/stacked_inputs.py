@@ -24,41 +24,36 @@ Path = tuple[str, ...]
 class StackedBatches:
     """The mini-batches of a phase by step, for clients in order of their number of steps."""
 
-    def __init__(self, plans: Sequence[BatchPlan], offsets: Sequence[int], samples: Samples, device: str) -> None:
-        """Stack the plans of clients on the device.
+    def __init__(self, plan: BatchPlan, offsets: Sequence[int], samples: Samples, device: str) -> None:
+        """Take the plan of a stack's clients to the device.
 
         Args:
-            plans: by client, the longest first. offsets: of each client's first sample in ``samples``.
+            plan: of the clients, those with most steps first. offsets: of each client's first sample in ``samples``.
             samples: of all clients. device: that trains.
         """
         self._samples = samples
         self._device = device
-        self.steps = len(plans[0])
-        sizes = [list(plan.sizes) + [0] * (self.steps - len(plan)) for plan in plans]
-        self._sizes = torch.tensor(sizes, dtype=torch.int64).reshape(len(plans), self.steps)
-        self._recorded_from = torch.tensor([plan.recorded_from for plan in plans])
-        numbers = [list(plan.pass_numbers) + [0] * (self.steps - len(plan)) for plan in plans]
-        self._pass_numbers = torch.tensor(numbers, dtype=torch.int64).reshape(len(plans), self.steps).to(self._device)
-        self.passes = 1 + max((plan.pass_numbers[-1] for plan in plans if len(plan)), default=-1)
-
-        def stack(parts: Sequence[Tensor]) -> Tensor:
-            return _padded(parts).to(device)
-
-        self._rows = stack([plan.positions + offset for plan, offset in zip(plans, offsets, strict=True)])
-        self._dropout_masks = {
-            site: stack([plan.dropout_masks[site] for plan in plans]) for site in plans[0].dropout_masks
-        }
-        self._draws = {name: stack([plan.draws[name] for plan in plans]) for name in plans[0].draws}
-        names = plans[0].augmentation
-        self._augmentation = {name: stack([plan.augmentation[name] for plan in plans]) for name in names}
+        self._sizes = plan.sizes
+        self.steps = plan.sizes.shape[1]
+        self._steps: list[int] = (plan.sizes > 0).sum(1).tolist()
+        self._recorded_from = plan.recorded_from
+        self._pass_numbers = plan.pass_numbers.to(device)
+        self.passes = plan.passes
+        self._rows = (plan.positions + torch.tensor(offsets).unsqueeze(1)).to(device)
+        placed = plan.on(device)
+        self._dropout_masks, self._draws, self._augmentation = placed.dropout_masks, placed.draws, placed.augmentation
 
     def __len__(self) -> int:
         """A, the clients of the stack."""
         return len(self._sizes)
 
+    def steps_of(self, client: int) -> int:
+        """Return the number of steps of a client."""
+        return self._steps[client]
+
     def active(self, step: int) -> int:
         """Return the number of clients with this step; they come first."""
-        return int((self._sizes[:, step] > 0).sum())
+        return sum(steps > step for steps in self._steps)
 
     def read(self, step: int) -> tuple[StackedBatch, dict[str, Tensor]]:
         """Return the batch of clients still training, padded to the largest: ``images`` [A·W, ...], others by client.
@@ -138,16 +133,6 @@ class StackedBatches:
         """Return float [clients, 1], 1 for clients with averaged features in this step; None without any."""
         wanted = self._recorded_from[:clients] <= step
         return wanted.to(torch.float32).unsqueeze(1).to(self._device) if bool(wanted.any()) else None
-
-
-def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """Stack [S_k, ...] of each client to [S, A, ...], padded with zeros; the longest comes first."""
-    if all(part.shape == parts[0].shape for part in parts):
-        return torch.stack(list(parts), dim=1)
-    stacked = parts[0].new_zeros(len(parts[0]), len(parts), *parts[0].shape[1:])
-    for client, part in enumerate(parts):
-        stacked[: len(part), client] = part
-    return stacked
 
 
 class StackedContext:

@@ -6,11 +6,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flcore.data.images import Policy, augment, draw_augmentation
+from flcore.data.images import Policy, augment, augmentation_draws
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def drawn(batch: int, policy: Policy, seed: int = 0) -> dict[str, torch.Tensor]:
+    numbers = torch.randint(0, 2**32, (batch, 4), generator=torch.Generator().manual_seed(seed))
+    return augmentation_draws(numbers, policy)
 
 
 def images(batch: int = 6, height: int = 10, width: int = 12) -> torch.Tensor:
@@ -18,12 +23,16 @@ def images(batch: int = 6, height: int = 10, width: int = 12) -> torch.Tensor:
 
 
 def test_draws_are_in_range_and_reach_their_ends() -> None:
-    draws = draw_augmentation(4000, "crop_flip_rot", generator())
+    """The ends are those of the integers: 0 and 2^32 - 1."""
+    draws = drawn(4000, "crop_flip_rot")
     assert set(draws) == {"shift", "flip", "angle"}
     assert draws["shift"].shape == (4000, 2) and torch.unique(draws["shift"]).tolist() == list(range(9))
     assert draws["flip"].dtype == torch.bool and 0.45 < draws["flip"].float().mean() < 0.55
     assert -15 <= draws["angle"].min() < -14.5 and 14.5 < draws["angle"].max() <= 15
-    assert draw_augmentation(3, "none", generator()) == {}
+    assert drawn(3, "none") == {}
+    ends = augmentation_draws(torch.tensor([[0] * 4, [2**32 - 1] * 4]), "crop_flip_rot")
+    assert ends["shift"].tolist() == [[0, 0], [8, 8]] and ends["flip"].tolist() == [True, False]
+    assert ends["angle"].tolist() == [-15, pytest.approx(15)]
 
 
 def still(batch: int) -> dict[str, torch.Tensor]:
@@ -41,7 +50,7 @@ def rotated(batch: torch.Tensor, degrees: float) -> torch.Tensor:
 
 def test_crop_and_flip_equal_padding_slicing_and_flipping_one_by_one() -> None:
     batch = images()
-    draws = draw_augmentation(6, "crop_flip", generator())
+    draws = drawn(6, "crop_flip")
     fill = [1.0, -2.0, 3.0]
     expected = []
     for image, (top, left), flip in zip(batch, draws["shift"].tolist(), draws["flip"], strict=True):
@@ -57,7 +66,7 @@ def test_a_mirrored_border_has_the_pixels_next_to_the_edge() -> None:
     rows = torch.arange(10.0)[None, None, :, None].expand(1, 1, 10, 12)
     up = still(1) | {"shift": torch.tensor([[0, 4]])}
     assert augment(rows, "reflect_crop_flip", up, 7.0)[0, 0, :, 5].tolist() == [4, 3, 2, 1, 0, 1, 2, 3, 4, 5]
-    draws = draw_augmentation(6, "reflect_crop_flip", generator())
+    draws = drawn(6, "reflect_crop_flip")
     assert set(draws) == {"shift", "flip"}
     # Where the crop lies within the image, the border does not matter.
     middle = still(6) | {"flip": draws["flip"]}
@@ -86,7 +95,7 @@ def test_rotation_is_rigid_on_oblong_images() -> None:
 @pytest.mark.parametrize("policy", ["none", "crop_flip", "reflect_crop_flip", "crop_flip_rot"])
 def test_augmentation_is_a_function_of_images_and_draws(policy: Policy) -> None:
     batch, state = images(), torch.get_rng_state()
-    one, two, other = (augment(batch, policy, draw_augmentation(6, policy, generator(seed))) for seed in (5, 5, 6))
+    one, two, other = (augment(batch, policy, drawn(6, policy, seed)) for seed in (5, 5, 6))
     assert torch.equal(one, two) and one.shape == batch.shape and one.dtype == torch.float32
     assert torch.equal(batch, images()) and torch.equal(state, torch.get_rng_state())
     assert torch.equal(one, other) == (policy == "none")

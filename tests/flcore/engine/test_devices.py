@@ -44,7 +44,7 @@ def test_bf16_changes_the_last_bits_and_not_the_kind_of_weights(lab: Any, tmp_pa
     exact = one_round(lab, tmp_path / "float32")
     for stack in (False, True):
         rough = one_round(lab, tmp_path / f"bf16-{stack}", engine__precision="bf16", engine__stack=stack)
-        assert 0 < furthest(rough, exact) < 0.05  # bf16 has 8 bits: 0.4 % per product
+        assert 0 < furthest(rough, exact) < 0.1  # bf16 has 8 bits: 0.4 % per product
         assert all(value.dtype == torch.float32 for value in rough.state.server["model"].params.values())
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flcore.engine.client import ClientRunner
-from flcore.engine.local.plan import plan_batches
+from flcore.engine.local.plan import phase_layout, plan_batches
 from flcore.engine.local.step import by_pass
 from flcore.io.messages import Count, TensorDict
 from flcore.io.records import Record
@@ -117,13 +117,14 @@ def test_anchors_of_a_turn(lab: Any, stack: bool) -> None:
         ClientRunner(experiment), 1, Exchange(), 0, Record(experiment.method.start_server(experiment.setting)), Record()
     )
     (phase,) = experiment.method.phases()
-    tape = plan_batches(experiment, experiment.new_module(), ctx, phase, 0, 5, skip_single=False)
-    assert tape.pass_numbers == (0, 0, 0, 1, 1, 1)
+    layout = phase_layout(5, experiment.config.local, phase, 1, skip_single=False)
+    tape = plan_batches(experiment, experiment.new_module(), [ctx], phase, 0, [layout])
+    assert tape.pass_numbers.tolist() == [[0, 0, 0, 1, 1, 1]]
     anchors = ctx.received[ANCHORS]["anchors"].clone()
     for number in (0, 1):
-        steps = [step for step, own in enumerate(tape.pass_numbers) if own == number]
+        steps = [step for step, own in enumerate(tape.pass_numbers[0]) if own == number]
         for label in (0, 1):
-            rows = [[int(row) for row in tape.positions[step, : tape.sizes[step]]] for step in steps]
+            rows = [[int(row) for row in tape.positions[step, 0, : tape.sizes[0, step]]] for step in steps]
             held = [[pixels[row] for row in batch if labels[row] == label] for batch in rows]
             means = torch.stack([torch.tensor(own).float().mean(0) for own in held if own])
             anchors[label] = 0.25 * anchors[label] + 0.75 * means.mean(0)

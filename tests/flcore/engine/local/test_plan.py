@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flcore.config.sections import LocalConfig
+from flcore.core import philox
 from flcore.core.errors import ConfigError
-from flcore.core.rng import torch_stream
+from flcore.core.philox import philox_key
 from flcore.data.images import normalise, scale_and_shift, scaled
 from flcore.engine import client_data
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.plan import (
     BatchPlan,
-    batch_positions,
-    endless_positions,
+    dropout_masks,
     passes,
+    phase_layout,
     plan_batches,
     planned_steps,
 )
@@ -38,9 +39,13 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import ClientContext, Exchange, Phase
 
 
-def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0) -> list[list[int]]:
-    generator = torch_stream(seed, "batches", 1)
-    return [part.tolist() for part in batch_positions(size, batch, epochs, steps, generator)]
+def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0, **local: Any) -> list[list[int]]:
+    """Rows of client 1's mini-batches in round 1, or in ``round_number``."""
+    number = local.pop("round_number", 1)
+    config = LocalConfig(batch_size=batch, epochs=epochs, steps=steps, **local)
+    layout = phase_layout(size, config, Phase(), number, skip_single=False)
+    rows = layout.positions(philox_key(seed, "batches", 0), [1], 1)
+    return [row[:length].tolist() for row, length in zip(rows[:, 0], layout.sizes, strict=True)]
 
 
 def test_a_pass_takes_every_sample_once() -> None:
@@ -62,29 +67,26 @@ def test_steps_chain_passes_and_are_cut() -> None:
 
 def test_full_batches_leave_the_rest_of_a_pass_out() -> None:
     """10 samples in batches of 4: the two of each pass that are left over are others the next time."""
-    batches = [row.tolist() for row in batch_positions(10, 4, 2, None, torch_stream(0, "batches", 1), full=True)]
+    batches = positions(10, 4, 2, None, batches="full")
     everything = positions(10, 4, 2, None)
     assert batches == [row for row in everything if len(row) == 4] and len(batches) == 4
     # Eight are twice 4, and nothing is left; three are fewer than a batch, and are what there is.
     for size, sizes in ((8, [4, 4]), (3, [3]), (0, [])):
-        rows = batch_positions(size, 4, 1, None, torch_stream(0, "batches", 1), full=True)
-        assert [len(row) for row in rows] == sizes
+        assert [len(row) for row in positions(size, 4, 1, None, batches="full")] == sizes
 
 
 def test_an_endless_chain_of_passes_goes_on_with_the_rounds() -> None:
     """10 samples in batches of 4, two a pass; three steps a round: 0a 0b 1a | 1b 2a 2b | 3a 3b 4a."""
 
-    def rows(begin: int, steps: int) -> list[list[int]]:
-        generators = [torch_stream(0, "passes", 1, which) for which in range(20)]
-        return [row.tolist() for row in endless_positions(10, 4, begin, steps, generators.__getitem__)]
+    def rows(number: int, steps: int) -> list[list[int]]:
+        return positions(10, 4, 1, steps, batches="endless", round_number=number)
 
-    rounds = [rows(begin, 3) for begin in (0, 3, 6)]
-    chain_of_rounds = [row for each in rounds for row in each]
-    assert chain_of_rounds == rows(0, 9)
+    chain_of_rounds = [row for number in (1, 2, 3) for row in rows(number, 3)]
+    assert chain_of_rounds == rows(1, 9)
     assert all(len(row) == 4 for row in chain_of_rounds)
     for first in (0, 2, 4, 6):
         assert len({*chain_of_rounds[first], *chain_of_rounds[first + 1]}) == 8  # no sample twice in a pass
-    assert list(endless_positions(0, 4, 0, 3, torch_stream)) == []  # type: ignore[arg-type]
+    assert positions(0, 4, 1, 3, batches="endless") == []
 
 
 def test_endless_batches_need_a_number_of_steps(lab: Any) -> None:
@@ -179,8 +181,9 @@ def test_passes_of_a_phase(phase: Phase, local: dict[str, int], expected: tuple[
 def test_planned_steps_are_those_laid_out(
     size: int, batch_size: int, epochs: int, steps: int | None, full: bool
 ) -> None:
-    local = LocalConfig(batch_size=batch_size, epochs=epochs, steps=steps, batches="full" if full else "all")
-    laid_out = list(batch_positions(size, batch_size, epochs, steps, torch_stream(0, "batches"), full=full))
+    batches = "full" if full else "all"
+    laid_out = positions(size, batch_size, epochs, steps, batches=batches)
+    local = LocalConfig(batch_size=batch_size, epochs=epochs, steps=steps, batches=batches)
     assert len(laid_out) == planned_steps(size, local, Phase())
 
 
@@ -211,12 +214,18 @@ def turn_of(experiment: Any, client: int, number: int = 1) -> ClientContext:
     return ClientRunner(experiment).ctx(number, Exchange(), client, Record(), Record())
 
 
-def tape_of(
-    experiment: Any, client: int = 0, *, number: int = 1, phase: int = 0, skip_single: bool = False
+def plan_of(
+    experiment: Any, clients: list[int], *, number: int = 1, phase: int = 0, skip_single: bool = False
 ) -> BatchPlan:
-    size = len(experiment.training_indices(client, number))
-    ctx = turn_of(experiment, client, number)
-    return plan_batches(experiment, experiment.new_module(), ctx, Phase(), phase, size, skip_single=skip_single)
+    sizes = [len(experiment.training_indices(client, number)) for client in clients]
+    local = experiment.config.local
+    layouts = [phase_layout(size, local, Phase(), number, skip_single=skip_single) for size in sizes]
+    contexts = [turn_of(experiment, client, number) for client in clients]
+    return plan_batches(experiment, experiment.new_module(), contexts, Phase(), phase, layouts)
+
+
+def tape_of(experiment: Any, client: int = 0, **changes: Any) -> BatchPlan:
+    return plan_of(experiment, [client], **changes)
 
 
 def test_a_pass_of_endless_batches_begins_where_its_order_does(lab: Any) -> None:
@@ -229,40 +238,69 @@ def test_a_pass_of_endless_batches_begins_where_its_order_does(lab: Any) -> None
     changes: dict[str, Any] = {"local__batches": "endless", "local__steps": 3, "local__batch_size": 8}
     experiment = lab.experiment(dataset, partition, lab.ToySpec(), **changes)
     tapes = [tape_of(experiment, number=number) for number in (1, 2, 3)]
-    assert [tape.pass_numbers for tape in tapes] == [(0, 0, 1), (0, 1, 1), (0, 0, 1)]
+    assert [tape.pass_numbers.tolist() for tape in tapes] == [[[0, 0, 1]], [[0, 1, 1]], [[0, 0, 1]]]
     for tape in tapes:
-        of_a_pass = [tape.positions[np.array(tape.pass_numbers) == which].flatten().tolist() for which in (0, 1)]
+        of_a_pass = [tape.positions[tape.pass_numbers[0] == which].flatten().tolist() for which in (0, 1)]
         assert all(len(set(rows)) == len(rows) for rows in of_a_pass)
 
 
-RANDOM = {"model": {"name": "fedproto_cnn"}, "data__augmentation": "crop_flip_rot"}
+RANDOM: dict[str, Any] = {"model": {"name": "fedproto_cnn"}, "data__augmentation": "crop_flip_rot"}
 
 
 def test_the_parts_of_a_tape(lab: Any) -> None:
     """Client 0: 43 samples in batches of 16: 16, 16, 11; the last row is padded with zeros; draws for padding too."""
     tape = tape_of(lab.experiment(algorithm=Drawing(), **RANDOM))
-    assert (len(tape), tape.sizes) == (3, (16, 16, 11))
-    assert tape.positions.shape == (3, 16)
-    assert sorted(chain(*(tape.positions[step, :size].tolist() for step, size in enumerate(tape.sizes)))) == [
-        *range(43)
-    ]
-    assert tape.positions[2, 11:].tolist() == [0] * 5
+    assert tape.sizes.tolist() == [[16, 16, 11]]
+    assert tape.positions.shape == (3, 1, 16)
+    drawn = chain(*(tape.positions[step, 0, :size].tolist() for step, size in enumerate(tape.sizes[0])))
+    assert sorted(drawn) == [*range(43)]
+    assert tape.positions[2, 0, 11:].tolist() == [0] * 5
     assert {site: tuple(noise.shape) for site, noise in tape.dropout_masks.items()} == {
-        "channels": (3, 16, 20),
-        "features": (3, 16, 50),
+        "channels": (3, 1, 16, 20),
+        "features": (3, 1, 16, 50),
     }
     assert {name: tuple(draw.shape) for name, draw in tape.augmentation.items()} == {
-        "shift": (3, 16, 2),
-        "flip": (3, 16),
-        "angle": (3, 16),
+        "shift": (3, 1, 16, 2),
+        "flip": (3, 1, 16),
+        "angle": (3, 1, 16),
     }
-    assert {name: tuple(draw.shape) for name, draw in tape.draws.items()} == {"mix": (3,), "class": (3, 6)}
+    assert {name: tuple(draw.shape) for name, draw in tape.draws.items()} == {"mix": (3, 1), "class": (3, 1, 6)}
 
 
-def flat(tape: BatchPlan) -> dict[str, list[float]]:
-    """Every random number of a tape by kind."""
+def flat(tape: BatchPlan, place: int = 0) -> dict[str, list[float]]:
+    """Every random number of a client's tape by kind, up to its last step."""
     kinds = {"positions": tape.positions, **tape.dropout_masks, **tape.augmentation, **tape.draws}
-    return {name: values.flatten().tolist() for name, values in kinds.items()}
+    steps = int((tape.sizes[place] > 0).sum())
+    return {name: values[:steps, place].flatten().tolist() for name, values in kinds.items()}
+
+
+@pytest.mark.parametrize("batches", ["all", "endless"])
+def test_a_client_draws_the_same_alone_in_company_and_in_any_order(lab: Any, batches: str) -> None:
+    """Clients of 17, 40, 40, 3 and 0 samples in batches of 16: two passes, or five steps; one draw at a time."""
+    local = {"batch_size": 16, "batches": batches, **({"steps": 5} if batches == "endless" else {"epochs": 2})}
+    experiment = small(lab, [17, 40, 40, 3, 0], local=local, algorithm=Drawing(), **RANDOM)
+    for number, phase in ((1, 0), (3, 1)):
+        alone = {client: flat(tape_of(experiment, client, number=number, phase=phase)) for client in range(5)}
+        assert alone[1] != alone[2]
+        for company in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1], [3, 1]):
+            tape = plan_of(experiment, company, number=number, phase=phase)
+            assert {client: flat(tape, place) for place, client in enumerate(company)} == {
+                client: alone[client] for client in company
+            }
+
+
+def test_another_device_draws_the_same_masks(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic for other devices, done here: the numbers of the CPU's generator for every client and site."""
+    experiment = small(lab, [17, 40, 3], model={"name": "fedproto_cnn"})
+    here = plan_of(experiment, [1, 0, 2])
+    monkeypatch.setattr(philox, "words", None)
+    contexts = [turn_of(experiment, client) for client in (1, 0, 2)]
+    steps = (here.sizes > 0).sum(1).tolist()
+    object.__setattr__(experiment.config.engine, "device", "cpu:0")
+    there = dropout_masks(experiment, experiment.new_module(), contexts, 0, steps)
+    for site, masks in here.dropout_masks.items():
+        for place, count in enumerate(steps):
+            assert torch.equal(masks[:count, place], there[site][:count, place])
 
 
 def test_a_tape_depends_on_seed_round_client_and_phase(lab: Any) -> None:
@@ -295,7 +333,7 @@ def test_single_batches_are_left_out_and_the_others_stay(lab: Any) -> None:
     """17 samples, two passes of 16 + 1: without the batches of one the two of 16 are the same rows."""
     experiment = small(lab, [17], local={"batch_size": 16, "epochs": 2})
     whole, skipping = tape_of(experiment), tape_of(experiment, skip_single=True)
-    assert (whole.sizes, skipping.sizes) == ((16, 1, 16, 1), (16, 16))
+    assert (whole.sizes.tolist(), skipping.sizes.tolist()) == ([[16, 1, 16, 1]], [[16, 16]])
     assert torch.equal(whole.positions[[0, 2]], skipping.positions)
 
 
@@ -305,7 +343,7 @@ def test_noise_is_uniform_and_positions_are_shuffled(lab: Any) -> None:
     noise = torch.cat([values.flatten() for values in tape.dropout_masks.values()])
     assert (noise >= 0).all() and (noise < 1).all()
     assert abs(noise.mean().item() - 0.5) < 0.025
-    assert tape.positions[0].tolist() != sorted(tape.positions[0].tolist())
+    assert tape.positions[0, 0].tolist() != sorted(tape.positions[0, 0].tolist())
 
 
 def test_drawn_labels_by_hand() -> None:
@@ -318,12 +356,11 @@ def test_drawn_labels_by_hand() -> None:
 
 def test_a_stack_counts_what_each_of_its_clients_drew() -> None:
     """Labels 0 1 1 2 2: the first client has rows (0, 1), (2) of the first three, the second (1) of the last two."""
-    rows = [torch.tensor([[0, 1], [2, 0]]), torch.tensor([[1, 0]])]
-    tapes = [
-        BatchPlan(own, sizes, {}, {}, {}, 9, (0,) * len(own)) for own, sizes in zip(rows, ((2, 1), (1,)), strict=True)
-    ]
+    rows = torch.tensor([[[0, 1], [1, 0]], [[2, 0], [0, 0]]])
+    sizes, zeros = torch.tensor([[2, 1], [1, 0]]), torch.zeros(2, 2, dtype=torch.int64)
+    tape = BatchPlan(rows, sizes, {}, {}, {}, torch.tensor([9, 9]), zeros, 1)
     samples = MadeSamples(torch.zeros(5, 2), torch.tensor([0, 1, 1, 2, 2]))
-    batches = StackedBatches(tapes, [0, 3], samples, "cpu")
+    batches = StackedBatches(tape, [0, 3], samples, "cpu")
     assert batches.drawn(4).tolist() == [[1, 2, 0, 0], [0, 0, 1, 0]]
 
 

@@ -10,7 +10,7 @@ import torch
 from flcore.core.errors import ConfigError, RunError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
-from flcore.engine.local.plan import plan_batches
+from flcore.engine.local.plan import phase_layout, plan_batches
 from flcore.engine.local.step import add_class_sums
 from flcore.evaluation.forward import Forward
 from flcore.io.records import serialise
@@ -54,10 +54,10 @@ def test_which_steps_are_noted(lab: Any, size: int, local: Any, skip: bool, firs
     worker = ClientRunner(experiment)
     ctx = lab.receive(worker, 1, Exchange(), 0, experiment.method.start_server(experiment.setting), {})
     for note, expected in first.items():
-        tape = plan_batches(
-            experiment, experiment.new_module(), ctx, Phase(record_features=note), 0, size, skip_single=skip
-        )  # type: ignore[arg-type]
-        assert tape.recorded_from == expected
+        phase = Phase(record_features=note)  # type: ignore[arg-type]
+        layout = phase_layout(size, experiment.config.local, phase, 1, skip_single=skip)
+        tape = plan_batches(experiment, experiment.new_module(), [ctx], phase, 0, [layout])
+        assert tape.recorded_from.tolist() == [expected]
 
 
 def one_batch(lab: Any, **changes: Any) -> Any:

@@ -20,9 +20,10 @@ from flcore.core.errors import ConfigError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.exchange import Failure
-from flcore.engine.local import compiled, cuda_graph
+from flcore.engine.local import compiled, cuda_graph, stacked
 from flcore.engine.local.batchnorm import MaskedBatchNorm, maskable
 from flcore.engine.local.cuda_graph import CudaGraphCompiler
+from flcore.engine.local.plan import BatchPlan, plan_batches
 from flcore.engine.local.samples import MadeSamples
 from flcore.engine.local.serial import TrainJob
 from flcore.engine.local.stacked import StackedTrainer
@@ -323,21 +324,19 @@ def test_a_cumulative_average_cannot_be_stacked() -> None:
 def test_what_stands_in_the_padding_changes_nothing(
     lab: Any, distance: Any, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded rows hold sample 0 of the stack; with the last sample instead every reply is the same, to 1e-6."""
-    _, stacked = unequal(lab, model=MODELS[model], method={"name": "fedprox", "mu": 1.0})
-    before = replies(lab, stacked)
-    plain = torch.Tensor.new_zeros
+    """Padding is a client's first sample; with its last one instead every reply is the same, to 1e-6."""
+    _, unequally_many = unequal(lab, model=MODELS[model], method={"name": "fedprox", "mu": 1.0})
+    before = replies(lab, unequally_many)
     used = []
 
-    def other_padding(self: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
-        made = plain(self, *shape, **options)
-        if made.dtype == torch.int64 and made.ndim == 3:  # rows of the samples [S, A, B]
-            made += sum(UNEQUAL) - 1
-            used.append(made.shape)
-        return made
+    def other_padding(*arguments: Any) -> BatchPlan:
+        plan, last = plan_batches(*arguments), torch.tensor([layout.size - 1 for layout in arguments[-1]])
+        real = torch.arange(plan.positions.shape[2]) < plan.sizes.t().unsqueeze(2)
+        used.append(int((~real).sum()))
+        return replace(plan, positions=torch.where(real, plan.positions, last.unsqueeze(1)))
 
-    monkeypatch.setattr(torch.Tensor, "new_zeros", other_padding)
-    after = replies(lab, stacked)
+    monkeypatch.setattr(stacked, "plan_batches", other_padding)
+    after = replies(lab, unequally_many)
     assert used
     for client, (reply, _) in before.items():
         assert distance(reply.message, after[client][0].message) < 1e-6
