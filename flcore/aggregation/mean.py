@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
-from flcore.io.messages import Weights
+from flcore.io.messages import Weights, flat
 from flcore.io.twins import twin
 
-_BLOCK = 2**16  # float64 sums that fit into a processor's cache
+_BLOCK = 2**16
+"""Most float64 sums at a time: they fit into a processor's cache."""
+
+_SMALL = 2**13
+"""Tensors of up to as many values are joined: a copy costs less than a call."""
 
 
 def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> Weights:
@@ -36,8 +40,8 @@ def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> 
     shares = [sizes[client] / total for client in clients]
     values = [models[client].values for client in clients]
     folded = _folded_there(values, shares)
-    for name in values[0].keys() - folded.keys():
-        folded[name] = _folded([own[name] for own in values], shares)
+    for names in _groups({name: tensor for name, tensor in values[0].items() if name not in folded}):
+        folded |= _folded([[own[name] for name in names] for own in values], names, shares)
     first = models[clients[0]]
     return Weights({name: folded[name] for name in first.params}, {name: folded[name] for name in first.buffers})
 
@@ -47,22 +51,37 @@ def uniform_mean(models: Mapping[int, Weights]) -> Weights:
     return average_weights(models, dict.fromkeys(models, 1))
 
 
-def _folded(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    mean = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
-    if mean.numel() <= _BLOCK:
-        for share, tensor in zip(shares, tensors, strict=True):
-            mean.add_(tensor, alpha=share)
-    else:
-        _fold_by_blocks(mean.reshape(-1), [tensor.reshape(-1) for tensor in tensors], shares)
-    return (mean if tensors[0].is_floating_point() else mean.round()).to(tensors[0].dtype)
+def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return names of tensors to fold together: a large one alone, small ones of one kind."""
+    groups: list[list[str]] = []
+    small: dict[object, list[str]] = {}
+    sizes: dict[object, int] = {}
+    for name, tensor in tensors.items():
+        kind, size = tensor.dtype, tensor.numel()
+        if size > _SMALL:
+            groups.append([name])
+            continue
+        if kind not in small or sizes[kind] + size > _BLOCK:
+            groups.append([])
+            small[kind], sizes[kind] = groups[-1], 0
+        small[kind].append(name)
+        sizes[kind] += size
+    return groups
 
 
-def _fold_by_blocks(mean: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
-    """Add vectors [n] to ``mean``."""
+def _folded(values: Sequence[Sequence[Tensor]], names: Sequence[str], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Return the means of tensors by name; of several they are computed together."""
+    first = values[0]
+    sizes = [tensor.numel() for tensor in first]
+    mean = torch.zeros(sum(sizes), dtype=torch.float64, device=first[0].device)
     for start in range(0, len(mean), _BLOCK):
         part = mean[start : start + _BLOCK]
-        for share, tensor in zip(shares, tensors, strict=True):
-            part.add_(tensor[start : start + _BLOCK], alpha=share)
+        for share, tensors in zip(shares, values, strict=True):
+            joined = flat(tensors)
+            part.add_(joined[start : start + _BLOCK], alpha=share)
+    rounded = (mean if first[0].is_floating_point() else mean.round()).to(first[0].dtype)
+    parts = zip(names, torch.split(rounded, sizes), first, strict=True)
+    return {name: part.clone().reshape(tensor.shape) for name, part, tensor in parts}
 
 
 def _folded_there(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:

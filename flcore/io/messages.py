@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class Payload(ABC):
     def sizes(self) -> dict[str, Size]:
         """Return sizes by kind; a kind is a suffix of the record's name, usually empty."""
         return {"": _size(self.arrays().values())}
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the values of tensors of one type as a vector; of a single tensor a view."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    joined: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return joined  # one call: a loop over small tensors takes twice as long
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -66,6 +66,29 @@ def test_order_of_arrival_does_not_matter(count: int) -> None:
         assert torch.equal(average_weights({client: models[client] for client in order}, sizes).params["w"], expected)
 
 
+def test_a_tensors_mean_does_not_depend_on_the_others() -> None:
+    """Small tensors are folded together, a large one by blocks: the same bytes as each alone, and as a plain sum."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"large": (300, 301), "small": (3, 7), "one": (), "none": (0, 4), "many": (8192,)}
+    models = {
+        client: Weights(
+            {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()},
+            {"count": torch.tensor(client + 5), **{f"b{i}": torch.randn(8000, generator=generator) for i in range(9)}},
+        )
+        for client in range(4)
+    }
+    sizes = {client: 3 * client + 1 for client in models}
+    found = average_weights(models, sizes)
+    assert list(found.params) == list(shapes) and list(found.buffers) == list(models[0].buffers)
+    for name, mean in found.values.items():
+        alone = average_weights(
+            {client: Weights({name: model.values[name]}) for client, model in models.items()}, sizes
+        )
+        assert torch.equal(alone.params[name], mean) and mean.shape == models[0].values[name].shape
+        total = sum(sizes[client] * model.values[name].double() for client, model in models.items()) / 22
+        torch.testing.assert_close(mean, (total if mean.is_floating_point() else total.round()).to(mean.dtype))
+
+
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 10_000)), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_an_average_lies_between_and_is_the_exact_one(clients: list[tuple[float, int]]) -> None:
