@@ -256,7 +256,7 @@ def draw_training_loss(runs: Sequence[RunRecord]) -> Panels:
             for method, curve in curves:
                 draw_line(axes, curve["round"], curve["mean"], styles[method])
             round_axis(axes, 5)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
             whole = ScalarFormatter(useOffset=False)
             whole.set_scientific(False)  # a power of ten would stand apart, where the title is
             axes.yaxis.set_major_formatter(whole)
