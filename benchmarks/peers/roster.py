@@ -232,10 +232,18 @@ def environment(name: str, bench: Bench) -> str:
         here = Path(sys.executable).with_name("uv")
         uv = str(here) if here.exists() else "uv"
         failed = "no such Python, or the package registry cannot be reached or lacks something"
-        _run([uv, "venv", "--quiet", "--clear", "--python", peer.python or sys.executable, str(folder)], failed)
+        _run([uv, "venv", "--quiet", "--clear", "--python", _wanted_python(peer), str(folder)], failed)
         _run([uv, "pip", "install", "--quiet", "--python", str(python), *peer.requirements], failed)
         ready.touch()
     return str(python)
+
+
+def _wanted_python(peer: Peer) -> str:
+    """Return the Python for uv to use: ours, one that pyenv keeps (uv stops at its shims), or a version to find."""
+    if peer.python is None:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return str(next(iter(sorted(pyenv.glob(f"versions/{peer.python}.*/bin/python"))), peer.python))
 
 
 def _run(command: Sequence[str], failed: str) -> str:

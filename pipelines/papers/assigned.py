@@ -1,4 +1,4 @@
-"""What is set beside a table's own values (``--set``): what may be, and by which of it a setting is not the table's."""
+"""Assignments beside a table's own values (``--set``): which are allowed, and which change a result."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _DATA = "data.name"
 
 
 def key_of(assignment: str) -> str:
-    """The dotted key of ``KEY=VALUE``."""
+    """Return the dotted key of ``KEY=VALUE``."""
     return assignment.partition("=")[0].strip()
 
 
 def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[str]) -> None:
-    """Refuse what would set figures beside printed ones that are of something else altogether.
-
-    Args:
-        table: of a paper. columns: that are asked for. assignments: for all cells.
+    """Refuse assignments whose figures could not be compared with the printed ones.
 
     Raises:
-        ConfigError: other rounds, which have an option that marks them; or one data set in place of several.
+        ConfigError: other rounds, which have an option that marks them; or one data set for columns of several.
     """
-    of = _by_data(table, columns)
+    of: dict[str, list[str]] = {}
+    for column in columns:
+        values = {**table.common, **column.values}
+        of.setdefault(str(values.get(_DATA, DEFAULT_NAMES["data"])), []).append(column.key)
     for assignment in assignments:
         key = key_of(assignment)
         if key in (ROUNDS, "federation"):
@@ -46,19 +46,10 @@ def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[st
             )
 
 
-def _by_data(table: PaperTable, columns: Iterable[Column]) -> dict[str, list[str]]:
-    """The keys of columns by the data set that their file names."""
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        values = {**table.common, **column.values}
-        found.setdefault(str(values.get(_DATA, DEFAULT_NAMES["data"])), []).append(column.key)
-    return found
-
-
 def that_count(
     assignments: Sequence[str], usual: Mapping[str, Config | ConfigError], own: Mapping[str, Config | ConfigError]
 ) -> tuple[str, ...]:
-    """The assignments that can change a result: not where data lie, how many work at once, or what a row has anyway.
+    """Return the assignments that can change a result, unlike the place of data or the number of workers.
 
     Args:
         assignments: all of them; of several with one key the last one holds.

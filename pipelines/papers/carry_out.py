@@ -17,10 +17,11 @@ from pipelines.execution.bodies import RUNS, comparison, comparison_runs
 from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
+from pipelines.papers.catalogue import name_at
 from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write
-from pipelines.papers.table_file import Told
-from pipelines.papers.verdicts.on_page import verdicts
+from pipelines.papers.runs import table_file
+from pipelines.papers.verdicts.judged import verdicts
 from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache
@@ -28,43 +29,35 @@ from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
 from pipelines.runs.standard_error import console
 
-HOME = Path("runs/papers")
-"""Where tables go that nobody gives a place."""
+
+def default_folder(id: str, rounds_scale: float) -> Path:
+    """Return the folder of a table at a budget where no other is given."""
+    return Path("runs/papers") / name_at(id, rounds_scale)
 
 
 def folder_of(planned: TablePlan) -> Path:
-    """Where a table goes that nobody gives a place."""
+    """Return the folder of a plan's table where no other is given."""
     return default_folder(planned.table.id, planned.asked.rounds_scale)
 
 
-def default_folder(id: str, rounds_scale: float) -> Path:
-    """One folder per table and budget."""
-    return HOME / (id + ("" if rounds_scale == 1 else f"-x{rounds_scale:g}"))
-
-
 def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
-    """Carry out what can be run; what has finished is found again, so that the same command goes on.
+    """Run the settings of a plan; finished runs are found again, those of earlier commands in the folder too.
 
-    A setting that fails is told and does not stop the others. What an earlier command finished there stays in its
-    comparison, whichever rows, seeds and divisions are asked for now.
-
-    Args:
-        planned: the table's plan. out: its folder. operation: how.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
-
-    Returns:
-        With the table's page, and runs and settings that failed.
+    A setting that fails does not stop the others. ``restart`` discards unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: nothing can be run as it is asked for, or the folder holds something else, such as another budget.
-        DataError: nothing can be run without data that are missing; or a file of the folder is damaged.
+        ConfigError: nothing can be run as requested, or the folder holds something else, such as another budget.
+        DataError: data are missing for all cells, or a file of the folder is damaged.
         RunError: nothing can be run for other or several reasons, or every setting failed.
     """
     if not planned.settings:
         raise planned.nothing_to_run()
     claim_folder("paper table", out, [columns[0].key for columns in planned.table.settings()])
     _refuse_other_table(planned, out)
-    there = {setting.name: _num_finished(setting, out / setting.name) for setting in planned.settings}
+    there = {
+        setting.name: sum(_has_finished(run, out / setting.name) for run in setting.runs)
+        for setting in planned.settings
+    }
     operation.watcher.say(f"{planned.table.id}: {told_length(planned, there)}")
     failed: dict[str, str] = {}
     carried_out: list[str] = []
@@ -99,10 +92,10 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
 
 
 def _refuse_other_table(planned: TablePlan, out: Path) -> None:
-    """Refuse a folder of another table, or with other rounds: nothing in it would say which figures have which."""
+    """Refuse a folder of another table, or of other rounds."""
     if not (out / "table.json").exists():
         return
-    there, scale = Told.read(out), planned.asked.rounds_scale
+    there, scale = table_file(out), planned.asked.rounds_scale
     if there.id != planned.table.id:
         raise ConfigError(f"{out}: holds {there.id}, not {planned.table.id}; choose another --out")
     if there.rounds_scale != scale:
@@ -112,10 +105,10 @@ def _refuse_other_table(planned: TablePlan, out: Path) -> None:
 
 
 def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
-    """The comparison of a setting's runs and of what other commands have finished there.
+    """Compare a setting's runs and those that other commands have finished there.
 
-    Another part of the table may be at work in the same folder. So each looks once more when it has written: what
-    ended meanwhile is taken in, and whoever writes last has all. Runs that failed would be tried again, so then not.
+    Another command may run a part of the table in the same folder, so each looks once more after writing; not after
+    failed runs, which would be tried again.
     """
     outcome, compared = None, 0
     while True:
@@ -135,13 +128,11 @@ def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Oper
 def _with_finished_runs(
     planned: TablePlan, setting: Setting, home: Path
 ) -> tuple[Mapping[str, Any], list[PlannedRun], int]:
-    """A setting's parameters and runs, with what this code has finished there of other rows, seeds and divisions.
+    """Return a setting's parameters and runs, with the finished ones of other rows, seeds and divisions.
 
-    The number is that of finished runs that cannot stand beside these.
+    The number counts finished runs that cannot be compared with these.
     """
-    own = list(setting.runs)
-    asked = planned.asked
-    there = _finished_pairs(home)
+    own, asked, there = list(setting.runs), planned.asked, _finished_pairs(home)
     if not there:
         return setting.parameters, own, 0
     draws = asked.partition_seeds
@@ -165,18 +156,14 @@ def _with_finished_runs(
 
 
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
-    """Of the finished runs of a setting's folder, seed of the division as it was given, and seed."""
-    folders = [folder for folder in sorted((home / RUNS).glob("*")) if RunFiles(folder).metrics.exists()]
-    configs = []
-    for folder in folders:
-        with suppress(DataError):  # whose it is shows where it is asked for again, by its name
-            configs.append(read_run_config(folder)["config"])
-    return [(config["partition"]["seed"], config["seed"]) for config in configs]
-
-
-def _num_finished(setting: Setting, home: Path) -> int:
-    """How many of a setting's runs need not be made any more."""
-    return sum(_has_finished(run, home) for run in setting.runs)
+    """Return the given seed of the division and the seed of the finished runs in a setting's folder."""
+    pairs = []
+    for folder in sorted((home / RUNS).glob("*")):
+        if RunFiles(folder).metrics.exists():
+            with suppress(DataError):  # a damaged run is named where it is requested again
+                config = read_run_config(folder)["config"]
+                pairs.append((config["partition"]["seed"], config["seed"]))
+    return pairs
 
 
 def _has_finished(run: PlannedRun, home: Path) -> bool:

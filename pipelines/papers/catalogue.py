@@ -1,4 +1,4 @@
-"""A paper's table as data: its setting, rows, columns, and what is printed in each cell.
+"""A paper's table as data: its setting, rows, columns, and the printed figure of each cell.
 
 One YAML file per table or figure in ``tables/``, of this form::
 
@@ -15,133 +15,138 @@ One YAML file per table or figure in ``tables/``, of this form::
     rows:
       fedavg: {title: FedAvg, method: fedavg}
       fedproto: {title: FedProto, method: fedproto, metrics: {top1_global: top1_vote}, values: {...}}
-    cells:                             # dotted keys of some cells; either list may be left out, and then means all
+    cells:                             # dotted keys of some cells; without a list they are those of all
       - {rows: [moon], columns: [mnist_0.1], values: {method.mu: 1.0}}
     printed:
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
-    scale: 100                         # what a figure of metrics.json is multiplied with to be set beside it
+    scale: 100                         # factor from a figure of metrics.json to the printed one
     pictures: [tsne, tsne_round_5]     # of each cell's first run, on the table's page: its analyses, or partition
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
     notes: [...]
-    beside: what somebody else measured of it, and by what the two differ    # for docs/claims.md
+    beside: another measurement of it, and how the two differ    # for docs/claims.md
 
 A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>``, ``analyses.<name>.<...>``,
-``history.<round>.<...>`` and ``rounds_to_target.<...>`` are read from its other files, and ``formula.<name>`` is what a
-formula says of it (:func:`pipelines.papers.figures_of_a_run.figure`).
+``history.<round>.<...>`` and ``rounds_to_target.<...>`` are read from its other files, and ``formula.<name>`` is a
+formula's figure (:func:`pipelines.papers.figures_of_a_run.figure`).
 
-A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns of which all
-these are the same are read from the same runs.
+A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns with the same
+keys in all of these are read from the same runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import BeforeValidator, ConfigDict, StringConstraints, ValidationError
+from pydantic.dataclasses import dataclass
 
 from flcore.config.analyses import SUMMARIES, without_round
 from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
-from pipelines.papers.yaml_checks import mapping, needed, number, only
 
 _Entry = TypeVar("_Entry", "Row", "Column")
-DIVISION = "partition"  # the picture that every run has: who holds what
+DIVISION = "partition"  # the picture that every run has: the division of the data
 PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
+_OF_A_FILE = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed figure, in the table's unit; ``spread`` is what stands after ±, None where nothing does."""
+    """A printed figure, in the table's unit; ``spread`` is the number after ±."""
 
     value: float
     spread: float | None = None
 
 
-@dataclass(frozen=True)
+def _printed(value: Any) -> Any:
+    if isinstance(value, Printed):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, int | float) for part in parts):
+        raise ValueError("expected a number, or a number and its spread")
+    return Printed(*parts)
+
+
+@dataclass(frozen=True, config=_OF_A_FILE)
 class Row:
-    """A method as a table has it.
+    """A method of a table.
 
     Attributes:
-        key: in the file. title: as printed. method: here; None where it is not built, for which a reason is given.
-        values: dotted keys that are its own.
-        metrics: which figure stands for a column's, such as a vote for a global model.
+        title: as printed. method: None where it is not built, with the reason in ``missing``.
+        values: dotted keys. metrics: by a column's metric, the one to read instead, such as a vote.
     """
 
     key: str
     title: str
-    method: str | None
+    method: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_OF_A_FILE)
 class Column:
-    """A setting, and the figure of it that is printed.
+    """A setting and its printed figure.
 
     Attributes:
-        key: in the file. title: as printed. values: dotted keys.
-        metric: of a run. scale: factor from a run's figure to the printed one.
+        title: as printed. metric: of a run. scale: factor from a run's figure to the printed one. values: dotted keys.
     """
 
     key: str
     title: str
-    values: Mapping[str, Any]
     metric: str
     scale: float = 100.0
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_OF_A_FILE)
 class Exceptional:
-    """Dotted keys that only some cells have; ``rows`` and ``columns`` are keys, empty for all."""
+    """Dotted keys of some cells; ``rows`` and ``columns`` are keys, empty for all."""
 
-    rows: frozenset[str]
-    columns: frozenset[str]
     values: Mapping[str, Any]
+    rows: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_OF_A_FILE)
+class Missing:
+    """Why cells cannot be run; without a row or a column those of all."""
+
+    why: str
+    row: str | None = None
+    column: str | None = None
+
+
+@dataclass(frozen=True, config=_OF_A_FILE)
 class PaperTable:
-    """A results table or a figure with data in it.
-
-    Attributes:
-        id: such as ``fedpa.table2``. title: its caption, shortened. about: what the figures are.
-        baseline: row that differences are taken to.
-        common: dotted keys of every cell.
-        columns, rows: in the printed order.
-        printed: by row and column; what is not printed is not there.
-        exceptions: what some cells have of their own, later ones above earlier ones.
-        missing: by row and column, None for all, why cells cannot be run.
-        notes: what a reader of the figures should know.
-        pictures: of every cell's first run, on the page: analyses (``NAME_round_N`` too), :data:`DIVISION`.
-        beside: what the independent run of the method's specification gave, and by what it differs; empty: nothing.
-    """
+    """A results table, or a figure with data in it; attributes as in its file, ``printed`` by row and column."""
 
     id: str
     title: str
-    about: str
     baseline: str
-    common: Mapping[str, Any]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    printed: Mapping[tuple[str, str], Printed]
-    exceptions: tuple[Exceptional, ...] = ()
-    missing: tuple[tuple[str | None, str | None, str], ...] = ()
+    about: str = ""
+    common: Mapping[str, Any] = field(default_factory=dict)
+    printed: Mapping[tuple[str, str], Annotated[Printed, BeforeValidator(_printed)]] = field(default_factory=dict)
+    cells: tuple[Exceptional, ...] = ()
+    missing: tuple[Missing, ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[str, ...] = ()
-    beside: str = ""
+    beside: Annotated[str, StringConstraints(strip_whitespace=True)] = ""
 
     @property
     def paper(self) -> str:
-        """Which of :data:`PAPERS`."""
+        """One of :data:`PAPERS`."""
         return self.id.partition(".")[0]
 
     def column(self, key: str) -> Column:
-        """A column by its key.
+        """Return a column by its key.
 
         Raises:
             ConfigError: there is none.
@@ -149,7 +154,7 @@ class PaperTable:
         return _named(key, self.columns, f"{self.id}: no column")
 
     def row(self, key: str) -> Row:
-        """A row by its key.
+        """Return a row by its key.
 
         Raises:
             ConfigError: there is none.
@@ -157,15 +162,15 @@ class PaperTable:
         return _named(key, self.rows, f"{self.id}: no row")
 
     def values_of(self, row: Row, column: Column) -> dict[str, Any]:
-        """Dotted keys of a cell that are not those of all rows of its column."""
+        """Return the dotted keys of a cell that are not those of all rows of its column."""
         found = dict(row.values)
-        for one in self.exceptions:
+        for one in self.cells:
             if row.key in (one.rows or {row.key}) and column.key in (one.columns or {column.key}):
                 found |= one.values
         return found
 
     def settings(self) -> list[tuple[Column, ...]]:
-        """Columns by the runs that they are read from, in the printed order."""
+        """Return the columns by the runs that they are read from, in the printed order."""
         groups: list[list[Column]] = []
         for column in self.columns:
             same = next((group for group in groups if self._same_runs(group[0], column)), None)
@@ -181,17 +186,22 @@ class PaperTable:
         )
 
     def why_missing(self, row: Row, column: Column) -> str | None:
-        """Why a cell cannot be run, as its file says; None where it says nothing."""
-        said = (why for r, c, why in self.missing if r in (None, row.key) and c in (None, column.key))
-        return next(said, None)
+        """Return the reason of the file why a cell cannot be run."""
+        reasons = (m.why for m in self.missing if m.row in (None, row.key) and m.column in (None, column.key))
+        return next(reasons, None)
+
+
+def name_at(id: str, rounds_scale: float) -> str:
+    """Return the name of a table's folder and file at a share of its rounds."""
+    return id + ("" if rounds_scale == 1 else f"-x{rounds_scale:g}")
 
 
 @cache
 def tables() -> Mapping[str, PaperTable]:
-    """All tables by id, by paper and then as printed.
+    """Return all tables by id, by paper and then as printed.
 
     Raises:
-        ConfigError: a file is not of the form above; names it and the key.
+        ConfigError: a file is not of the form above.
     """
     folder = files("pipelines.papers") / "tables"
     found = [
@@ -203,18 +213,18 @@ def tables() -> Mapping[str, PaperTable]:
 
 
 def table_named(id: str) -> PaperTable:
-    """A table.
+    """Return a table.
 
     Raises:
-        ConfigError: there is none of this id; says which there are.
+        ConfigError: there is none of this id.
     """
     if id not in tables():
         raise ConfigError(f"paper {id}: not known; one of {', '.join(tables())}")
     return tables()[id]
 
 
-def table_of(values: Any, place: str) -> PaperTable:
-    """A table from what its file says.
+def table_of(values: Mapping[str, Any], place: str) -> PaperTable:
+    """Return a table from the content of its file.
 
     Args:
         values: of the file. place: for messages.
@@ -222,116 +232,52 @@ def table_of(values: Any, place: str) -> PaperTable:
     Raises:
         ConfigError: a key is missing, unknown or does not fit the others.
     """
-    given = mapping(values, place)
-    only(given, place, _TABLE)
-    id = str(needed(given, "id", place))
-    if id.partition(".")[0] not in PAPERS:
-        raise ConfigError(f"{place}: id = {id}: must begin with one of {', '.join(PAPERS)}")
-    metric = str(given.get("metric", ""))
-    scale = number(given.get("scale", 100.0), f"{place}: scale")
-    columns = tuple(
-        _column(key, own, metric, scale, f"{place}: columns.{key}")
-        for key, own in mapping(needed(given, "columns", place), f"{place}: columns").items()
-    )
-    rows = tuple(
-        _row(key, own, f"{place}: rows.{key}")
-        for key, own in mapping(needed(given, "rows", place), f"{place}: rows").items()
-    )
-    baseline = str(given.get("baseline", rows[0].key))
-    known_rows, known_columns = {row.key for row in rows}, {column.key for column in columns}
-    if baseline not in known_rows:
-        raise ConfigError(f"{place}: baseline = {baseline}: is no row")
-    printed = {}
-    for row, cells in mapping(given.get("printed") or {}, f"{place}: printed").items():
-        for column, value in mapping(cells, f"{place}: printed.{row}").items():
-            if row not in known_rows or column not in known_columns:
-                raise ConfigError(f"{place}: printed.{row}.{column}: no such row or column")
-            if value is not None:
-                printed[row, column] = _printed(value, f"{place}: printed.{row}.{column}")
-    exceptions = tuple(_exceptional(one, known_rows, known_columns, place) for one in given.get("cells") or ())
-    for place_of, values in (
-        *((f"rows.{row.key}", row.values) for row in rows),
-        *(("cells", one.values) for one in exceptions if one.rows),
-    ):
-        for name in values:
-            if name.startswith(("data.", "partition.")):
-                raise ConfigError(f"{place}: {place_of}: {name}: all rows of a column have the same; set it there")
-    missing = tuple(_missing(entry, known_rows, known_columns, place) for entry in given.get("missing") or ())
-    pictures = tuple(map(str, given.get("pictures") or ()))
-    for name in pictures:
+    given = {key: value for key, value in values.items() if value is not None}
+    shared = {key: given.pop(key) for key in ("metric", "scale") if key in given}
+    rows, printed = given.get("rows", {}), given.get("printed", {})
+    given["columns"] = [
+        {"key": key, "title": key, **shared, **(own or {})} for key, own in given.get("columns", {}).items()
+    ]
+    given["rows"] = [{"key": key, "title": key, **(own or {})} for key, own in rows.items()]
+    given["printed"] = {
+        (row, column): value for row, own in printed.items() for column, value in own.items() if value is not None
+    }
+    try:
+        table = PaperTable(**{"baseline": next(iter(rows), ""), **given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if problem := next(_problems(table), None):
+        raise ConfigError(f"{place}: {problem}")
+    return table
+
+
+def _problems(table: PaperTable) -> Iterator[str]:
+    """Yield the keys of a table that do not fit each other."""
+    rows, columns = {row.key for row in table.rows}, {column.key for column in table.columns}
+    if table.paper not in PAPERS:
+        yield f"id = {table.id}: must begin with one of {', '.join(PAPERS)}"
+    if table.baseline not in rows:
+        yield f"baseline = {table.baseline}: is no row"
+    named = [("printed", {row}, {column}) for row, column in table.printed]
+    named += [("cells", {*one.rows}, {*one.columns}) for one in table.cells]
+    named += [("missing", {one.row or table.baseline}, {one.column or table.columns[0].key}) for one in table.missing]
+    for name, of_rows, of_columns in named:
+        for key in (of_rows - rows) | (of_columns - columns):
+            yield f"{name}: {key}: no such row or column"
+    own = [(f"rows.{row.key}", row.values) for row in table.rows]
+    for name, values in (*own, *(("cells", one.values) for one in table.cells if one.rows)):
+        for key in values:
+            if key.startswith(("data.", "partition.")):
+                yield f"{name}: {key}: all rows of a column have the same; set it there"
+    for row in table.rows:
+        if row.method is not None and row.method not in METHODS:
+            yield f"rows.{row.key}: method = {row.method}: is not known"
+        if row.key in METHODS and row.method not in (None, row.key):
+            yield f"rows.{row.key}: is the name of another method than {row.method}; choose another key"
+    for name in table.pictures:
         if name != DIVISION and without_round(name)[0] not in SUMMARIES:
-            raise ConfigError(
-                f"{place}: pictures: {name}: expected {DIVISION}, {', '.join(SUMMARIES)}, or NAME_round_N"
-            )
-    return PaperTable(
-        id,
-        str(needed(given, "title", place)),
-        str(given.get("about", "")),
-        baseline,
-        mapping(given.get("common") or {}, f"{place}: common"),
-        columns,
-        rows,
-        printed,
-        exceptions,
-        missing,
-        tuple(map(str, given.get("notes") or ())),
-        pictures,
-        str(given.get("beside") or "").strip(),
-    )
-
-
-_TABLE = (
-    *("id", "title", "about", "metric", "baseline", "common", "columns", "rows"),
-    *("cells", "printed", "scale", "missing", "notes", "pictures", "beside"),
-)
-
-
-def _column(key: str, own: Any, metric: str, scale: float, place: str) -> Column:
-    given = mapping(own, place)
-    only(given, place, ["title", "values", "metric", "scale"])
-    asked = str(given.get("metric", metric))
-    if not asked:
-        raise ConfigError(f"{place}: has no metric, and the table has none")
-    values = mapping(given.get("values") or {}, f"{place}.values")
-    own_scale = number(given.get("scale", scale), f"{place}.scale")
-    return Column(key, str(given.get("title", key)), values, asked, own_scale)
-
-
-def _row(key: str, own: Any, place: str) -> Row:
-    given = mapping(own, place)
-    only(given, place, ["title", "method", "values", "metrics"])
-    method = given.get("method")
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"{place}: method = {method}: is not known")
-    if key in METHODS and method is not None and key != method:
-        raise ConfigError(f"{place}: is the name of another method than {method}; choose another key")
-    values, metrics = (mapping(given.get(name) or {}, f"{place}.{name}") for name in ("values", "metrics"))
-    return Row(key, str(given.get("title", key)), method, values, metrics)
-
-
-def _printed(value: Any, place: str) -> Printed:
-    parts = value if isinstance(value, list) else [value]
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, int | float) for part in parts):
-        raise ConfigError(f"{place} = {value}: expected a number, or a number and its spread")
-    return Printed(*map(float, parts))
-
-
-def _exceptional(entry: Any, rows: set[str], columns: set[str], place: str) -> Exceptional:
-    given = mapping(entry, f"{place}: cells")
-    only(given, f"{place}: cells", ["rows", "columns", "values"])
-    whose = [frozenset(map(str, given.get(name) or ())) for name in ("rows", "columns")]
-    for unknown in (whose[0] - rows) | (whose[1] - columns):
-        raise ConfigError(f"{place}: cells: {unknown}: no such row or column")
-    return Exceptional(whose[0], whose[1], mapping(needed(given, "values", f"{place}: cells"), f"{place}: cells"))
-
-
-def _missing(entry: Any, rows: set[str], columns: set[str], place: str) -> tuple[str | None, str | None, str]:
-    given = mapping(entry, f"{place}: missing")
-    only(given, f"{place}: missing", ["row", "column", "why"])
-    row, column = given.get("row"), given.get("column")
-    if (row is not None and row not in rows) or (column is not None and column not in columns):
-        raise ConfigError(f"{place}: missing: no row {row} or column {column}")
-    return row, column, str(needed(given, "why", f"{place}: missing"))
+            yield f"pictures: {name}: expected {DIVISION}, {', '.join(SUMMARIES)}, or NAME_round_N"
 
 
 def _named(key: str, among: Sequence[_Entry], what: str) -> _Entry:

@@ -11,7 +11,7 @@ from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
-from pipelines.papers.formulas import spoken_of
+from pipelines.papers.figures_of_a_run import spoken_of
 from pipelines.papers.marks import on_panel
 from pipelines.papers.results import Cell, TableResults
 from pipelines.papers.runs import MeasuredRun

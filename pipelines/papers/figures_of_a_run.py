@@ -8,11 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.experiment.run_folder import RunFiles
-from pipelines.papers.formulas import FORMULAS, PREFIX
+from flcore.data.dataset import Dataset
+from flcore.experiment.run_folder import RunFiles, read_run_config
+from flcore.methods.gfpl import GFPL
+from flcore.models import build_model
+from pipelines.reporting.figures.partition import load_partition
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines
+from pipelines.runs.inputs import inputs_of
 from pipelines.runs.layout import read_json
 from pipelines.runs.record import numbers_in
 from pipelines.tuning.metrics import value_of
@@ -29,7 +34,7 @@ HISTORY = "history."
 def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> float | None:
     """A figure of a finished run, in the run's own unit; None where its method has none, or nothing measured it.
 
-    Or what a formula says of the run (`pipelines/papers/formulas.py`). Or a number of its history: that of a round's
+    Or a figure of :data:`FORMULAS`. Or a number of its history: that of a round's
     record, ``history.5.tasks.a_glo``, or the round ``rounds_to_target.top1_global``, None where it was never reached.
 
     Args:
@@ -136,3 +141,39 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+# ---- formulas ----------------------------------------------------------------------------------------------------
+
+PREFIX = "formula."
+"""What the metric of such a column begins with, in a table's file."""
+
+
+def mixtures_up(run: Path) -> float:
+    """GFPL's scalars that go up, of all clients, in the mean over rounds (gfpl.md section 3; figure 7).
+
+    n·(2d + 1) for each class that a client holds and each exchange: means, deviations and weights of n Gaussians, where
+    the class has samples for so many. What goes beside them, such as the class's number of samples, is not in it.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        DataError: a file of the run is damaged, or its division is not there any more.
+    """
+    config, inputs = Config.from_mapping(read_run_config(run)["config"]), inputs_of(run)
+    method, rounds, meta = config.method, config.federation.rounds, Dataset.load(inputs.prepared).meta
+    assert isinstance(method, GFPL)
+    length = build_model(config.model_spec, meta.shape, meta.num_classes).feature_dim
+    pairs = int((load_partition(inputs.partition).counts > 0).sum())
+    exchanges = sum(method.exchanges(number) for number in range(1, rounds + 1))
+    return method.components * (2 * length + 1) * pairs * exchanges / rounds
+
+
+FORMULAS: dict[str, tuple[str, Callable[[Path], float]]] = {"mixtures_up": ("scalars_up_per_round", mixtures_up)}
+"""By name, what a formula speaks of, and the formula."""
+
+
+def spoken_of(metric: str) -> str | None:
+    """The measured figure that a formula speaks of; None where a metric is none."""
+    return FORMULAS[metric.removeprefix(PREFIX)][0] if metric.startswith(PREFIX) else None

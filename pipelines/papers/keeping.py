@@ -1,7 +1,7 @@
-"""Which finished runs of a table are kept (:mod:`pipelines.papers.kept`), and which kept runs its table asks for yet.
+"""Choose the finished runs of a table to keep (:mod:`pipelines.papers.kept`), and find kept runs that are outdated.
 
-Nothing is kept that could not be made again: of code that is in no commit, with other values than the table's, or
-beside a run with other figures. :func:`outdated` finds runs whose table asks for others by now.
+Runs that could not be repeated are refused: of uncommitted code, with other values than the table's, or with other
+figures than the same run before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
 from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan
-from pipelines.papers.runs import INTERRUPTED, MeasuredRun, asked_of, runs_of
+from pipelines.papers.runs import INTERRUPTED, MeasuredRun, runs_of, table_file
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
@@ -34,24 +34,21 @@ _ALIKE = 1e-9
 
 
 def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
-    """Keep the finished runs of a table, and why others failed.
+    """Keep the finished runs of a table and the reasons of failed ones; return a summary.
 
-    Runs that are kept already stay as they are; those of other settings than the table's by now are replaced.
+    Kept runs stay, those of outdated settings are replaced.
 
     Args:
         out: the table's folder. into: folder of the file.
-        again: replace runs that now have other figures, or were made with another engine.
-
-    Returns:
-        What was done, in a sentence.
+        again: replace runs that now have other figures or another engine.
 
     Raises:
-        RunError: there is no finished run; or one was made by code that is in no commit, or with other values than the
-            table's, or has other figures or another engine than when it was kept, or is of other images.
+        RunError: there is no finished run; or one is of uncommitted code, has other values than the table's, other
+            figures or another engine than before, or other images.
         DataError: a file is damaged.
     """
-    asked = asked_of(out)
-    table = table_named(read_json(out / "table.json")["id"])
+    file = table_file(out)
+    asked, table = file.asked, table_named(file.id)
     measured, failed = runs_of(table, out)
     new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured))
     if not new.runs:

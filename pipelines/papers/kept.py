@@ -1,13 +1,10 @@
-"""Figures that were measured, kept beside the code: one file per table and budget, one line per run.
+"""Measured figures kept with the code: one file per table and budget, one line per run.
 
-The runs of a table are gigabytes, take hours, and lie on the machine that made them. What they say of it is a number
-per column. ``protofl paper keep`` (:mod:`pipelines.papers.keeping`) writes these down, so that a table can be finished
-on several machines, and so that what this project says of the papers' claims can be read, and repeated, by whoever has
-nothing but its code.
-
-Of each run it is kept which commit made it, on what kind of processor, by their fingerprints on which data and which
-division, and with which settings, whole: a digest of them could not be compared any more once a key is added. Of a run
-that failed it is kept why, so that nobody takes the figures of those that did not for all.
+The runs of a table are gigabytes and take hours; a table needs a number per column of each. ``protofl paper keep``
+(:mod:`pipelines.papers.keeping`) writes these, so that several machines can finish a table and the code alone shows
+and repeats what this project says of the papers' claims. A run is kept with its commit, processor, fingerprints of data
+and division, and all settings: a digest could not be compared once a key is added. Of a failed run the reason
+is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import DataError
-from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.catalogue import PaperTable, name_at, table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, assembled
 from pipelines.papers.runs import FailedRun, MeasuredRun
@@ -34,16 +31,13 @@ HERE = Path(str(files("pipelines.papers"))) / "measured"
 
 @dataclass(frozen=True)
 class KeptRun:
-    """What a run says of a table, and which run that was.
+    """The figures of a run, and its origin.
 
     Attributes:
-        setting: key of the first column that is read from it. row: its key.
-        division: the seed that divided the data, whoever gave it: the table, a command, or the run. seed: of all else.
-        figures: by key of the columns, in their units; None where the run has none.
-        settings: everything that can change a result but data and the two seeds, as the code said it that kept the run.
-        besides: what was set beside the table's own values, as dotted keys with text.
-        data, partition: fingerprints.
-        commit: of the code. processor: its class, or the device. torch: its version.
+        setting: key of the first column that is read from it. division: the seed that divided the data.
+        figures: by column, in its unit.
+        settings: all that can change a result but data and the two seeds, as the code that kept the run wrote them.
+        besides: assignments beside the table's own values. data, partition: fingerprints. processor: or the device.
     """
 
     setting: str
@@ -83,13 +77,9 @@ class KeptTable:
     runs: tuple[KeptRun, ...]
     failed: tuple[FailedRun, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """Of the file, without its ending; that of ``runs/papers/<name>`` too."""
-        return self.table.id + ("" if self.rounds_scale == 1 else f"-x{self.rounds_scale:g}")
-
     def path(self, folder: Path) -> Path:
-        return folder / f"{self.name}.json"
+        """Return its file."""
+        return folder / f"{name_at(self.table.id, self.rounds_scale)}.json"
 
     def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
         """What would measure these runs, or all."""
@@ -138,7 +128,7 @@ def kept_tables(folder: Path = HERE) -> list[KeptTable]:
 
 
 def kept_so_far(table: PaperTable, rounds_scale: float, folder: Path = HERE) -> KeptTable:
-    """What is kept of a table at a budget; no runs where there is no file.
+    """Return the kept runs of a table at a budget; none without a file.
 
     Raises:
         DataError: the file is damaged.

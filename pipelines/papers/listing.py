@@ -36,7 +36,7 @@ def _lines(table: PaperTable, rows: Collection[str] | None, columns: Collection[
             yield f"  {row.key}: {row.title}; {method}{read}{_said(row.values)}"
     own_cells = [
         (one.rows or {"all rows"}, one.columns or {"all columns"}, one.values)
-        for one in table.exceptions
+        for one in table.cells
         if _meets(one.rows, rows) and _meets(one.columns, columns)
     ]
     if own_cells:

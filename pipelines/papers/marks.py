@@ -1,41 +1,38 @@
-"""Marks of whatever is measured with other rounds than the paper's, or with a setting that is not the table's."""
+"""Marks of figures with other rounds than the paper's, or with another setting than the table's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from pipelines.papers.assigned import key_of
-from pipelines.papers.catalogue import Column, PaperTable
-
-if TYPE_CHECKING:
-    from pipelines.papers.plan import TablePlan
+from pipelines.papers.catalogue import Column
+from pipelines.papers.plan import TablePlan
 
 
 def budget(plan: TablePlan) -> str:
-    """A mark for other rounds than the paper's; empty at its own budget."""
+    """Return a mark for other rounds than the paper's; empty at its own budget."""
     scale = plan.asked.rounds_scale
     return "" if scale == 1 else f" ({'REDUCED' if scale < 1 else 'LARGER'} BUDGET: {scale:g} of the rounds)"
 
 
 def mark(plan: TablePlan) -> str:
-    """A mark of a table for other rounds, and for what was set beside its own values; empty where it is as printed."""
+    """Return a mark of a table for other rounds and other settings."""
     return budget(plan) + changed(one for each in plan.besides.values() for one in each)
 
 
 def changed(assignments: Iterable[str]) -> str:
-    """A mark for what was set beside a table's own values; empty for nothing, and for what can only round otherwise."""
+    """Return a mark for assignments; empty where they only change the rounding."""
     distinct = dict.fromkeys(_not_rounding(assignments))
     return f" (CHANGED SETTING: {', '.join(distinct)})" if distinct else ""
 
 
 def is_changed(plan: TablePlan, column: Column) -> bool:
-    """Whether a column's runs are of another setting than the table's."""
+    """Return whether a column's runs have another setting than the table's."""
     return any(_not_rounding(of_column(plan, column)))
 
 
 def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
-    """Without where and how the same sums are added up; their last digits are told beside the figures, not marked."""
+    """Leave out assignments that only change the order of sums; figures tell their last digits, marks do not."""
     for assignment in assignments:
         key = key_of(assignment)
         if not key.startswith("engine.") or key == "engine.precision":
@@ -43,27 +40,21 @@ def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
 
 
 def of_column(plan: TablePlan, column: Column) -> tuple[str, ...]:
-    """What was set beside a column's own values when its runs were made."""
-    return plan.besides.get(setting_of(plan.table, column), ())
-
-
-def setting_of(table: PaperTable, column: Column) -> str:
-    """The name of the setting that a column is read from."""
-    return next(group[0].key for group in table.settings() if column in group)
+    """Return the assignments of a column's runs."""
+    return plan.besides.get(next(group[0].key for group in plan.table.settings() if column in group), ())
 
 
 def on_panel(plan: TablePlan, column: Column) -> str:
-    """A line below the title of a column's panel, which may be looked at without its page; empty for no mark."""
+    """Return a second line for the title of a column's panel; empty for no mark."""
     scale = plan.asked.rounds_scale
     words = [f"{scale:g} of the rounds"] * (scale != 1) + ["changed setting"] * is_changed(plan, column)
     return ", ".join(words)
 
 
 def by_setting(plan: TablePlan) -> list[str]:
-    """What was set beside the table's own values, a line per setting."""
-    table = plan.table
+    """Return a line per setting with its assignments."""
     return [
         f"{', '.join(c.title for c in group)}: {', '.join(plan.besides[group[0].key])}"
-        for group in table.settings()
+        for group in plan.table.settings()
         if plan.besides.get(group[0].key)
     ]

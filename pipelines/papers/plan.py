@@ -49,11 +49,11 @@ class Setting:
     """Columns that are read from the same runs.
 
     Attributes:
-        name: of its folder, whichever of its columns are asked for. columns: of the table. rows: that can be run.
+        name: of its folder: its first column in the table. rows: those that can be run.
         parameters: of the comparison.
-        seconds: of training that all its runs take on one core, as earlier runs or a trial step say; None: unknown.
+        seconds: of all its runs on one core, by earlier runs or trials; None: unknown.
         besides: assignments that make it another setting than the table's.
-        only: the runs of the comparison that are made; None: all (:mod:`pipelines.papers.share`).
+        only: the runs to make; None: all (:mod:`pipelines.papers.share`).
     """
 
     name: str
@@ -85,14 +85,13 @@ def place_of(setting: Setting, run: PlannedRun) -> Place:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What of a table is run.
+    """The comparisons of a table that are run.
 
     Attributes:
-        table: planned. asked: how. settings: the comparisons.
         refused: by row and column, why a cell is not run.
-        at_fault: likewise, the error that this would be; not of cells that the table's file refuses.
-        besides: by setting, what was set beside the table's own values when the runs were made whose figures are read.
-        left_out: runs that are not made here, because they are kept or in another part.
+        at_fault: likewise, the kind of error; not of cells that the table's file refuses.
+        besides: by setting, the assignments of the runs whose figures are read.
+        left_out: runs that are kept or in another part.
     """
 
     table: PaperTable
@@ -105,11 +104,11 @@ class TablePlan:
 
     @property
     def is_kept(self) -> bool:
-        """Whether nothing is left to run because it is kept already."""
+        """True where all runs are kept."""
         return bool(self.left_out) and not self.settings
 
     def nothing_to_run(self) -> ProtoflError:
-        """Why there is no setting: an error of the kind that all refusals are, but for those of the table's file."""
+        """Return the error of a plan without settings, of the kind that all refusals have."""
         kinds = set(self.at_fault.values())
         kind = kinds.pop() if len(kinds) == 1 else RunError
         reasons = sorted(set(self.refused.values()))
@@ -121,12 +120,9 @@ class TablePlan:
 
 
 def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> TablePlan:
-    """Which cells can be run, and how.
+    """Plan the cells that can be run.
 
-    Args:
-        table: of a paper. asked: what of it.
-        look_at_data: whether to prepare the data, which a cell is refused without; else it is only checked whether
-            every cell can be configured.
+    ``look_at_data`` prepares the data and refuses cells without; else cells only have to be configurable.
 
     Raises:
         ConfigError: no such row or column, or an assignment that no table may have.
@@ -197,14 +193,14 @@ def _besides(
 
 
 def one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
-    """Of every row the run on its first division."""
+    """Return the run of every row on its first division."""
     return runs[:: len(runs) // len(rows)] if rows else []
 
 
 def _known_seconds(
     config: Config | ConfigError, asked: Asked, look_up: bool, no_data: DataError | None
 ) -> float | ProtoflError | None:
-    """The seconds of one of a row's runs, as far as they are looked up and known; or why it cannot be run."""
+    """Return the known seconds of one of a row's runs, or why it cannot be run."""
     if no_data is not None:
         return no_data
     if isinstance(config, ConfigError):
@@ -267,7 +263,7 @@ def _common(table: PaperTable, column: Column, asked: Asked) -> dict[str, Any]:
 
 
 def _at_budget(values: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """The rounds of a cell at the budget asked for, and of its snapshots those that are within it."""
+    """Return the rounds of a cell at the requested budget, and its snapshots within them."""
     printed = values.get(ROUNDS, FederationConfig().rounds)
     rounds = max(1, round(printed * asked.rounds_scale))
     within = {SNAPSHOTS: [n for n in values[SNAPSHOTS] if n <= rounds or n > printed]} if SNAPSHOTS in values else {}
@@ -275,7 +271,7 @@ def _at_budget(values: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
 
 
 def snapshots_beyond(found: TablePlan) -> list[int]:
-    """Rounds of snapshots that the table asks for and no run of its settings reaches at the budget asked for."""
+    """Return the rounds of snapshots that no run reaches at this budget."""
     table = found.table
     wanted, reached = set[int](), set[int]()
     for column in (column for setting in found.settings for column in setting.columns):
@@ -298,11 +294,7 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError 
 
 
 def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> str:
-    """How many runs, and about how long they take on one core; earlier runs of the same kind say how long each does.
-
-    Args:
-        found: the plan. finished: how many runs there are already, by setting; the others of it count by their share.
-    """
+    """Return the number of runs and their estimated time on one core; ``finished`` counts finished ones by setting."""
     there = finished or {}
     done = sum(there.values())
     left = {setting.name: 1 - there.get(setting.name, 0) / setting.num_runs for setting in found.settings}
@@ -326,7 +318,7 @@ def _duration(seconds: float) -> str:
 
 
 def refused_by_reason(found: TablePlan) -> dict[str, str]:
-    """By reason, which cells: a row with its columns, rows of the same columns together; all rows by "all"."""
+    """Return the cells of each reason in words, rows of the same columns together."""
     table, by_reason = found.table, dict[str, dict[str, list[str]]]()
     for (row, column), reason in found.refused.items():
         by_reason.setdefault(reason, {}).setdefault(row, []).append(column)

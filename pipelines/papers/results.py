@@ -12,8 +12,7 @@ from markupsafe import Markup
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
 from pipelines.papers.marks import budget, by_setting, is_changed, mark, of_column
 from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots_beyond
-from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, told_pairs
-from pipelines.papers.table_file import Told
+from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, table_file, told_pairs
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed, plural
 from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
@@ -27,11 +26,8 @@ class Cell:
     """One figure of a table.
 
     Attributes:
-        row, column: whose. printed: in the paper; None where it prints nothing.
-        ours: in the table's unit, over runs; without values where nothing has been run.
-        difference: of ours to the row that is the baseline, run by run.
-        refused: why it is not run; None where it is, or may be.
-        failed: why runs of it have no result, a reason each; those that were interrupted do not count.
+        printed: in the paper. ours: over runs, in the table's unit. difference: to the baseline's row, run by run.
+        refused: why it is not run. failed: a reason for each run without a result, except interrupted ones.
     """
 
     row: Row
@@ -59,12 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableResults:
-    """A table as it stands.
-
-    Attributes:
-        plan: of it. cells: by row and column.
-        runs: that the figures are of, one of each division and seed. failures: runs without a result.
-    """
+    """The cells of a table by row and column, its runs (one of each division and seed), and runs without a result."""
 
     plan: TablePlan
     cells: Mapping[tuple[str, str], Cell]
@@ -83,17 +74,14 @@ class TableResults:
 
 
 def results(plan: TablePlan, out: Path, carried_out: Collection[str] = ()) -> TableResults:
-    """What the comparisons of a table found, as far as they have ended.
+    """Read the finished comparisons in a table's folder, also of settings that the plan leaves out.
 
-    Args:
-        plan: of the table; settings that it leaves out are read too, where an earlier command has carried them out.
-        out: its folder, with one of each setting.
-        carried_out: names of settings that have been carried out as this plan says; the others were as the folder says.
+    ``carried_out`` names the settings with the plan's assignments; the others have those of the folder.
 
     Raises:
         DataError: a file there is damaged.
     """
-    besides = dict(Told.read(out).assignments) if (out / "table.json").exists() else {}
+    besides = dict(table_file(out).assignments) if (out / "table.json").exists() else {}
     besides |= {setting.name: setting.besides for setting in plan.settings if setting.name in carried_out}
     runs, failures = runs_of(plan.table, out)
     return assembled(replace(_as_measured(plan, runs), besides=besides), runs, failures)
@@ -109,10 +97,9 @@ def _as_measured(plan: TablePlan, runs: Iterable[MeasuredRun]) -> TablePlan:
 
 
 def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[FailedRun] = ()) -> TableResults:
-    """A table from the figures of its runs, in whatever order they come.
+    """Assemble a table from the figures of its runs, in any order.
 
-    Of one division and seed a cell has one run, whichever command asked for it: a division that the table fixes is the
-    same as that of ``--partition-seeds`` with this seed, as its fingerprint says.
+    A cell has one run of each division and seed; divisions with the same fingerprint are the same.
     """
     table = plan.table
     divided: dict[tuple[str, str], int] = {}  # by setting and fingerprint, the seed that is told of a division
@@ -155,15 +142,9 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[F
 
 
 def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), verdicts: Table | None = None) -> Path:
-    """Write ``table.md``, ``.csv``, ``.json`` and ``report.html``.
+    """Write ``table.md``, ``.csv``, ``.json`` and ``report.html`` and return the page.
 
-    Args:
-        found: a table as it stands. directory: its folder.
-        drawn: parts of the page that come first (:mod:`pipelines.papers.drawings`).
-        verdicts: on the table's claims (:mod:`pipelines.papers.verdicts.on_page`); None: there are none.
-
-    Returns:
-        The page.
+    ``drawn`` are the first parts of the page (:mod:`pipelines.papers.drawings`).
     """
     shown = [*paper_tables(found), *([verdicts] if verdicts else [])]
     lines = [f"# {title(found)}", "", *lead(found), ""]
@@ -171,7 +152,8 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), v
     lines += ["Set beside the table's own values:", "", *(f"- {each}" for each in differing), ""] if differing else []
     for table in shown:
         lines += markdown_table(table)
-    lines += _refusals(found)
+    refused = [f"{reason}: {where}" for reason, where in refused_by_reason(found.plan).items()]
+    lines += ["## Not run here", "", *(f"- {one}" for one in refused), ""] if refused else []
     noted = notes(found)
     lines += ["## Notes", "", *(f"- {note}" for note in noted), ""] if noted else []
     rows = records(found)
@@ -198,8 +180,7 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), v
     ]
     if settings:
         sections.append(Section("settings", "Pages of the comparisons", tuple(settings)))
-    if found.plan.refused:
-        refused = [f"{reason}: {where}" for reason, where in refused_by_reason(found.plan).items()]
+    if refused:
         sections.append(Section("refused", "Not run here", (Notes(tuple(refused)),)))
     if noted:
         sections.append(Section("notes", "Notes", (Notes(tuple(noted)),)))
@@ -239,11 +220,7 @@ def _runs_by_column(found: TableResults) -> list[str]:
 
 
 def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
-    """Our figures beside the printed ones, then the differences to the baseline.
-
-    Args:
-        found: a table as it stands. measured: leave out rows and columns of which we have run nothing.
-    """
+    """Return our figures with the printed ones, then the differences; if ``measured``, only what we have run."""
     table = found.plan.table
     tried = {key for key, cell in found.cells.items() if not measured or cell.ours.n or cell.failed}
     columns = [column for column in table.columns if any((row.key, column.key) in tried for row in table.rows)]
@@ -317,25 +294,15 @@ def notes(found: TableResults) -> list[str]:
     return [*found.plan.table.notes, *without, *(elsewhere if found.plan.left_out - here else []), *failed]
 
 
-def _refusals(found: TableResults) -> list[str]:
-    if not found.plan.refused:
-        return []
-    return [
-        "## Not run here",
-        "",
-        *(f"- {reason}: {where}" for reason, where in refused_by_reason(found.plan).items()),
-        "",
-    ]
-
-
 def _printed_text(printed: Printed | None) -> str:
     if printed is None:
         return MISSING
     return f"{printed.value:.2f}" + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
 
 
-def _ours_text(cell: Cell) -> str:
-    return _with_lost(format_number(cell.ours, ".2f"), cell)
+def _with_lost(text: str, cell: Cell) -> str:
+    """Return a figure with the number of failed runs."""
+    return f"{text} ({cell.lost})" if cell.failed else text
 
 
 def _difference_text(cell: Cell) -> str:
@@ -343,13 +310,8 @@ def _difference_text(cell: Cell) -> str:
     return text if text == MISSING else _with_lost(text, cell)
 
 
-def _with_lost(text: str, cell: Cell) -> str:
-    """What those of its runs say that did not fail, with how many did."""
-    return f"{text} ({cell.lost})" if cell.failed else text
-
-
 _LINK = Markup('<a href="{href}">{title}</a>')
-_OURS = Format(_ours_text)
+_OURS = Format(lambda cell: _with_lost(format_number(cell.ours, ".2f"), cell))
 _PRINTED = Format(_printed_text)
 _DIFFERENCE = Format(_difference_text)
 _GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.figures_of_a_run import figure
 from pipelines.papers.plan import Asked
-from pipelines.papers.table_file import Told
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"
@@ -25,13 +27,11 @@ _LABEL = re.compile(r"(?P<method>\S+) seed (?P<seed>\d+)(?:, (?P<row>.+?))??(?:,
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a finished run says of a table.
+    """The figures of a finished run.
 
     Attributes:
-        row: its key. pair: the seed that divided the data, which may be that of the run, and the run's.
-        figures: by key of the columns that are read from it, in their units; None where the run has none.
-        setting: key of the first of these columns, which its comparison's folder is called by. folder: of the run.
-        partition: fingerprint of its division.
+        pair: the seed that divided the data, and the run's. figures: by column, in its unit.
+        setting: its first column, the name of its comparison's folder. partition: fingerprint of the division.
     """
 
     row: str
@@ -57,10 +57,7 @@ class FailedRun:
 
 
 def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[FailedRun]]:
-    """The runs of a table's comparisons: those that finished, with their figures, and those that failed.
-
-    Args:
-        table: whose. out: its folder, with one of each setting.
+    """Return the finished runs and the failed ones of the comparisons in a table's folder.
 
     Raises:
         DataError: a file there is damaged.
@@ -107,14 +104,38 @@ def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tupl
             yield place, read_json(place / "comparison.json"), columns
 
 
-def asked_of(folder: Path) -> Asked:
-    """What a finished table was asked for, as far as its figures depend on it.
+@pydantic_dataclass(frozen=True)
+class TableFile:
+    """How a table was made, from its ``table.json``; ``assignments`` are by setting.
+
+    Files of before there were assignments have none.
+    """
+
+    id: str
+    seeds: tuple[int, ...]
+    partition_seeds: tuple[int, ...] | None
+    rounds_scale: float
+    assignments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> Asked:
+        """The request, as far as figures depend on it."""
+        return Asked(seeds=self.seeds, partition_seeds=self.partition_seeds, rounds_scale=self.rounds_scale)
+
+
+def table_file(folder: Path) -> TableFile:
+    """Read a table's folder.
 
     Raises:
-        DataError: the folder is none of a table, or its file is damaged.
+        DataError: the file is missing or damaged.
     """
-    said = Told.read(folder)
-    return Asked(seeds=said.seeds, partition_seeds=said.partition_seeds, rounds_scale=said.rounds_scale)
+    path = folder / "table.json"
+    if not path.is_file():
+        raise DataError(f"{folder}: no table there (table.json); protofl paper run makes one, below runs/papers")
+    try:
+        return TableFile(**read_json(path))
+    except ValidationError as error:
+        raise DataError(f"{path}: damaged; delete it, and paper run writes it again from the finished runs") from error
 
 
 # ---- in words ----------------------------------------------------------------------------------------------------

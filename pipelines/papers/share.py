@@ -1,9 +1,4 @@
-"""A share of a table's runs: those that are not kept yet, and of these one machine's.
-
-A table at full budget is days of one machine. Its runs do not depend on each other, and ``protofl paper keep`` puts
-what several machines found into one file; so what a machine is to do can be told in two numbers, without anybody who
-divides rows and seeds by hand.
-"""
+"""A part of a table's runs: every N-th, and those that are not kept, so that several machines share a table."""
 
 from __future__ import annotations
 
@@ -19,23 +14,25 @@ from pipelines.reporting.formats import plural
 
 
 def plan_of_share(table: PaperTable, asked: Asked, part: str | None = None, *, not_kept: bool = False) -> TablePlan:
-    """The plan of what is asked for, with some of its runs.
+    """Plan some of the requested runs.
 
     Args:
-        table: of a paper. asked: what of it.
-        part: ``K/N``: every N-th run, from the K-th on. Runs are counted by setting, row, division and seed, kept or
-            not, so that N machines with the same command do each of them once. None: all.
+        part: ``K/N``, every N-th run from the K-th on. Runs are counted by setting, row, division and seed, kept or
+            not, so that N machines with the same command do each of them once.
         not_kept: leave out runs whose figures come with the code.
 
     Raises:
-        ConfigError: ``part`` is none, or there are more parts than runs; or as :func:`pipelines.papers.plan.plan`.
+        ConfigError: a wrong ``part``, or more parts than runs; or as :func:`pipelines.papers.plan.plan`.
     """
-    own = _part(part) if part is not None else (1, 1)
-    return share(plan(table, asked), own, kept_so_far(table, asked.rounds_scale) if not_kept else None)
+    number, slash, of = (part or "1/1").partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ConfigError(f"--part {part}: expected K/N, the K-th of N parts, such as 1/2")
+    kept = kept_so_far(table, asked.rounds_scale) if not_kept else None
+    return share(plan(table, asked), (int(number), int(of)), kept)
 
 
 def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | None = None) -> TablePlan:
-    """Some of a plan's runs: the K-th of N parts, and those that are not ``kept``; none where all of these are.
+    """Return the plan of the K-th of N parts, without kept runs.
 
     Raises:
         ConfigError: there are more parts than runs.
@@ -47,32 +44,23 @@ def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | No
         runs = plural(len(every), "run")
         raise ConfigError(f"--part {number}/{of}: {found.table.id} has {runs} here; take no more parts than that")
     done = kept_places(found, kept) if kept is not None else set[Place]()
-    left = [place for place in own if place not in done]
-    return _with_runs(found, set(left), frozenset(every)) if len(left) < len(every) else found
+    left = {place for place in own if place not in done}
+    return _with_runs(found, left, frozenset(every)) if len(left) < len(every) else found
 
 
 def told_kept(found: TablePlan) -> str:
-    """What to say of a plan whose runs are all kept."""
+    """Return the message for a plan whose runs are all kept."""
     return f"{found.table.id}: nothing to run: all that was asked for is kept, and is made again without --not-kept"
 
 
-def _part(text: str) -> tuple[int, int]:
-    number, slash, of = text.partition("/")
-    if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
-        return int(number), int(of)
-    raise ConfigError(f"--part {text}: expected K/N, the K-th of N parts, such as 1/2")
-
-
 def _with_runs(found: TablePlan, wanted: Set[Place], every: frozenset[Place]) -> TablePlan:
-    """The plan with the wanted ones of its runs alone; without settings and rows that have none of them."""
+    """Return the plan with the wanted runs alone, without empty settings and rows."""
     settings = []
     for setting in found.settings:
         only = frozenset(place for place in wanted if place[0] == setting.name)
         rows = tuple(row for row in setting.rows if any(place[1] == row.key for place in only))
-        if not rows:
-            continue
-        parameters = comparison_parameters(found.table, setting.columns[0], rows, found.asked)
-        share = len(only) / setting.num_runs
-        seconds = None if setting.seconds is None else setting.seconds * share
-        settings.append(replace(setting, rows=rows, parameters=parameters, seconds=seconds, only=only))
+        if rows:
+            parameters = comparison_parameters(found.table, setting.columns[0], rows, found.asked)
+            seconds = None if setting.seconds is None else setting.seconds * len(only) / setting.num_runs
+            settings.append(replace(setting, rows=rows, parameters=parameters, seconds=seconds, only=only))
     return replace(found, settings=tuple(settings), left_out=every - wanted)

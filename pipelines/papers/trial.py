@@ -1,4 +1,4 @@
-"""About how long a table takes where no run of its kinds has finished here: a few rounds of each are carried out."""
+"""Time a few rounds of each kind of run of which none has finished here, to estimate the length of a table."""
 
 from __future__ import annotations
 
@@ -17,20 +17,14 @@ from pipelines.runs.cache import Cache, kind_of
 from pipelines.runs.layout import read_json
 
 ROUNDS = 3
-"""Of a trial; the first one, in which everything is met for the first time, is left out of what is measured."""
+"""Of a trial; the first one, which starts and loads everything, is not counted."""
 _WORTH = 10  # a trial is at most a tenth of a run
 
 
 def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
-    """Carry out a few rounds of every kind of run whose length nobody knows, and remember how long a run will take.
+    """Time every kind of run of unknown length and remember it for later plans; return whether anything was timed.
 
-    A later plan of the same table knows it. Kinds of fewer than thirty rounds are left: their first run says as much.
-
-    Args:
-        found: the plan. home: folder of the trials. operation: how.
-
-    Returns:
-        Whether anything was measured.
+    Kinds of fewer than thirty rounds are left out: their first run is as short. ``home`` is the folder of the trials.
     """
     cache = Cache.here()
     unknown: dict[str, PlannedRun] = {}
@@ -44,7 +38,11 @@ def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
         return False
     kinds = plural(len(unknown), "kind")
     operation.watcher.say(f"{found.table.id}: {ROUNDS} rounds of each of {kinds} of runs, to know how long they take")
-    trials = [replace(run, config=_with_rounds(run.config)) for run in unknown.values()]
+    rounds = {"federation.rounds": ROUNDS}
+    trials = [
+        replace(run, config=Config.from_mapping(with_values(run.config.to_mapping(), rounds)))
+        for run in unknown.values()
+    ]
     placed, failed = carry_out_all(trials, home, operation)
     for trial, run in zip(placed, unknown.values(), strict=True):
         if trial.label not in failed:
@@ -52,12 +50,8 @@ def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
     return True
 
 
-def _with_rounds(config: Config) -> Config:
-    return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": ROUNDS}))
-
-
 def per_round(run: Path) -> float:
-    """Mean seconds of the rounds of a finished run after its first one, evaluation included."""
+    """Return the mean seconds of a finished run's rounds after the first, evaluation included."""
     records = read_json(RunFiles(run).timing)["rounds"]
     later = [record for record in records if record["round"] > 1]
     return sum(sum(record["seconds"].values()) for record in later) / len({record["round"] for record in later})

@@ -50,16 +50,7 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Claim:
-    """That one row is better than another.
-
-    Attributes:
-        id: such as ``fedpa.1``. says: in words. where: in the paper.
-        table, column, better, than: keys of the catalogue; of several the mean. Without ``than`` it is of one figure.
-        by: the lead that is claimed, in the table's unit. lower: whether less is better.
-        times: how many times better; 2 is half of a cost, or twice a gain.
-        than_column: where ``than`` stands; empty: in ``column``.
-        wider_than: column whose lead is below this one's; empty: the lead itself is claimed.
-    """
+    """One claim of a file, of one column and pair of rows; several keys mean their mean."""
 
     id: str
     says: str

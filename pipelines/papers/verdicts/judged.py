@@ -10,28 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.kept import kept_tables
-from pipelines.papers.marks import of_column
+from pipelines.papers.marks import mark, of_column
 from pipelines.papers.plan import plan
 from pipelines.papers.results import TableResults, results
-from pipelines.papers.runs import asked_of
-from pipelines.papers.verdicts.claim_files import Claim, difference_of
+from pipelines.papers.runs import table_file
+from pipelines.papers.verdicts.claim_files import Claim, claims, difference_of
 from pipelines.reporting.claims import Judgement, judgement
+from pipelines.reporting.formats import format_number_difference
 from pipelines.reporting.statistics import PairedDifference, paired_difference
+from pipelines.reporting.tables import WORDS, Column, Format, Table
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what was found.
+    """A claim and its verdict.
 
     Attributes:
-        claim: which. verdict: of it. difference: of ``better`` to ``than``; of costs the other way round.
-        seeds: over which. divisions: over which, by the seeds that drew them; runs' fingerprints tell them apart.
-        rounds_scale: of the paper's rounds. lost: which of its rows had runs without a result, in words.
-        besides: what was set beside the table's own values.
+        difference: of ``better`` to ``than``; of costs the other way round.
+        seeds, divisions: of its runs, divisions by the seeds that drew them. rounds_scale: of the paper's rounds.
+        lost: rows with runs without a result, in words. besides: assignments beside the table's own values.
     """
 
     claim: Claim
@@ -60,15 +62,10 @@ def judge(claim: Claim, found: TableResults) -> Judged:
 
 
 def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) -> list[Judged]:
-    """Claims by finished tables: at the paper's budget where that was run, else at the nearest share below it.
-
-    A larger budget than the paper's counts where there is no other. A table in a folder stands above the same that is
-    kept; figures of the two are never put together.
+    """Judge claims by finished tables, at the budget nearest to the paper's, smaller ones before larger ones.
 
     Args:
-        which: claims.
-        home: with a folder per table, as ``protofl paper run`` leaves them; None: none.
-        kept: folder of kept tables (:mod:`pipelines.papers.kept`); None: none.
+        home: a folder of tables of ``protofl paper run``, which come before kept ones. kept: a folder of kept tables.
 
     Raises:
         DataError: a file there is damaged.
@@ -98,7 +95,7 @@ def _results_of(home: Path, table: str) -> list[TableResults]:
     for folder in sorted(home.glob(f"{table}*")):
         ending = folder.name.removeprefix(table)
         if (folder / "table.json").exists() and (not ending or _is_share(ending)):
-            found.append(results(plan(table_named(table), asked_of(folder), look_at_data=False), folder))
+            found.append(results(plan(table_named(table), table_file(folder).asked, look_at_data=False), folder))
     return found
 
 
@@ -108,3 +105,31 @@ def _is_share(ending: str) -> bool:
         return ending.startswith("-x") and float(ending.removeprefix("-x")) > 0
     except ValueError:
         return False
+
+
+_MEANING = (
+    "holds: the 95 % interval of the difference, paired by seed and division, lies above the lead that is claimed; "
+    "does not hold: below it; undecided: it contains it, or there is no interval."
+)
+_LEAD = Format(partial(format_number_difference, spec=".2f"))
+
+
+def verdicts(found: TableResults) -> Table | None:
+    """The claims of a table that its runs say something of; None where there are none."""
+    every = [judge(claim, found) for claim in claims() if claim.table == found.plan.table.id]
+    judged = [one for one in every if one.verdict != "not run"]
+    if not judged:
+        return None
+    return Table(
+        f"What is claimed, and what these runs say of it{mark(found.plan)}",
+        (
+            Column("claim", "claim", [one.claim.says for one in judged], WORDS),
+            Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
+            Column("claimed", "claimed lead", [f"{one.claim.by:g}" for one in judged], WORDS),
+            Column("lead", "lead [95 % interval]", [one.difference for one in judged], _LEAD),
+            Column("runs", "pairs of runs", [one.difference.n for one in judged]),
+            Column("seeds", "seeds", [len(one.seeds) for one in judged]),
+            Column("divisions", "divisions", [len(one.divisions) for one in judged]),
+            Column("where", "where", [one.claim.where for one in judged], WORDS),
+        ),
+    )

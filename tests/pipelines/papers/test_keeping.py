@@ -124,7 +124,10 @@ def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
     keep(leave(tmp_path / "whole", {"fedavg": 90}), tmp_path / "kept")
     keep(leave(tmp_path / "tenth", {"fedavg": 60}, rounds_scale=0.1), tmp_path / "kept")
     found = kept_tables(tmp_path / "kept")
-    assert [(one.name, one.rounds_scale) for one in found] == [("fedpa.table2-x0.1", 0.1), ("fedpa.table2", 1.0)]
+    assert [(one.path(Path()).stem, one.rounds_scale) for one in found] == [
+        ("fedpa.table2-x0.1", 0.1),
+        ("fedpa.table2", 1.0),
+    ]
     assert all(outdated(one) == [] for one in found)
 
 
@@ -329,8 +332,8 @@ def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
 def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:
     """Whoever changes a table, or what a default means, measures again or takes the figures away."""
     for kept in kept_tables():
-        assert outdated(kept) == [], kept.name
-        assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.place)), kept.name
+        assert outdated(kept) == [], kept.path(Path())
+        assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.place)), kept.path(Path())
 
 
 def test_a_run_that_is_older_than_a_key_has_its_default() -> None:

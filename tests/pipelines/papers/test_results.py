@@ -14,8 +14,7 @@ from flcore import run
 from flcore.config.schema import Config
 from pipelines.papers.catalogue import Printed, table_named
 from pipelines.papers.drawings import formula_of
-from pipelines.papers.figures_of_a_run import figure, figures
-from pipelines.papers.formulas import mixtures_up
+from pipelines.papers.figures_of_a_run import figure, figures, mixtures_up
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import lead, results, write
 from pipelines.papers.runs import told_pairs

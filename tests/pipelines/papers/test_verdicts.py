@@ -8,7 +8,7 @@ from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, assembled, write
 from pipelines.papers.runs import MeasuredRun
-from pipelines.papers.verdicts.on_page import verdicts
+from pipelines.papers.verdicts.judged import verdicts
 
 
 def measured(points: dict[str, float], scale: float = 1.0) -> TableResults:
