@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from flcore.evaluation.forward import Forward, stacked_part
 from flcore.evaluation.model_selection import ClientStates
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import outgoing
-from flcore.io.messages import Payload, Prototypes, Weights, all_finite
+from flcore.io.messages import Payload, Prototypes, Weights, all_finite, flat
 from flcore.io.records import Payloads, Record, SharedOnDevice, on_device, row_major
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
 
@@ -71,10 +72,7 @@ class ClientRunner:
         exchange = exchanges[work.index]
         with client_step(work, clients, "receive"):
             received = self._received.of(work.received[client] for client in clients)
-            contexts = [
-                self.ctx(work.round, exchange, client, message, client_states(client))
-                for client, message in zip(clients, received, strict=True)
-            ]
+            contexts = self.contexts(work.round, exchange, clients, received, [*map(client_states, clients)])
             starts = [ctx.with_statistics(method.initial_weights(ctx)) for ctx in contexts]
             data = ClientData.of(experiment, clients, work.round)
         began = time.perf_counter()
@@ -89,22 +87,26 @@ class ClientRunner:
                 outcomes = [TrainResult(start, {}, 0, nothing) for start in starts]
         trained_seconds = _shares(time.perf_counter() - began, [outcome.steps for outcome in outcomes])
         passes = _Passes(self._forward, experiment, data, [outcome.weights for outcome in outcomes])
-        results: dict[int, Outcome] = {}
+        answers: dict[int, _Answer | Failure] = {}
         for index, (ctx, outcome) in enumerate(zip(contexts, outcomes, strict=True)):
             trained = _Trained(passes, index, outcome)
             began = time.perf_counter()
             try:
                 with client_step(work, [ctx.client], "reply"):
-                    result = self._reply(ctx, outcome, trained, trains=bool(exchange.phases))
-                if not isinstance(result, Failure):
-                    seconds = trained_seconds[index] + time.perf_counter() - began
-                    result = replace(result[0], seconds=seconds), result[1]
-                results[ctx.client] = result
+                    answer = self._answer(ctx, outcome, trained, trains=bool(exchange.phases))
             except ClientError as error:
                 if error.is_the_machines:
                     raise
-                results[ctx.client] = error.failure
-        return results
+                answer = error.failure
+            if isinstance(answer, _Answer):
+                answer.seconds = trained_seconds[index] + time.perf_counter() - began
+            answers[ctx.client] = answer
+        with client_step(work, clients, "reply"):
+            finite = _all_finite([answer for answer in answers.values() if isinstance(answer, _Answer)])
+            return {
+                client: answer if isinstance(answer, Failure) else answer.checked(finite=finite)
+                for client, answer in answers.items()
+            }
 
     def _on_device(self, record: Payloads, device: str | None = None) -> Record:
         """Return a record on ``device``, by default the run's; a run on the CPU moves nothing."""
@@ -113,28 +115,42 @@ class ClientRunner:
             return record if isinstance(record, Record) else Record(record)
         return on_device(record, device or of_run)
 
-    def ctx(
-        self, round_number: int, exchange: Exchange, client: int, received: Record, client_state: Record
-    ) -> ClientContext:
-        """Return a client's context, with the message that it received, on the device, and its state."""
+    def contexts(
+        self,
+        round_number: int,
+        exchange: Exchange,
+        clients: Sequence[int],
+        received: Sequence[Record],
+        client_states: Sequence[Record],
+    ) -> list[ClientContext]:
+        """Return the contexts of clients, with their messages, which are on the device, and their states."""
         experiment = self.experiment
         config = experiment.config
         ctx = round_context(experiment.method, self._setting, round_number, exchange)
-        return ClientContext(
-            setting=self._setting,
-            round=round_number,
-            exchange=exchange.name,
-            is_later_leg=ctx.is_later_leg,
-            client=client,
-            class_counts=experiment.label_counts(client, round_number),
-            received=received,
-            client_state=self._on_device(client_state),
-            task=experiment.task(round_number),
-            task_visit=experiment.stream.task_visit(round_number),
-            task_counts=experiment.task_counts(client),
-            learning_rate=learning_rate(config.local, round_number, config.federation.rounds),
-            momentum=config.local.momentum,
-        )
+        shared: dict[str, Any] = {
+            **vars(ctx),
+            "task": experiment.task(round_number),
+            "task_visit": experiment.stream.task_visit(round_number),
+            "learning_rate": learning_rate(config.local, round_number, config.federation.rounds),
+            "momentum": config.local.momentum,
+        }
+        return [
+            ClientContext(
+                **shared,
+                client=client,
+                class_counts=experiment.label_counts(client, round_number),
+                received=message,
+                client_state=self._on_device(client_state),
+                task_counts=experiment.task_counts(client),
+            )
+            for client, message, client_state in zip(clients, received, client_states, strict=True)
+        ]
+
+    def ctx(
+        self, round_number: int, exchange: Exchange, client: int, received: Record, client_state: Record
+    ) -> ClientContext:
+        """Return the context of one client, as :meth:`contexts`."""
+        return self.contexts(round_number, exchange, [client], [received], [client_state])[0]
 
     def tables(
         self, contexts: Sequence[ClientContext], data: Sequence[ClientData], exchange: Exchange
@@ -173,7 +189,9 @@ class ClientRunner:
         visits = sum(planned_steps(len(samples), config.local, phase) for samples in data for phase in exchange.phases)
         return config.data.augmentation == "none" and visits * config.local.batch_size >= sum(map(len, data))
 
-    def _reply(self, ctx: ClientContext, outcome: TrainResult, trained: _Trained, *, trains: bool) -> Outcome:
+    def _answer(
+        self, ctx: ClientContext, outcome: TrainResult, trained: _Trained, *, trains: bool
+    ) -> _Answer | Failure:
         experiment = self.experiment
         cause = _not_finite(outcome)
         if cause is not None:
@@ -187,18 +205,54 @@ class ClientRunner:
         if experiment.keeps_private_models:
             state = {**state, **_private_model(state, ctx.client_state, outcome.weights if trains else None)}
         # Payloads that are the trained weights were already checked for NaN.
-        checked = [[name for name, payload in part.items() if payload is outcome.weights] for part in (state, message)]
+        names = [[name for name, payload in part.items() if payload is outcome.weights] for part in (state, message)]
         message = row_major(self._on_device(outgoing(message, experiment), "cpu"))
         state = row_major(self._on_device(state, "cpu"))
-        for part, names in zip((state, message), checked, strict=True):
-            for name, payload in part.items():
-                if name not in names and not _finite(payload):
-                    return Failure(f"its {name} holds values that are not finite", "reply")
-        for name, payload in message.items():
-            unfit = misfit(payload, ctx.received.get(name))
+        unchecked = [
+            (name, payload)
+            for part, trained_names in zip((state, message), names, strict=True)
+            for name, payload in part.items()
+            if name not in trained_names
+        ]
+        return _Answer(ctx, outcome, message, state, unchecked)
+
+
+@dataclass
+class _Answer:
+    """A client's message and state before they are checked.
+
+    Attributes:
+        ctx: of the client. outcome: of its training. message, state: on the CPU.
+        unchecked: payloads by name that may hold NaN. seconds: of training and replying.
+    """
+
+    ctx: ClientContext
+    outcome: TrainResult
+    message: Record
+    state: Record
+    unchecked: Sequence[tuple[str, Payload]]
+    seconds: float = 0.0
+
+    def checked(self, *, finite: bool) -> Outcome:
+        """Return the client's result; ``finite``: all payloads are known to be."""
+        for name, payload in self.unchecked if not finite else ():
+            if not all_finite(payload.arrays().values()):
+                return Failure(f"its {name} holds values that are not finite", "reply")
+        for name, payload in self.message.items():
+            unfit = misfit(payload, self.ctx.received.get(name))
             if unfit is not None:
                 return Failure(f"its {name} {unfit}", "reply")
-        return Reply(message, outcome.losses, outcome.steps, bool(state), trained=outcome.there), state
+        outcome = self.outcome
+        reply = Reply(self.message, outcome.losses, outcome.steps, bool(self.state), self.seconds, outcome.there)
+        return reply, self.state
+
+
+def _all_finite(answers: Sequence[_Answer]) -> bool:
+    """Return whether all unchecked values of a stack's answers are finite, by one look at them together."""
+    tensors = [tensor for answer in answers for _, payload in answer.unchecked for tensor in payload.arrays().values()]
+    floating = [tensor for tensor in tensors if tensor.dtype == torch.float32]
+    others = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32]
+    return all_finite([*([flat(floating)] if floating else []), *others])
 
 
 def _shares(seconds: float, steps: Sequence[int]) -> list[float]:
@@ -281,12 +335,8 @@ def _private_model(state: Payloads, client_state: Record, trained: Weights | Non
 
 def _not_finite(outcome: TrainResult) -> str | None:
     """Return why a client's result must not be averaged or kept; None: it is finite."""
-    fine = _finite(outcome.weights) if outcome.finite is None else outcome.finite
+    fine = all_finite(outcome.weights.values.values()) if outcome.finite is None else outcome.finite
     if fine and all(math.isfinite(value) for value in outcome.losses.values()):
         return None
     terms = ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())
     return f"training diverged (mean loss: {terms}); lower local.lr or the weight of the growing term"
-
-
-def _finite(payload: Payload) -> bool:
-    return all_finite(payload.arrays().values())
