@@ -142,6 +142,17 @@ def stacks(experiment: Experiment, round_number: int, exchange: Exchange, traine
     return [part.tolist() for part in np.array_split(np.asarray(ordered), -(-len(ordered) // stack_limit(experiment)))]
 
 
+def program_stack(experiment: Experiment, clients: int) -> int:
+    """Return the stack size of the program that trains a stack of so many clients.
+
+    Sizes of stacks follow who drops out, and each size would be compiled: all stacks up to those of a whole cohort
+    share one program, larger ones (of a leg for all clients) another.
+    """
+    limit, cohort = stack_limit(experiment), experiment.cohort_size
+    whole = -(-cohort // -(-cohort // limit))
+    return whole if clients <= whole else limit
+
+
 def stack_limit(experiment: Experiment) -> int:
     """The most clients that a stack may have: as configured, and as memory allows."""
     engine = experiment.config.engine

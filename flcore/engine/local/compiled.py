@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flcore.data.images import scale_and_shift
+from flcore.engine.cohort import program_stack
 from flcore.engine.local.compiler import Compiler
 from flcore.engine.local.convolution import use_im2col
 from flcore.engine.local.cuda_graph import CudaGraphCompiler
@@ -88,8 +89,13 @@ class CompiledTrainer(StackedTrainer):
         updates = build_steps(self.experiment, self.module, phase, round_number)
         recording = phase.record_features != "none"
         plain, constant = _constants(inputs, device)
-        # Views of the stack's rows: the program updates them in place.
-        held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in values.items()}
+        missing = program_stack(self.experiment, len(batches)) - len(batches) if stacked else 0
+        constant = {
+            path: _filled_up(tensor, missing, 0) if path[0] == "own" else tensor for path, tensor in constant.items()
+        }
+        # Without missing rows views of the stack's rows: the program updates them in place.
+        trained = {name: _filled_up(value, missing, 0) for name, value in values.items()}
+        held: dict[Path, Tensor] = {("value", name): value if stacked else value[0] for name, value in trained.items()}
         memory = {
             ("memory", str(owner), str(number)): tensor
             for owner, update in enumerate(updates)
@@ -101,7 +107,7 @@ class CompiledTrainer(StackedTrainer):
         program: Program | None = None
         outputs: list[list[Tensor]] = []
         recorded: Recorded | None = None
-        for paths, inputs_by_step in self._step_inputs(batches, rates):
+        for paths, inputs_by_step in self._step_inputs(batches, rates, missing):
             if program is None:
                 step_function = StepFunction(self.loss, updates, plain, stacked, recording)
                 num_mutated = len(values) + len(memory)
@@ -110,7 +116,8 @@ class CompiledTrainer(StackedTrainer):
                 )
             for step_inputs in inputs_by_step:
                 found = program.run(carried, step_inputs)
-                outputs.append(found[: len(program.terms)])
+                terms = found[: len(program.terms)]
+                outputs.append([term[: len(batches)] for term in terms] if missing else terms)
                 wanted = batches.recording(number, len(batches)) if recording else None
                 if wanted is not None:
                     own = self._recorded(found[-1], dict(zip(paths, step_inputs, strict=True)), wanted)
@@ -120,12 +127,17 @@ class CompiledTrainer(StackedTrainer):
                 number += 1
         assert program is not None
         program.finish()
+        for name, value in values.items() if missing else ():
+            value.copy_(trained[name][: len(value)])
         return self._sums(program.terms, outputs, batches), recorded
 
     def _step_inputs(
-        self, batches: StackedBatches, rates: Sequence[Tensor]
+        self, batches: StackedBatches, rates: Sequence[Tensor], missing: int
     ) -> Iterator[tuple[list[Path], list[tuple[Tensor, ...]]]]:
-        """Yield the inputs of each step, some steps at a time: their order, and the tensors by step."""
+        """Yield the inputs of each step, some steps at a time: their order, and the tensors by step.
+
+        ``missing`` rows without steps are added to a stack.
+        """
         alive = batches.has_step()
         a_step = 4 * len(batches) * batches.width * math.prod(self.experiment.dataset.meta.shape)
         at_once = max(1, _GATHERED_BYTES[self.experiment.config.engine.device] // a_step)
@@ -143,6 +155,8 @@ class CompiledTrainer(StackedTrainer):
                 found |= {(kind, key): tensor for key, tensor in batch[name].items()}
             if self.experiment.stacked:
                 found["alive",] = alive[chosen]
+                found = {path: _filled_up(tensor, missing, 1) for path, tensor in found.items()}
+                found["alive",][:, len(batches) :] = False
             else:
                 found = {path: tensor[:, 0] for path, tensor in found.items()}
             found |= {("rates", str(owner)): own[chosen] for owner, own in enumerate(rates)}
@@ -191,7 +205,11 @@ class CompiledTrainer(StackedTrainer):
         labels, weight = step_inputs["labels",], step_inputs["weight",]
         if not self.experiment.stacked:
             features, labels, weight = (tensor.unsqueeze(0) for tensor in (features, labels, weight))
-        return class_sums(features, labels, self.experiment.setting.num_classes, wanted * weight)
+        features, labels, weight = (tensor[: len(wanted)] for tensor in (features, labels, weight))
+        weight = wanted * weight
+        # Features of a client without this step may be NaN: BatchNorm has no sample.
+        features = torch.where(weight.unsqueeze(-1) > 0, features, 0.0)
+        return class_sums(features, labels, self.experiment.setting.num_classes, weight)
 
     def _sums(
         self, terms: Sequence[str], outputs: Sequence[Sequence[Tensor]], batches: StackedBatches
@@ -203,6 +221,14 @@ class CompiledTrainer(StackedTrainer):
                 by_step = torch.where(batches.has_step(), by_step, 0.0)
             sums[name] = by_step.sum(0).tolist()
         return sums
+
+
+def _filled_up(tensor: Tensor, missing: int, dim: int) -> Tensor:
+    """Return a stack with ``missing`` more clients along ``dim``, copies of the first; itself if none is missing."""
+    if not missing:
+        return tensor
+    first = tensor.narrow(dim, 0, 1)
+    return torch.cat([tensor, *[first] * missing], dim)
 
 
 def _described(update: Step) -> list[Any]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.core.errors import ConfigError, RunError
+from flcore.engine import cohort as stacking
 from flcore.engine.cohort import Cohort, groups, leg_steps, participants_of, select_cohort, stacks
 from flcore.experiment.experiment import Experiment
 from flcore.io.records import serialise
@@ -364,3 +366,10 @@ def test_memory_limits_a_stack(lab: Any) -> None:
     assert number_of(4096, 16) == 16
     assert number_of(8, 16) == 1
     assert number_of(8, 16, None) == 2
+
+
+def test_the_stack_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cohort of 10 in stacks of up to 8 is twice 5: smaller stacks share its program; 6 to 8 have the limit's."""
+    monkeypatch.setattr(stacking, "stack_limit", lambda experiment: 8)
+    of_ten: Any = SimpleNamespace(cohort_size=10)
+    assert [stacking.program_stack(of_ten, clients) for clients in range(1, 9)] == [5] * 5 + [8] * 3

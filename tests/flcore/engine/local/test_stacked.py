@@ -27,7 +27,7 @@ from flcore.engine.local.plan import BatchPlan, plan_batches
 from flcore.engine.local.samples import MadeSamples
 from flcore.engine.local.serial import TrainJob
 from flcore.engine.local.stacked import StackedTrainer
-from flcore.io.records import serialise
+from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
@@ -105,6 +105,33 @@ def assert_close(
         model = reply.message.get("model") or client_state["model"]
         parts = replace(initial, params={name: initial.params[name] for name in model.params}, buffers={})  # sent ones
         assert distance({"m": replace(model, buffers={})}, {"m": parts}) > 10 * tolerance
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_stacks_of_all_sizes_share_a_program(
+    lab: Any, distance: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cohort of four: stacks of 4, 3 and 1 are trained by a program for 4, to what they are without it."""
+    sizes = []
+
+    class Noting(lab.DirectMaker):  # type: ignore[misc, name-defined]
+        def make(self, function: Any, example: Any, moved: int, facts: Any) -> Any:
+            sizes.append(len(example[0]))
+            return super().make(function, example, moved, facts)
+
+    monkeypatch.setattr(compiled, "Compiler", lambda folder: Noting())
+    settings = {"method": {"name": method, **({"proto_mode": "running"} if method == "fedproto" else {})}}
+    plain = lab.experiment(engine=STACKED, **settings)
+    programs = ClientRunner(lab.experiment(engine=ENGINES["recorded"], **settings))
+    for clients in ([0, 1, 2, 3], [2, 0, 3], [1]):
+        expected = lab.train_stack(plain, clients)
+        found = programs.train(lab.work(programs.experiment, clients), clients, lambda client: Record())
+        assert list(found) == clients
+        for client, (reply, client_state) in found.items():
+            assert distance({**reply.message}, {**expected[client][0].message}) < 1e-5
+            assert distance({**client_state}, {**expected[client][1]}) < 1e-5
+            assert reply.losses == pytest.approx(dict(expected[client][0].losses), rel=1e-5)
+    assert sizes == [4]
 
 
 # ---- one step ----------------------------------------------------------------------------------------------------
