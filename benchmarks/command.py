@@ -88,9 +88,5 @@ def describe(result: Mapping[str, Any]) -> str:
         for case in (case for case in cases if "bits" in case):
             repeated, workers = (case["bits"][key] or "-" for key in ("repeated", "workers"))
             lines.append(f"  {case['case']:{width}s}  {repeated:8s}  {workers}")
-    for case in (case for case in cases if "decision" in case):
-        decision = case["decision"]
-        taken = [word for word, key in (("stacked", "stack"), ("compiled", "compile")) if decision[key]]
-        lines.append(f"  {case['case']} took {' and '.join(taken) or 'serial'}: {decision['reason']}")
     peers = result["settings"].get("peers", {})
     return "\n".join([*lines, *(f"  {name} ({peer['version']}): {peer['status']}" for name, peer in peers.items())])

@@ -139,7 +139,7 @@ def engine_assignments(given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def compiled_code_in(folder: Path) -> dict[str, str]:
-    """Return variables that keep compiled code and decisions in a folder, apart from those of the machine."""
+    """Return variables that keep compiled code in a folder, apart from those of the machine."""
     return {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 

@@ -28,8 +28,8 @@ from flcore.core.errors import ConfigError
 from pipelines.cli.arguments import names, whole_numbers
 
 CASES = {
-    "cuda, serial": ("device=cuda",),
-    "cuda, stacked": ("device=cuda", "stack=true"),
+    "cuda, serial": ("device=cuda", "stack=false", "compile=none"),
+    "cuda, stacked": ("device=cuda", "stack=true", "compile=none"),
     "cuda, compiled": ("device=cuda", "stack=true", "compile=default"),
     "cuda, compiled, tf32": ("device=cuda", "stack=true", "compile=default", "precision=tf32"),
     "cuda, compiled, bf16": ("device=cuda", "stack=true", "compile=default", "precision=bf16"),

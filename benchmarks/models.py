@@ -4,12 +4,11 @@ FedAvg on random images, on the CPU, one thread per process. Cases of each model
 
 bare               rounds of a plain PyTorch loop, in one process
 serial, N workers  ours with engine.stack=false engine.compile=none; 0 workers: in one process
-auto, N workers    ours with engine.stack=auto engine.compile=auto; its `decision` says what was taken and why
-auto, first        the process of a first run, one round with engine.compile=default, which finds no compiled code and
-                   leaves it to the others; none of the repetitions. Where the compiler fails there is none, and
-                   `not_compiled` of the model's settings says why
+compiled, N workers  ours with engine.stack=false engine.compile=default
+compiled, first    the process of a first run of one round, which compiles for the others; none of the repetitions. If
+                   the compiler fails, there are no compiled cases, and `not_compiled` of the settings says why
 
-A run as short as these would not repay a minute of compiling; one of hundreds of rounds does. Seconds are those of the
+Seconds are those of the
 rounds after the first, without evaluation, scaled to all. Ratios are rounds per second relative to the bare loop.
 """
 
@@ -20,7 +19,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from benchmarks.federation import Federation, TrainedRun, compiled_code_in
 from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Timing, option, paired
@@ -29,12 +27,11 @@ from benchmarks.work import Work
 from flcore.core.errors import ConfigError, RunError
 from flcore.models import MODELS
 from pipelines.cli.arguments import names, whole_numbers
-from pipelines.runs.layout import RunFiles, read_json
 
 LR = 0.01
 ENGINES = {
     "serial": ("engine.stack=false", "engine.compile=none"),
-    "auto": ("engine.stack=auto", "engine.compile=auto"),
+    "compiled": ("engine.stack=false", "engine.compile=default"),
 }
 
 
@@ -105,7 +102,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     cases: dict[str, Case] = {}
     for name, own in measured.items():
         cases[f"{name}, bare"] = own.bare
-        for engine in ENGINES:
+        for engine in [engine for engine in ENGINES if engine != "compiled" or own.failed is None]:
             for workers in options.workers:
                 cases[f"{name}, {engine}, {workers} workers"] = partial(own.ours, engine, workers)
     series = bench.alternate(cases, options.repetitions)
@@ -119,8 +116,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
         for name, own in measured.items()
     }
     settings = {"method": "fedavg", "images": "uint8, random", "lr": LR, "workers": list(options.workers)}
-    facts = {case: {"decision": found} for own in measured.values() for case, found in own.decisions.items()}
-    return Measurement(settings | {"models": models}, {**series, **first}, ratios, facts)
+    return Measurement(settings | {"models": models}, {**series, **first}, ratios)
 
 
 class ModelCases:
@@ -130,17 +126,15 @@ class ModelCases:
         self._name, self._bench, self._paper = name, bench, PAPERS[name]
         self._work = self._paper.work(name, rounds)
         self.federation = Federation(bench, self._work, self._paper.data, self._paper.shape, test_size=200)
-        self.decisions: dict[str, dict[str, Any]] = {}
-        """By case of ``auto``, its choice, from ``config.json``."""
         self.failed: str | None = None
         """Why the first run failed."""
 
     def first(self) -> dict[str, Timing]:
-        """Time a round without compiled code; empty where the compiler failed: ``auto`` then trains without."""
-        case = f"{self._name}, auto, first"
+        """Time a round without compiled code; empty if the compiler failed."""
+        case = f"{self._name}, compiled, first"
         self._bench.say(f"{case}, which is not one of the repetitions")
         try:
-            trained = self._train(case, "federation.rounds=1", "engine.stack=false", "engine.compile=default")
+            trained = self._train(case, "federation.rounds=1", *ENGINES["compiled"])
         except RunError as error:
             self.failed = str(error)
             self._bench.say(self.failed)
@@ -158,10 +152,8 @@ class ModelCases:
         """Time a training of the library."""
         case = f"{self._name}, {engine}, {workers} workers"
         trained = self._train(case, *ENGINES[engine], f"engine.workers={workers}")
-        if engine == "auto":
-            self.decisions[case] = read_json(RunFiles(self.federation.out).config)["decision"]
         return {case: trained.timing(self._work.total_steps)}
 
     def _train(self, case: str, *assignments: str) -> TrainedRun:
-        """Run with decisions and compiled code of this benchmark alone."""
+        """Run with compiled code of this benchmark alone."""
         return self.federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))

@@ -6,7 +6,9 @@ CPU, one thread per process. Cases:
 bare           rounds of a plain PyTorch loop; bare_process: its process
 train          the library alone, from start to exit
 run            `protofl run` on prepared data, from start to exit; run_2_workers: with two worker processes
-run_engine     likewise with the assignments of --engine; run_engine_first: before all others, without compiled code
+run_engine     likewise with the assignments of --engine
+..._first      a run before all others, without compiled code: of each case that may compile, by --engine or because the
+               work has the steps from which engine.compile: auto compiles
 a peer         with --peers: its process, in an environment of its own; peers evaluate nothing
 
 Of train and run, ..._rounds are the rounds with one evaluation, ..._training is the part that trains clients; of peers,
@@ -43,6 +45,7 @@ from benchmarks.peers.roster import PEERS, Peers, start
 from benchmarks.work import MEAN, STD, Work, digest
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
+from flcore.experiment.engine_rule import MANY_STEPS
 from pipelines.cli.arguments import names
 from pipelines.config.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
@@ -99,7 +102,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     own = {case: workers for case, workers in options.own.items() if options.cases is None or case in options.cases}
     engine = {case: options.assignments if case.endswith("_engine") else () for case in own}
     first: dict[str, list[Timing]] = {}
-    for case in (case for case in own if case not in OWN):
+    for case in (case for case in own if engine[case] or work.total_steps >= MANY_STEPS):
         bench.say(f"{case}_first, not one of the repetitions")
         first[f"{case}_first"] = [measured.run(f"{case}_first", own[case], engine[case])[f"{case}_first"]]
     cases: dict[str, Case] = {
@@ -150,7 +153,11 @@ class Overhead:
 
     def train(self) -> dict[str, Timing]:
         """Time the library alone."""
-        return self._parts("train", self._federation.train("train", environment=_NO_GPU), self._federation.out)
+        trained = self._federation.train("train", environment=_NO_GPU | self._compiled("run"))
+        return self._parts("train", trained, self._federation.out)
+
+    def _compiled(self, case: str) -> dict[str, str]:
+        return compiled_code_in(self._bench.folder / "compiled" / case.removesuffix("_first"))
 
     def run(self, case: str, workers: int, engine: Sequence[str] = ()) -> dict[str, Timing]:
         """Time the whole command on prepared data; ``engine`` is as for ``--set``.
@@ -164,9 +171,7 @@ class Overhead:
         params = override({**self._federation.params, "data": data, "engine": {"workers": workers}}, engine)
         write_json(folder / "params.yaml", params)
         Cache(folder / "cache").prepared(Config.from_mapping(params))
-        environment = _NO_GPU | {ENVIRONMENT_VARIABLE: str(folder / "cache")}
-        if engine:
-            environment |= compiled_code_in(self._bench.folder / "compiled" / case.removesuffix("_first"))
+        environment = _NO_GPU | {ENVIRONMENT_VARIABLE: str(folder / "cache")} | self._compiled(case)
         command = protofl("run", "--json", "--params", str(folder / "params.yaml"), "--out", str(folder / "out"))
         done = self._bench.execute(case, command, environment)
         return self._parts(case, trained_run(done, folder / "out"), folder / "out")

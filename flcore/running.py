@@ -29,7 +29,7 @@ from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
-from flcore.engine.local.choice import EngineDecision, decide
+from flcore.engine.local.compiled import refuse_missing_compiler
 from flcore.engine.numerics import alone, set_numerics, single_thread
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
@@ -39,7 +39,7 @@ from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunState
 from flcore.evaluation.scoring import Scorer
 from flcore.evaluation.summaries import check_history, summarise_run
-from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.experiment import Experiment
 from flcore.experiment.inputs import divide, prepare_data
 from flcore.experiment.provenance import code_fingerprint, library_fingerprint, package_versions, refuse_edited_code
 from flcore.experiment.run_folder import (
@@ -175,7 +175,7 @@ def train(
         environment: machine and code for ``config.json``; None: :func:`describe_environment`.
 
     Raises:
-        ConfigError: the directory holds another run.
+        ConfigError: the directory holds another run, or the run's steps are compiled and the compiler is missing.
         RunError: training failed, or a file of the run's code was edited.
     """
     refuse_edited_code(config)
@@ -188,6 +188,7 @@ def train(
     if is_finished(directory, experiment.hash):
         disk.remove_tree(files.checkpoint)  # left by a kill during the last step
         return
+    refuse_missing_compiler(experiment.config)
     checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
     if not restart and holds_run(directory, experiment.hash):
         checkpoint.refuse_other(run_name(experiment))
@@ -223,7 +224,7 @@ def describe_environment(config: Config) -> dict[str, Any]:
 
 
 def _claim(files: RunFiles, experiment: Experiment, environment: Mapping[str, Any]) -> Experiment:
-    """Write ``config.json``; return the experiment with the engine's choice and the folder's copies of plug-ins."""
+    """Write ``config.json``; return the experiment with the folder's copies of plug-ins."""
     before = read_run_config(files.directory) if files.config.exists() else {}
     is_own = before.get("config_hash") == experiment.hash  # its data may have moved
     if not is_own:
@@ -233,8 +234,6 @@ def _claim(files: RunFiles, experiment: Experiment, environment: Mapping[str, An
     code = code_fingerprint(experiment.config)
     has_checkpoint = is_own and files.checkpoint.exists()
     earlier = _earlier_environments(before, environment) if has_checkpoint and before.get("code") == code else []
-    known = before.get("decision")
-    decision = EngineDecision.restored(known) if has_checkpoint and isinstance(known, dict) else decide(experiment)
     disk.make_folder(files.directory)
     config = dataclasses.replace(experiment.config, plugins=plugins.keep(experiment.config.plugins, files.directory))
     forget_results(files.directory)
@@ -244,10 +243,10 @@ def _claim(files: RunFiles, experiment: Experiment, environment: Mapping[str, An
         experiment.hash,
         code=code,
         environment=dict(environment),
-        decision=vars(decision),
+        decision=vars(experiment.choice),
         **({"earlier_environments": earlier} if earlier else {}),
     )
-    return dataclasses.replace(experiment, config=config, choice=decision.choice)
+    return dataclasses.replace(experiment, config=config)
 
 
 def _earlier_environments(before: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -327,7 +326,7 @@ def evaluate(config: Config, prepared: Path, partition: Path, directory: Path) -
     if not files.history.exists():
         raise DataError(f"{directory}: no finished run there (history.jsonl is missing); {Cure.TRAIN_FIRST}")
     history = read_lines(files.history, _CURE)
-    experiment = Experiment.open(config, prepared, partition, choice=EngineChoice(False, False))  # no training
+    experiment = Experiment.open(config, prepared, partition)
     check_history(history, config.federation.rounds, files.history, _CURE)
     server, _ = load_record(files.server, cure=_CURE)
 

@@ -480,7 +480,7 @@ class Lab:
             config = replace(config, model_spec=spec)
         if algorithm is not None:
             config = replace(config, method=algorithm)
-        return Experiment(config, dataset or self.dataset, partition or self.partition)
+        return Experiment(config, dataset or self.dataset, partition or self.partition).decided()
 
     def run_in_pool(self, directory: Path, orchestrator: Orchestrator | None = None, **changes: Any) -> SimpleNamespace:
         """All rounds of a run of the tiny data, trained by worker processes."""

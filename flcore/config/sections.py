@@ -193,18 +193,16 @@ class EngineConfig:
     )
     clients_per_task: int | None = param(None, "clients per task; null gives each worker one group", low=1)
     device: Literal["cpu", "cuda"] = param("cpu", "where tensors live")
-    stack: Literal[False, True, "auto"] = param(
-        False, "train clients stacked, many at once: false, true, or auto, which measures both before the first round"
-    )
+    stack: Literal[False, True, "auto"] = param("auto", "train clients stacked, many at once; auto: on a GPU")
     stack_size: int | None = param(None, "most clients in a stack; null: 8 on a CPU, 128 on a GPU", low=1)
     stack_memory_mb: int = param(2048, "memory that a stack's tensors may take", low=1)
     precision: Literal["float32", "tf32", "bf16"] = param(
         "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
     )
-    compile: Literal["none", "auto", "default"] = param(
-        "none",
-        "steps of local training as compiled programs, kept on disk (on a GPU fused kernels in a CUDA graph): none, "
-        "default, or auto, which measures whether that pays",
+    compile: Literal["none", "graph", "default", "auto"] = param(
+        "auto",
+        "steps of local training: none: as they are; default: compiled, on a GPU in a CUDA graph; graph: in one, but "
+        "not compiled; auto: compiled in runs of 10,000 client steps or more, where that saves time",
     )
     ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
@@ -218,6 +216,10 @@ class EngineConfig:
         "exchange and write every reply at once",
         low=0,
     )
+
+    def __post_init__(self) -> None:
+        if self.compile == "graph" and self.device == "cpu":
+            raise ValueError("compile = graph is for device = cuda; use none, default or auto")
 
     @property
     def worker_count(self) -> int:

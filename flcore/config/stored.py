@@ -44,3 +44,13 @@ def without_removed(stored: Mapping[str, Any]) -> dict[str, Any]:
 def with_removed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return an identity with the removed keys, so that the names of stored runs stay the same."""
     return {**identity, **{section: {**identity[section], **removed} for section, removed in REMOVED.items()}}
+
+
+def as_decided(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's identity with a stored run's values in place of ``auto`` in the section ``engine``.
+
+    A run stores what ``auto`` stood for, and a configuration does not know it before its data are read.
+    """
+    engine, values = identity["engine"], stored.get("engine", {})
+    decided = {key: values.get(key, value) if value == "auto" else value for key, value in engine.items()}
+    return {**identity, "engine": decided}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from flcore.core.rng import numpy_stream
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
+from flcore.experiment.engine_rule import EngineChoice, client_steps, multiply_adds, rule
 from flcore.experiment.poisoning import Poisoning
 from flcore.methods.api import Method
 from flcore.methods.types import FederationContext
@@ -28,23 +29,11 @@ from flcore.models.network import Network
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """The way of local training: ``engine.stack`` and ``engine.compile`` without ``auto``.
-
-    ``fuse``: compile a step on a GPU before recording it, which takes half a minute, once.
-    """
-
-    stack: bool
-    compile: bool
-    fuse: bool = True
-
-
-@dataclass(frozen=True)
 class Experiment:
     """The parts of a run that a process needs.
 
-    ``choice`` replaces ``auto`` in ``engine.stack`` or ``engine.compile`` (`flcore/engine/local/choice.py`); None: not
-    yet chosen.
+    ``config`` has no ``auto`` in ``engine.stack`` and ``engine.compile``: :meth:`decided` replaces it, and stores the
+    reason in ``choice``.
     """
 
     config: Config
@@ -53,8 +42,8 @@ class Experiment:
     choice: EngineChoice | None = None
 
     @classmethod
-    def open(cls, config: Config, prepared: Path, partition: Path, *, choice: EngineChoice | None = None) -> Experiment:
-        """Load prepared data and their partition, and check the configuration against them.
+    def open(cls, config: Config, prepared: Path, partition: Path) -> Experiment:
+        """Load prepared data and their partition, check the configuration against them, and decide how to train.
 
         Raises:
             DataError: an artefact is missing or damaged, the partition was made for other data, or no model of the run
@@ -65,9 +54,15 @@ class Experiment:
         dataset = Dataset.load(prepared)
         division = Partition.load(partition)
         division.check_matches(dataset)
-        experiment = cls(config, dataset, division, choice)
+        experiment = cls(config, dataset, division)
         experiment._check()
-        return experiment
+        return experiment.decided()
+
+    def decided(self) -> Experiment:
+        """Return the experiment with the rule's answer in place of ``auto`` (`flcore/experiment/engine_rule.py`)."""
+        choice = rule(self.config.engine, self.client_steps, self.cohort_size, self.step_size)
+        engine = replace(self.config.engine, stack=choice.stack, compile=choice.compile)
+        return replace(self, config=replace(self.config, engine=engine), choice=choice)
 
     def _check(self) -> None:
         config, clients, tasks = self.config, self.partition.clients, self._tasks
@@ -169,29 +164,28 @@ class Experiment:
         """Cache by trainer and task."""
         return {}
 
+    def client_steps(self) -> int:
+        """Return the mini-batches of all clients in the run by phase, estimated from the first round."""
+        sizes = [len(self.training_indices(client, 1)) for client in self.trainers]
+        return client_steps(self.method.round_exchanges(1, self.setting), self.config, sizes, self.cohort_size)
+
+    def step_size(self) -> int:
+        """Return the multiply-adds of a client's step, forward."""
+        image = torch.zeros(1, *self.dataset.meta.shape, device=self.config.engine.device)
+        return multiply_adds(self.new_module(), image) * self.config.local.batch_size
+
     @property
     def stacked(self) -> bool:
         """True if clients are trained in stacks."""
-        return self.chosen.stack
+        stack = self.config.engine.stack
+        assert stack != "auto", "not decided"
+        return stack
 
     @property
     def compiled(self) -> bool:
         """True if steps are compiled, or on a GPU recorded."""
-        return self.chosen.compile
-
-    @property
-    def chosen(self) -> EngineChoice:
-        """The way of local training.
-
-        Raises:
-            ValueError: it is ``auto`` and not yet chosen.
-        """
-        engine = self.config.engine
-        if self.choice is not None:
-            return self.choice
-        if engine.stack == "auto" or engine.compile == "auto":
-            raise ValueError("engine.stack or engine.compile = auto is not decided yet")
-        return EngineChoice(engine.stack, engine.compile != "none")
+        assert self.config.engine.compile != "auto", "not decided"
+        return self.config.engine.compile != "none"
 
     @cached_property
     def resident_train(self) -> Split:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from flcore.config.stored import resolve_paths, without_removed
+from flcore.config.stored import as_decided, resolve_paths, without_removed
 from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.core.text import to_yaml
 from flcore.io import disk
@@ -223,7 +223,7 @@ def refuse_other_run(config: Config, directory: Path, *, by_places: bool = True)
             )
         return
     found, wanted = read_run_config(directory), json.loads(json.dumps(config.to_mapping()))
-    here = json.loads(json.dumps(config.identity()))
+    here = as_decided(json.loads(json.dumps(config.identity())), found["identity"])
     # Files in another place may hold other images under the same configuration.
     places = (("data", "root"), ("partition", "path"))
     moved = [{s: {key: held[s].get(key)} for s, key in places} for held in (found["config"], wanted)]

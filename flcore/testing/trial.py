@@ -134,7 +134,7 @@ class Trial:
         return build(self.cls, {**self.params, **params}, "method")
 
     def experiment(self, method: Method, clients: Any = ODD, **changes: Mapping[str, Any]) -> Experiment:
-        return Experiment(self.config(method, **changes), self.dataset, self.partition(clients))
+        return Experiment(self.config(method, **changes), self.dataset, self.partition(clients)).decided()
 
     def run(self, experiment: Experiment, folder: Path | None = None, **watched: Any) -> Finished:
         self._runs += 1

@@ -184,7 +184,10 @@ def _device() -> Iterator[str]:
 def _compiler() -> Iterator[str]:
     missing, name = compiler_missing(), compiler_name()
     if missing:
-        yield _note(f"compiler: {missing}, which engine.compile needs; install one to use that, or name it in CXX")
+        yield _note(
+            f"compiler: {missing}, which runs of 10,000 client steps or more need; install one, name it in CXX, or set "
+            "engine.compile=none"
+        )
         return
     try:
         check_compiler(name)

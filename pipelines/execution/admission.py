@@ -143,7 +143,7 @@ class Admission:
         """The run with a share of the cores as workers, where it has none and is worth it."""
         engine, seconds = run.config.engine, self._costs[self._kinds[run.label]].seconds
         share = min(share, run.config.partition.num_clients)
-        is_plain = engine.name == "local" and engine.workers == 0 and engine.device == "cpu" and engine.stack != "auto"
+        is_plain = engine.name == "local" and engine.workers == 0 and engine.device == "cpu"
         if share < 2 or not is_plain or seconds is None or seconds < WORTH_WORKERS:
             return run
         return replace(run, config=replace(run.config, engine=replace(engine, workers=share)))

@@ -89,7 +89,7 @@ class PlacedRun:
     """A run that is checked, with its data and its folder.
 
     Attributes:
-        config: of the run. inputs: its data.
+        config: of the run, without ``auto`` in ``engine``. inputs: its data.
         directory: where it goes.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: what messages call it.
@@ -129,8 +129,8 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         DataError: data are missing or damaged.
     """
     name = f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
-    experiment = Experiment.open(config, inputs.prepared, inputs.partition)
     try:
+        experiment = Experiment.open(config, inputs.prepared, inputs.partition)
         experiment.new_module()
     except ConfigError as error:
         raise ConfigError(f"{error} (with {label})" if label else str(error)) from error
@@ -143,8 +143,8 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
             raise
         is_own = True  # by its name; that it is damaged is said of this run alone, when it is looked for
     if not is_own:  # where the images of this very run lie has no say in it
-        refuse_other_run(config, found)
-    return PlacedRun(config, inputs, found, experiment.hash, code_fingerprint(config), name)
+        refuse_other_run(experiment.config, found)
+    return PlacedRun(experiment.config, inputs, found, experiment.hash, code_fingerprint(config), name)
 
 
 def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool = True) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config.schema import Config
-from flcore.config.stored import without_removed
+from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.execution.bodies import comparison_runs
@@ -29,6 +29,8 @@ from pipelines.runs.record import pair_name
 
 _MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": "null"}
 """Beside ``engine.*``, what may differ from a table's values, and as what: its images in another form."""
+_PLAIN = {"stack": False, "compile": "none"}
+"""What ``auto`` in a table counts as: a kept run that is stacked or compiled says so."""
 _ALIKE = 1e-9
 """Figures that differ by less are the same; they are kept with twelve decimals."""
 
@@ -108,7 +110,8 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
     planned = _planned(table, run.setting, alone)
     settings = _said_now(header["config"], header["identity"])
     own = flatten(settings)
-    usual = flatten(_without_seeds(planned[run.row, run.pair].identity())) if planned else {}
+    planned_settings = _without_seeds(planned[run.row, run.pair].identity()) if planned else {}
+    usual = flatten(as_decided(planned_settings, {"engine": _PLAIN})) if planned else {}
     values = flatten(header["config"])
     differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
@@ -184,7 +187,10 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
     for (setting, assignments), runs in groups.items():
         planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
         wanted = {place: _without_seeds(config.identity()) for place, config in planned.items()}
-        found += [run for run in runs if wanted.get((run.row, run.pair)) != _said_now(run.settings)]
+        for run in runs:
+            settings, place = _said_now(run.settings), (run.row, run.pair)
+            if place not in wanted or as_decided(wanted[place], settings) != settings:
+                found.append(run)
     return found
 
 
@@ -196,7 +202,8 @@ def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
     for setting in found.settings:
         besides = {key_of(assignment) for assignment in setting.besides}
         for run in setting.runs:
-            place, own = place_of(setting, run), flatten(_without_seeds(run.config.identity()))
+            place = place_of(setting, run)
+            own = flatten(as_decided(_without_seeds(run.config.identity()), settings.get(place, {})))
             if place in failed and all(_may_differ(key, own.get(key)) for key in besides):
                 places.add(place)
             if place in settings:

@@ -62,12 +62,6 @@ class _Checked(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Decision(_Checked):
-    stack: bool
-    compile: bool
-    fuse: bool | None = None  # missing in older archives
-
-
 class _Header(_Checked):
     """What is read of a run's ``config.json``; ``config`` has no ``tracking`` and no places of a machine."""
 
@@ -77,7 +71,6 @@ class _Header(_Checked):
     config_hash: Sha
     environment: Object
     earlier_environments: list[Object] = []
-    decision: _Decision | None = None
 
 
 class _Proof(_Checked):

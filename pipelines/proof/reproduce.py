@@ -153,6 +153,11 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
         before = Config.from_mapping(raw)
     except ConfigError as error:
         raise DataError(f"{archive.file.path}: {run.folder}/config.json: {error}") from error
+    if "auto" in (before.engine.stack, before.engine.compile):
+        raise DataError(
+            f"{archive.file.path}: {run.folder}/config.json: engine.stack or engine.compile is auto, which an earlier "
+            "version of protofl measured; reproduce it with that version"
+        )
     config = Config.from_mapping({**override(raw, assignments), "tracking": {"enabled": False}})
     if config.identity() != before.identity():
         raise ConfigError(
@@ -165,16 +170,13 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
 def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
     """Leave a run as if it had just been begun by whoever made the archive.
 
-    It then trains as was decided there, where stacks or compiled steps were left to be measured; and results that lie
-    elsewhere on this machine, perhaps the very ones of the archive, are not taken for it.
+    Results elsewhere on this machine, perhaps the very ones of the archive, are then not taken for it.
     """
     files = RunFiles(ready.directory)
     if files.config.exists():
         return
     disk.make_folder(files.checkpoint)
-    decision = run.header.decision
-    taken = decision and {**decision.model_dump(exclude_none=True), "reason": "as in the archive"}
-    write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={}, decision=taken)
+    write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={})
 
 
 def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:

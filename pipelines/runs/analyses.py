@@ -69,11 +69,10 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         from flcore.engine.numerics import single_thread
         from flcore.analyses.base import AnalysisResult
         from flcore.analyses.registry import ANALYSES
-        from flcore.experiment.experiment import EngineChoice, Experiment
+        from flcore.experiment.experiment import Experiment
 
         single_thread()
-        nothing_is_trained = EngineChoice(stack=False, compile=False)
-        experiment = Experiment.open(config, prepared, partition, choice=nothing_is_trained)
+        experiment = Experiment.open(config, prepared, partition)
         if experiment.hash != about["run"]:
             raise DataError(
                 f"{directory}: the run has other data, another partition or another configuration than {prepared} and "

@@ -242,8 +242,12 @@ class Cache:
 
 
 def kind_of(config: Config) -> str:
-    """What all runs share that take as long and as much memory: everything that can change a result, but for seeds."""
+    """What all runs share that take as long and as much memory: everything that can change a result, but for seeds.
+
+    A plan with ``auto`` does not know yet whether its steps are compiled, so that does not count.
+    """
     identity = config.identity()
+    identity["engine"] = {k: v for k, v in identity["engine"].items() if k not in ("stack", "compile")}
     identity["partition"] = {key: value for key, value in identity["partition"].items() if key != "seed"}
     return _digest(identity | {"seed": None})[:32]
 

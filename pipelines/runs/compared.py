@@ -34,6 +34,10 @@ ALWAYS = frozenset(
 """Dotted keys that people compare by although they may have their default value."""
 
 
+_NOTHING_SPECIAL = {"engine.stack": "false", "engine.compile": "none"}
+"""Key → value that counts as little as the default ``auto``, which stands for it in most runs."""
+
+
 def compared_by(config: Config) -> list[str]:
     """The dotted keys of a run's identity that count, in order."""
     chosen = {"data": config.source, "partition": config.partitioner, "model": config.model_spec}
@@ -53,7 +57,7 @@ def compared_by(config: Config) -> list[str]:
             return True
         if parameter.search is not None or parameter.switch:
             return True
-        return text != _text(parameter.default)
+        return text not in (_text(parameter.default), _NOTHING_SPECIAL.get(key))
 
     return [key for key, text in flatten(without_removed(config.identity())).items() if counts(key, text)]
 

@@ -53,6 +53,7 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
         DataError: data are missing or damaged. ConfigError: the model cannot read them.
     """
     experiment = Experiment.open(config, inputs.prepared, inputs.partition)
+    config = experiment.config
     module = experiment.new_module()
     made: list[int] = []
     hooks = [
@@ -68,8 +69,7 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
         hook.remove()
     images = sum(file.stat().st_size for file in inputs.prepared.glob("*.safetensors"))
     samples = max(len(indices) for indices in experiment.trainers.values())
-    stacked = config.engine.stack is not False
-    if stacked:
+    if experiment.stacked:
         samples *= config.engine.stack_size or 8
     weights = sum(tensor.numel() for tensor in module.state_dict().values())
     federation = config.federation
@@ -81,8 +81,8 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
         + 4 * weights * (4 + 3 * cohort)
         + 4 * (math.prod(shape) + sum(made)) * batches
     )
-    stack = config.engine.stack_memory_mb * _MIB if stacked else 0
-    return int(process + _BESIDES + _MARGIN * grows + stack + (_COMPILER if config.engine.compile != "none" else 0))
+    stack = config.engine.stack_memory_mb * _MIB if experiment.stacked else 0
+    return int(process + _BESIDES + _MARGIN * grows + stack + (_COMPILER if experiment.compiled else 0))
 
 
 def _numbers(answer: object) -> int:

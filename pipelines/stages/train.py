@@ -121,6 +121,6 @@ def _describe_again(run: PlacedRun) -> None:
     disk.remove_tree(files.figures)
     config = replace(run.config, plugins=plugins.keep(run.config.plugins, run.directory))
     environment = {"compared_by": compared_by(config)}  # that of its training is unknown here
-    write_run_config(run.directory, config, run.hash, code=run.code, environment=environment, decision=None)
+    write_run_config(run.directory, config, run.hash, code=run.code, environment=environment)
     write_result(files.timing, {"rounds": [], "seconds": {}, "steps_per_second": None, "joules": None})
     write_inputs(run.directory, run.inputs)

@@ -1,4 +1,4 @@
-"""The benchmark of models, small: the bare loop trains the same networks, and what ``auto`` took is told."""
+"""The benchmark of models, small: the bare loop trains the same networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.command import describe, run
+from benchmarks.command import run
 from benchmarks.measuring import Bench
 from benchmarks.model_loop import plain_model, simulate
 from benchmarks.models import PAPERS, ModelCases, Options
@@ -93,21 +93,7 @@ def test_an_unknown_model_is_refused_before_anything_is_measured(
     assert cli.main(["bench", "models", "--models", "fedgen_cnn,what"]) == 2
     said = capsys.readouterr().err
     assert "bench models: --models what: expected some of fedgen_cnn, fedproto_cnn," in said
-    assert "auto, first" not in said
-
-
-@pytest.mark.slow
-def test_without_a_compiler_auto_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 rounds of 2 clients with 3 steps are 12 steps."""
-    monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=3, clients=2))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    cases = ModelCases("fedgen_cnn", 2, Bench("models", tmp_path))
-    timings = cases.ours("auto", 0)
-    assert timings.keys() == {"fedgen_cnn, auto, 0 workers"}
-    assert timings["fedgen_cnn, auto, 0 workers"].steps == 12
-    decision = cases.decisions["fedgen_cnn, auto, 0 workers"]
-    assert (decision["compile"], decision["compiled"]) == (False, None)
-    assert "no C++ compiler (no-such-compiler) on this machine" in decision["reason"]
+    assert "compiled, first" not in said
 
 
 @pytest.mark.slow
@@ -118,53 +104,21 @@ def test_a_first_run_that_fails_is_told_and_stops_nothing(tmp_path: Path, monkey
     shutil.rmtree(cases.federation.prepared)
     assert cases.first() == {}
     assert cases.failed is not None
-    assert "fedgen_cnn, auto, first: failed with exit code 1" in cases.failed
+    assert "fedgen_cnn, compiled, first: failed with exit code 1" in cases.failed
 
 
 @pytest.mark.slow
-def test_auto_finds_what_the_first_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles nothing itself: a run of 12 steps would not repay that. A first run is one round, half of them."""
+def test_compiled_cases_find_what_the_first_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs have 12 steps; the first one has one round, half of them."""
     monkeypatch.setitem(PAPERS, "fedgen_cnn", replace(PAPERS["fedgen_cnn"], steps=3, clients=2))
     result = run("models", models=("fedgen_cnn",), rounds=2, repetitions=1, workers=(0, 1))
     assert json.loads(json.dumps(result)) == result
     cases = {case["case"].removeprefix("fedgen_cnn, "): case for case in result["cases"]}
-    ours = [f"{engine}, {workers} workers" for engine in ("serial", "auto") for workers in (0, 1)]
-    assert list(cases) == ["bare", *ours, "auto, first"]
+    ours = [f"{engine}, {workers} workers" for engine in ("serial", "compiled") for workers in (0, 1)]
+    assert list(cases) == ["bare", *ours, "compiled, first"]
     seconds = {case: found["seconds"]["median"] for case, found in cases.items()}
-    assert cases["auto, first"]["steps_per_second"] == pytest.approx(6 / seconds["auto, first"])
+    assert cases["compiled, first"]["steps_per_second"] == pytest.approx(6 / seconds["compiled, first"])
     assert result["ratios"] == {
         f"rounds per second, fedgen_cnn, {case}/bare": pytest.approx(seconds["bare"] / seconds[case]) for case in ours
     }
     assert result["settings"]["models"]["fedgen_cnn"]["batch_size"] == 32
-    decisions = {case: found["decision"] for case, found in cases.items() if "decision" in found}
-    assert decisions.keys() == {"auto, 0 workers", "auto, 1 workers"}
-    for decision in decisions.values():
-        assert decision["compiled"] > 0
-        assert decision["compile_seconds"] is None
-
-
-@pytest.mark.parametrize(
-    ("stack", "compiled", "taken"),
-    [
-        (False, False, "serial"),
-        (True, False, "stacked"),
-        (False, True, "compiled"),
-        (True, True, "stacked and compiled"),
-    ],
-)
-def test_what_auto_took_has_a_line(stack: bool, compiled: bool, taken: str) -> None:
-    seconds = {"median": 1.0, "min": 1.0, "max": 1.0}
-    case = {"case": "m, auto, 0 workers", "seconds": seconds, "steps_per_second": 400.0, "peak_mb": 500.0}
-    text = describe(
-        {
-            "name": "models",
-            "machine": {"cores": 2, "torch": "2", "cpu_capability": "any"},
-            "settings": {},
-            "cases": [
-                {**case, "decision": {"stack": stack, "compile": compiled, "reason": "as measured"}},
-                {**case, "case": "m, bare"},
-            ],
-            "ratios": {},
-        }
-    )
-    assert text.splitlines()[3:] == [f"  m, auto, 0 workers took {taken}: as measured"]

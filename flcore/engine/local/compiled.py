@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError
+from flcore.core.host import CACHE_VARIABLE
 from flcore.data.images import scale_and_shift
 from flcore.engine.cohort import program_stack
-from flcore.engine.local.compiler import Compiler
+from flcore.engine.local.compiler import Compiler, compiler_missing
 from flcore.engine.local.convolution import use_im2col
-from flcore.engine.local.cuda_graph import CudaGraphCompiler
+from flcore.engine.local.cuda_graph import CudaGraphCompiler, has_triton
 from flcore.engine.local.program import NotCompilableError, Program, StepCompiler, default_folder
 from flcore.engine.local.serial import SerialTrainer, TrainJob, TrainResult
 from flcore.engine.local.stacked import Recorded, StackedTrainer
@@ -31,6 +34,7 @@ from flcore.engine.local.step import Step, add_class_sums, augmented, build_step
 from flcore.engine.local.step_function import StepFunction
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import step_fingerprint
+from flcore.io import disk
 from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.types import Phase
 
@@ -252,10 +256,37 @@ def _named(role: str, function: object) -> str:
     return name
 
 
+def refuse_missing_compiler(config: Config) -> None:
+    """Refuse a run with compiled steps on a machine without their compiler: other steps end with other bytes.
+
+    Raises:
+        ConfigError: names the compiler, and the setting that trains without it; or the folder of compiled steps, if it
+            cannot be made.
+    """
+    engine = config.engine
+    if engine.compile != "default":
+        return
+    on_gpu = engine.device == "cuda"
+    missing = (None if has_triton() else "no Triton on this machine") if on_gpu else compiler_missing()
+    if missing:
+        raise ConfigError(
+            f"engine.compile: this run compiles its steps, and there is {missing}; install one, or set engine.compile="
+            f"{'graph' if on_gpu else 'none'}, which is another run and needs another folder"
+        )
+    folder = default_folder()
+    try:
+        disk.make_folder(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"engine.compile: {folder}, where compiled steps are kept, cannot be made ({error.strerror}); name another "
+            f"cache folder in {CACHE_VARIABLE}"
+        ) from error
+
+
 def _step_compiler(experiment: Experiment) -> StepCompiler:
     """Return the compiler of a run's programs."""
     if experiment.config.engine.device == "cuda":
-        return CudaGraphCompiler(fuse=experiment.chosen.fuse)
+        return CudaGraphCompiler(fuse=experiment.config.engine.compile == "default")
     return Compiler(default_folder())
 
 

@@ -81,15 +81,13 @@ class CudaGraphCompiler:
     """
 
     def __init__(self, folder: Path | None = None, *, fuse: bool = False) -> None:
-        """Use fused kernels with ``fuse``, if Triton is installed.
+        """Use fused kernels with ``fuse``, which needs Triton.
 
         Args:
             folder: of marks for steps that were fused before; None: :func:`default_folder`.
         """
         self._folder = folder or default_folder()
-        self.fuse = fuse and torch.cuda.is_available() and has_triton()
-        if fuse and not self.fuse:
-            logger.warning("engine.compile: no Triton on this machine; steps are recorded with PyTorch's own kernels")
+        self.fuse = fuse
 
     def make(
         self, function: Function, example: Sequence[Tensor], num_mutated: int, key: Mapping[str, Any]

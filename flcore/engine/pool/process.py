@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +32,7 @@ from flcore.engine.pool.executors import (
     train_group,
 )
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
-from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io.records import Record, pack_records, unpack_records
 from flcore.methods.types import MODEL
@@ -49,8 +49,7 @@ def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoi
     mapped from the prepared files, so all processes share their pages.
     """
     config = experiment.config
-    choice = astuple(experiment.chosen)
-    arguments = (config.to_mapping(), choice, str(prepared), str(partition), str(checkpoint.directory))
+    arguments = (config.to_mapping(), str(prepared), str(partition), str(checkpoint.directory))
     return PoolExecutor(lambda number: _Process(number, arguments), config.engine.worker_count, experiment, checkpoint)
 
 
@@ -167,12 +166,11 @@ class _Worker:
         self,
         number: int,
         config: Mapping[str, Any],
-        choice: tuple[bool, bool, bool],
         prepared: str,
         partition: str,
         folder: str,
     ) -> None:
-        self._number, self._config, self._choice = number, config, EngineChoice(*choice)
+        self._number, self._config = number, config
         self._data = Path(prepared), Path(partition)
         self._results = ClientResults(Path(folder))
         self._runner: ClientRunner | None = None
@@ -182,7 +180,7 @@ class _Worker:
         config = Config.from_mapping(self._config)
         refuse_edited_code(config)
         prepare_process(self._number, config.engine.precision)
-        return Experiment.open(config, *self._data, choice=self._choice)
+        return Experiment.open(config, *self._data)
 
     @cached_property
     def _answerer(self) -> Answerer:

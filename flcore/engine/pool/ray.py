@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from flcore.engine.exchange import ClientResult, ExchangeWork, Reply, pack_resul
 from flcore.engine.failures import LocatedError, error_context, pack_error, unpack_error
 from flcore.engine.pool.executors import Group, Keep, PoolExecutor, WorkerHandle, WorkerLostError, train_group
 from flcore.engine.pool.process import prepare_process
-from flcore.experiment.experiment import EngineChoice, Experiment
+from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import refuse_edited_code
 from flcore.io import disk
 from flcore.io.files import replace_file
@@ -62,11 +62,11 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     _wait_for_room(ray, engine)
     shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
-    config, choice = experiment.config.to_mapping(), astuple(experiment.chosen)
+    config = experiment.config.to_mapping()
     plugins = {plugin.module: plugin.source for plugin in experiment.config.plugins}
 
     def start(number: int) -> WorkerHandle:
-        return _Actor(ray, actor.remote(number, config, choice, plugins, loaded_code.digests()), shared)
+        return _Actor(ray, actor.remote(number, config, plugins, loaded_code.digests()), shared)
 
     return PoolExecutor(start, engine.worker_count, experiment, checkpoint)
 
@@ -249,13 +249,10 @@ def _bytes_in(values: bytes) -> Tensor:
 class RayWorker:
     """The worker in an actor, with its own checkpoint folder."""
 
-    def __init__(
-        self, number: int, config: Mapping[str, Any], choice: Sequence[bool], plugins: Files, digests: Mapping[str, str]
-    ) -> None:
+    def __init__(self, number: int, config: Mapping[str, Any], plugins: Files, digests: Mapping[str, str]) -> None:
         """Keep the arguments; the first request loads the data."""
         loaded_code.compare_with_parent(digests)
         self._number, self._config, self._plugins = number, config, plugins
-        self._choice = EngineChoice(*choice)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
@@ -324,9 +321,7 @@ class RayWorker:
                 config = Config.from_mapping(brought(self._config, self._plugins, self._root))
                 refuse_edited_code(config)
                 prepare_process(self._number, config.engine.precision)
-                experiment = Experiment.open(
-                    config, self._data["prepared"], self._data["partition"], choice=self._choice
-                )
+                experiment = Experiment.open(config, self._data["prepared"], self._data["partition"])
                 self._runner = ClientRunner(experiment)
         return self._runner
 

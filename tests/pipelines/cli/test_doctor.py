@@ -190,8 +190,8 @@ def test_a_prefect_server_in_a_file_and_none(bare_folder: Path) -> None:
 def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such++")
     assert about("compiler") == (
-        "note compiler: no C++ compiler (no-such++) on this machine, which engine.compile needs; "
-        "install one to use that, or name it in CXX"
+        "note compiler: no C++ compiler (no-such++) on this machine, which runs of 10,000 client steps or more "
+        "need; install one, name it in CXX, or set engine.compile=none"
     )
 
 

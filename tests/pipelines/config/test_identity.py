@@ -1,13 +1,15 @@
 """Identities of runs: a change of how configurations are read must not rename any run.
 
 ``identities.json`` has one digest for every table of the papers, over the identities of all its runs, and one for each
-method in the golden check. Where a change of identities is meant, run this file to write them again.
+method in the golden check; of ``engine.stack`` and ``engine.compile`` what ``auto`` stands for in short runs on a CPU.
+Where a change of identities is meant, run this file to write them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +26,17 @@ RECORDED = Path(__file__).with_name("identities.json")
 def of_table(id: str) -> str:
     """Digest over the sorted names of a table's runs, and how many they are."""
     settings = plan(table_named(id), Asked(seeds=(0,)), look_at_data=False).settings
-    hashes = sorted(run.config.hash("data", "partition") for setting in settings for run in setting.runs)
+    hashes = sorted(name_of(run.config) for setting in settings for run in setting.runs)
     return f"{len(hashes)} {hashlib.sha256(' '.join(hashes).encode()).hexdigest()}"
 
 
 def of_method(name: str) -> str:
-    return Config.from_mapping(golden._config(name)).hash("data", "partition")
+    return name_of(Config.from_mapping(golden._config(name)))
+
+
+def name_of(config: Config) -> str:
+    engine = replace(config.engine, stack=False, compile="none")
+    return replace(config, engine=engine).hash("data", "partition")
 
 
 def recorded() -> dict[str, dict[str, str]]:

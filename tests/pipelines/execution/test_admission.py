@@ -163,7 +163,7 @@ def test_workers_where_runs_are_fewer_than_cores(
         assert kind_of(one.config) == kind_of(asked.config)
 
 
-@pytest.mark.parametrize("engine", [{"workers": 1}, {"name": "ray"}, {"stack": "auto"}])
+@pytest.mark.parametrize("engine", [{"workers": 1}, {"name": "ray"}])
 def test_what_has_its_own_way_to_be_carried_out_keeps_it(machine: Callable[..., None], engine: dict[str, Any]) -> None:
     machine(8)
     asked = run("fedavg", **engine)

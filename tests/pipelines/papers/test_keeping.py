@@ -47,11 +47,12 @@ def leave(
     rows = []
     place = out / planned.settings[0].name
     for run in comparison_runs(planned.settings[0].parameters, None, None):
-        seed, hash = run.config.seed, run.config.hash("data", f"division {run.config.partition_seed}")
+        config = decided(run.config)
+        seed, hash = config.seed, config.hash("data", f"division {config.partition_seed}")
         files = RunFiles(place / "runs" / f"{run.config.method.name}-s{seed}-{hash[:8]}")
         files.directory.mkdir(parents=True, exist_ok=True)
         made = {"code_version": commit, "processor": PROCESSOR, "device": "cpu", "versions": {"torch": "2.15.0"}}
-        header = {"config": run.config.to_mapping(), "identity": run.config.identity(), "config_hash": hash}
+        header = {"config": config.to_mapping(), "identity": config.identity(), "config_hash": hash}
         write_json(files.config, sealed(header | {"environment": made}))
         figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
         printed = {
@@ -65,6 +66,13 @@ def leave(
     (place / "comparison.json").write_text(json.dumps({"failed": {}, "runs": rows}))
     write(results(planned, out), out)
     return out
+
+
+def decided(config: Config) -> Config:
+    """As a short run stores it."""
+    engine = config.engine
+    stack, compile_ = engine.stack is True, "none" if engine.compile == "auto" else engine.compile
+    return replace(config, engine=replace(engine, stack=stack, compile=compile_))
 
 
 def test_what_is_kept_says_what_the_runs_say(tmp_path: Path) -> None:

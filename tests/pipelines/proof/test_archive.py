@@ -276,8 +276,6 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "results that are none": (of_run(results={"metrics.json": 1}), "results: metrics.json: "),
     "modules in a list": (of_run(modules=[]), "modules: "),
     "a config that is none": (of_config(config=[]), "config: "),
-    "a decision that is none": (of_config(decision={"stack": "yes", "compile": False}), "decision: stack: "),
-    "a fuse that is none": (of_config(decision={"stack": True, "compile": False, "fuse": 1}), "decision: fuse: "),
     "a plug-in outside": (
         of_config(config={"plugins": [{"path": "../../x.py", "sha256": "0" * 64}]}),
         "plugins: expected files such as plugins/mine.py",

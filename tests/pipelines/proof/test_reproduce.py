@@ -155,16 +155,14 @@ def test_other_code_and_packages_are_told_beside_what_differs(
     ]
 
 
-@pytest.mark.parametrize(("fuse", "taken"), [({"fuse": False}, False), ({}, True)])
-def test_it_trains_as_was_decided_there(
-    fuse: dict[str, bool], taken: bool, archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
+def test_an_archive_whose_training_was_decided_by_measuring_is_refused(
+    archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With steps fused or not; an archive from before that was decided does not say, and fused is how it trains."""
-    there = {key: read_json_of(archived, "config.json")["decision"][key] for key in ("stack", "compile")}
-    carried_out(forged(of_json("config.json", decision={**there, **fuse})), code=0, capsys=capsys)
-    (folder,) = Path("runs/reproduced/forged/runs").iterdir()
-    decision = read_json(folder / "config.json", "")["decision"]
-    assert decision == {**decision, **there, "fuse": taken, "reason": "as in the archive"}
+    """Earlier versions stored ``auto``, and measured what it stood for."""
+    config = read_json_of(archived, "config.json")["config"]
+    change = of_json("config.json", config={**config, "engine": {**config["engine"], "compile": "auto"}})
+    _, error = carried_out(forged(change), code=3, capsys=capsys)
+    assert "engine.compile is auto" in error and error.count("\n") == 1
 
 
 def test_an_exchanged_partition_is_found_by_dividing_again(

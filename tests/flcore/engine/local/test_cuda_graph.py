@@ -37,11 +37,10 @@ def test_what_asks_for_a_value_is_not_fused(steps: Any) -> None:
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A machine that says it has one, with a compiler of its kernels; what is fused there, by name of the method."""
+    """A machine that says it has one; what is fused there, by name of the method."""
     made: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(cuda_graph, "has_triton", lambda: True)
     monkeypatch.setattr(cuda_graph, "fused", lambda function, example: made.append("fused") or function)
     monkeypatch.setattr(cuda_graph, "CudaGraphStep", lambda function, example, moved: function)
     return made
@@ -54,14 +53,3 @@ def test_that_it_takes_time_is_said_once_per_machine(steps: Any, a_gpu: list[str
     assert len(a_gpu) == 3
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert said == ["engine.compile: fusing the kernels of a step, once on this machine (half a minute) ..."] * 2
-
-
-def test_without_triton_steps_are_recorded_as_they_are(
-    steps: Any, a_gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    monkeypatch.setattr(cuda_graph, "has_triton", lambda: False)
-    CudaGraphCompiler(tmp_path, fuse=True).make(steps.halving, steps.example, 1, {})
-    assert a_gpu == []
-    assert [record.message for record in caplog.records] == [
-        "engine.compile: no Triton on this machine; steps are recorded with PyTorch's own kernels"
-    ]
