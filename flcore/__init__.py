@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flcore.core import loaded_code
+from flcore.core import loaded_code, portable
 from flcore.version import VERSION
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["__version__", "run"]
 __version__ = VERSION
 
 loaded_code.install()
+portable.choose_kernels()
 
 _ON_REQUEST = {"run": "flcore.running"}
 """Name → module, imported at first use: `import flcore` does not import torch."""

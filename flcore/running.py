@@ -22,6 +22,7 @@ import torch
 from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.config.stored import resolve_paths, without_removed
+from flcore.core import portable
 from flcore.core.cpu_class import processor_class
 from flcore.core.errors import ConfigError, Cure, DataError, RunError
 from flcore.core.text import shorten
@@ -30,7 +31,7 @@ from flcore.data.partition import Partition
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.energy import machine_meter
 from flcore.engine.local.compiled import refuse_missing_compiler
-from flcore.engine.numerics import alone, set_numerics, single_thread
+from flcore.engine.numerics import alone, set_numerics, single_thread, tell_of_other_kernels
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 from flcore.engine.pool.executors import Executor, InlineExecutor
 from flcore.engine.pool.process import local_pool
@@ -105,6 +106,7 @@ def run(
         RunError: training failed, another process uses the folder, or other code finished the run.
     """
     resolved, files = _resolved(config), RunFiles(Path(folder))
+    portable.check(resolved.engine.numerics)
     data = files.prepared if prepared is None else Path(prepared)
     division = files.partition if partition is None else Path(partition)
     refuse_inside_a_run(files.directory)
@@ -179,6 +181,8 @@ def train(
         RunError: training failed, or a file of the run's code was edited.
     """
     refuse_edited_code(config)
+    portable.check(config.engine.numerics)
+    tell_of_other_kernels()
     single_thread()
     set_numerics(config.engine.precision)
     experiment = Experiment.open(config, prepared, partition)

@@ -11,6 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import flcore  # noqa: F401 - before numpy and torch: it chooses their kernels
+
+# isort: split
 import numpy as np
 import pytest
 import safetensors.torch

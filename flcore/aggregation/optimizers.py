@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
+from flcore.core.portable import square_root
 from flcore.io.messages import Payload, Weights
 from flcore.io.records import Key, Payloads, Record
 
@@ -81,5 +82,5 @@ def _stepped(
         variance = earlier - (1 - how.beta2) * square * torch.sign(earlier - square)
     else:
         variance = how.beta2 * earlier + (1 - how.beta2) * square
-    model = start + lr * mean / (variance.sqrt() + how.tau)
+    model = start + lr * mean / (square_root(variance) + how.tau)
     return model.to(dtype), mean.to(dtype), variance.to(dtype)

@@ -6,6 +6,7 @@ travel, BatchNorm statistics. Clipping scales a longer update down to the bound 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -66,7 +67,7 @@ def update_norm(model: Weights, before: Weights) -> float:
         for name, tensor in model.values.items()
         if tensor.is_floating_point()
     )
-    return float(sum(squares, torch.zeros((), dtype=torch.float64)).sqrt())
+    return math.sqrt(float(sum(squares, torch.zeros((), dtype=torch.float64))))
 
 
 def scaled_update(model: Weights, before: Weights, factor: float) -> Weights:

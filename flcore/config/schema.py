@@ -73,6 +73,7 @@ _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "data": frozenset({"mean", "std"}),
     "local": frozenset({"batches"}),
     "evaluation": frozenset({"snapshots"}),
+    "engine": frozenset({"numerics"}),
 }
 
 

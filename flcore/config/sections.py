@@ -199,6 +199,9 @@ class EngineConfig:
     precision: Literal["float32", "tf32", "bf16"] = param(
         "float32", "of matrix products: tf32 on GPUs that have it, bf16 by autocast; weights and messages stay float32"
     )
+    numerics: Literal["portable", "native"] = param(
+        "portable", "portable: the same bytes on all x86-64 processors with AVX2; native: this processor's own kernels"
+    )
     compile: Literal["none", "graph", "default", "auto"] = param(
         "auto",
         "steps of local training: none: as they are; default: compiled, on a GPU in a CUDA graph; graph: in one, but "
@@ -211,10 +214,7 @@ class EngineConfig:
         "what an interruption repeats: the last durable_every seconds (reply), or the current exchange (leg)",
     )
     durable_every: float = param(
-        1.0,
-        "seconds of work that a power failure may lose; older results are synced to the disk. 0: sync after every "
-        "exchange and write every reply at once",
-        low=0,
+        1.0, "seconds of work that a power failure may lose; 0: sync after every exchange and every reply", low=0
     )
 
     def __post_init__(self) -> None:

@@ -14,6 +14,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from flcore.core.portable import square_root
+
 
 class Optimizer(Protocol):
     """Update parameters in place; ``lr`` may change between two steps.
@@ -113,7 +115,7 @@ class Adam:
         torch._foreach_lerp_(self._first, grads, 1 - one)
         torch._foreach_mul_(self._second, two)
         torch._foreach_addcmul_(self._second, grads, grads, value=1 - two)
-        denominators = torch._foreach_sqrt(self._second)
+        denominators = [square_root(second) for second in self._second]
         torch._foreach_div_(denominators, math.sqrt(1 - two**self._count))
         torch._foreach_add_(denominators, self.epsilon)
         torch._foreach_addcdiv_(params, self._first, denominators, value=-self.lr / (1 - one**self._count))
@@ -150,7 +152,7 @@ class Adam:
             change = grad + self.weight_decay * param if self.weight_decay else grad
             first.lerp_(change, 1 - one)
             second.mul_(two).addcmul_(change, change, value=1 - two)
-            param.sub_(rates[0] * first / (second.sqrt() / rates[1] + self.epsilon))
+            param.sub_(rates[0] * first / (square_root(second) / rates[1] + self.epsilon))
 
     def state(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state for a later round: ``steps`` int64 [1], ``first/<name>`` and ``second/<name>``.
@@ -184,7 +186,7 @@ def clip_gradients(grads: list[Tensor], limit: float, *, stacked: bool) -> None:
     """
     start = 1 if stacked else 0
     squares = [grad.square().reshape(*grad.shape[:start], -1).sum(dim=start) for grad in grads]
-    norm = torch.stack(squares).sum(dim=0).sqrt()
+    norm = square_root(torch.stack(squares).sum(dim=0))
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(factor.reshape(factor.shape + (1,) * (grad.ndim - start)))

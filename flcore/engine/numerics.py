@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
+
+from flcore.core import portable
+from flcore.core.cpu_class import is_portable, processor_class
+
+logger = logging.getLogger(__name__)
 
 _ONE_RUN = threading.RLock()
 
@@ -43,3 +50,16 @@ def set_numerics(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+@cache
+def tell_of_other_kernels() -> None:
+    """Warn once where portable numerics do not take effect."""
+    if portable.wanted() == "native" or is_portable() is not False:
+        return
+    cause = (
+        "torch or numpy was imported, or a variable set, before flcore could choose their kernels; import flcore first"
+        if portable.has_avx2()
+        else "this is no x86-64 processor with AVX2"
+    )
+    logger.warning("last bits may differ from those of other machines (class %s): %s", processor_class(), cause)

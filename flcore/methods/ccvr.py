@@ -44,6 +44,7 @@ from torch import Tensor
 from flcore.core.errors import ConfigError
 from flcore.core.optim import Sgd
 from flcore.core.params import Search, param
+from flcore.core.portable import square_root
 from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Key, Payloads
@@ -204,4 +205,6 @@ def hidden_units(encoded: Tensor, weights: Weights, setting: fl.FederationContex
 
 def signed_power(values: Tensor, power: float) -> Tensor:
     """Return sign(v)·|v|^power, element by element; the very values for power 1."""
-    return values if power == 1 else values.sign() * values.abs().pow(power)
+    if power == 1:
+        return values
+    return values.sign() * (square_root(values.abs()) if power == 0.5 else values.abs().pow(power))

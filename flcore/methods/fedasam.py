@@ -24,6 +24,7 @@ from torch import Tensor
 
 from flcore.aggregation.mean import average_weights
 from flcore.core.params import Search, param
+from flcore.core.portable import square_root
 from flcore.io.messages import Count, Weights
 from flcore.io.records import Key, Record
 from flcore.methods import types as fl
@@ -64,7 +65,7 @@ class FedASAM(FedAvg, name="fedasam", citation="Caldarola et al., ECCV 2022", re
         """Return w + ε."""
         sizes = {name: self.sizes(name, value) for name, value in weights.items()}
         squares = torch.stack([(sizes[name] * grad).square().sum() for name, grad in grads.items()])
-        factor = self.rho / (squares.sum().sqrt() + _NO_DIRECTION)
+        factor = self.rho / (square_root(squares.sum()) + _NO_DIRECTION)
         return {name: value + factor * sizes[name].square() * grads[name] for name, value in weights.items()}
 
     def sizes(self, name: str, value: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ quantised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -130,7 +131,7 @@ class FedAvgQ(FedAvg, name="fedavg_q", citation="Alistarh et al., NeurIPS 2017; 
             LAST_SEEN: TensorDict({"rounds": rounds}),
             ERROR: Weights(error),
         }
-        norm = float(torch.stack([value.square().sum() for value in error.values()]).sum().sqrt())
+        norm = math.sqrt(float(torch.stack([value.square().sum() for value in error.values()]).sum()))
         return server | after, {"quantisation_error": norm}
 
 

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.params import Search, param
+from flcore.core.portable import square_root
 from flcore.core.schedules import exponential
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record
@@ -223,7 +224,7 @@ class FedPA(
             known = present[labels]
             if known.any():
                 difference = outputs.detach()[known] - means[labels[known]]
-                terms["distance"] = (0.0, difference.square().sum(dim=1).mean().sqrt())
+                terms["distance"] = (0.0, square_root(difference.square().sum(dim=1).mean()))
             return terms
 
         return loss

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcore.core.params import param
+from flcore.core.portable import square_root
 from flcore.models.base import Backbone, ModelSpec
 
 _ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
@@ -59,7 +60,7 @@ class PatchFeatures(nn.Module):
         else:
             passed = torch.cat([F.relu(products - self.threshold), F.relu(-products - self.threshold)], 1)
         pooled = F.adaptive_avg_pool2d(passed, self.grid).flatten(1)
-        return (pooled + _ROOT_OFFSET).sqrt() if self.root else pooled
+        return square_root(pooled + _ROOT_OFFSET) if self.root else pooled
 
     def rows(self, shape: Sequence[int], stride: int) -> int:
         """Return the number of images of ``shape`` [..., H, W] per block, at every ``stride``-th position."""
@@ -87,7 +88,7 @@ class PatchFeatures(nn.Module):
             return found
         mean = found.mean(1, keepdim=True)
         variance = found.square().mean(1, keepdim=True) - mean.square()
-        return (found - mean) / (variance.clamp_min(0) + self.contrast).sqrt()
+        return (found - mean) / square_root(variance.clamp_min(0) + self.contrast)
 
     def _contrast(self, images: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         """Return the mean and deviation of every patch, [B, 1, H - p + 1, W - p + 1]."""
@@ -95,7 +96,7 @@ class PatchFeatures(nn.Module):
         mean, square = (
             F.avg_pool2d(values.mean(1, keepdim=True), size, stride=1) for values in (images, images.square())
         )
-        return mean, ((square - mean.square()).clamp_min(0) + floor).sqrt()
+        return mean, square_root((square - mean.square()).clamp_min(0) + floor)
 
 
 @dataclass(frozen=True)

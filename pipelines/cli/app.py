@@ -7,18 +7,20 @@ damaged; 4 a run failed; 130 interrupted, can be resumed. Errors are one or two 
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import select
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TextIO
 
+from flcore.core import portable
 from flcore.core.errors import MLOPS, ConfigError, DataError, ProtoflError, RunError
 from flcore.core.host import CACHE_VARIABLE, user_cache
 from flcore.core.text import fit_to_print
@@ -52,10 +54,10 @@ def main(arguments: Sequence[str] | None = None, today: date | None = None) -> i
         The exit code.
     """
     with safe_streams():
-        return _main(sys.argv[1:] if arguments is None else arguments, today)
+        return _main(sys.argv[1:] if arguments is None else arguments, today, is_process=arguments is None)
 
 
-def _main(given: Sequence[str], today: date | None) -> int:
+def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
     for word in given:
         remember(word)
     parser = make_parser()
@@ -66,6 +68,8 @@ def _main(given: Sequence[str], today: date | None) -> int:
     had_folder = has_working_folder()
     _set_environment(parsed.debug)
     try:
+        if is_process:
+            _compute_as_configured(parsed)
         if getattr(parsed, "out", None) is not None:
             parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
         if parsed.plugins and not hasattr(parsed, "params"):  # else they are part of a configuration
@@ -87,6 +91,22 @@ def _main(given: Sequence[str], today: date | None) -> int:
                     tell(error.details)
             tell(f"protofl: {fit_to_print(message)}")
     return _all_written(code)
+
+
+def _compute_as_configured(parsed: argparse.Namespace) -> None:
+    """Start this command again with the processor's own kernels if ``engine.numerics`` says so.
+
+    Libraries choose their kernels when they are imported, which is before a configuration is known.
+    """
+    if not hasattr(parsed, "params") or portable.wanted() == "native":
+        return
+    from pipelines.config.files import read_params
+    from pipelines.config.params import override
+
+    with suppress(ProtoflError):  # the command itself says what is wrong
+        engine = override(read_params(parsed.params), parsed.assignments).get("engine")
+        if isinstance(engine, Mapping) and engine.get("numerics") == "native":
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], portable.environment("native"))
 
 
 def _all_written(code: int) -> int:

@@ -21,7 +21,8 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flcore.config.schema import Config
-from flcore.core.cpu_class import processor_class
+from flcore.core import portable
+from flcore.core.cpu_class import is_portable, processor_class
 from flcore.core.errors import MLOPS, ConfigError, RunError
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.io.files import given_path
@@ -164,12 +165,11 @@ def _cores() -> Iterator[str]:
         f"cores: {cores} for this process, so engine.workers up to {cores} makes sense; "
         f"class of processor {processor_class()}"
     )
+    if portable.wanted() == "portable" and is_portable() is False:
+        yield _note("numerics: results differ in last bits from those of other x86-64 processors with AVX2")
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads != "1":
-        yield _note(
-            f"threads: OMP_NUM_THREADS is {threads or 'not set'}; training uses one per process all the same, "
-            "and 1 keeps libraries from starting others"
-        )
+        yield _note(f"threads: OMP_NUM_THREADS is {threads or 'not set'}; 1 keeps libraries from starting others")
 
 
 def _device() -> Iterator[str]:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcore.core import portable
 from flcore.core.errors import DataError, RunError
 from flcore.core.host import CACHE_VARIABLE
 from flcore.engine.local.program import (
@@ -278,6 +279,8 @@ def _options(graph: torch.fx.GraphModule) -> dict[str, Any]:
     return {
         "cpp.threads": 1,
         "compile_threads": 1,  # or it keeps processes of its own
+        # Instructions of every processor with AVX2: the same machine code on all of them.
+        **({"cpp.march": "x86-64-v3", "cpp.simdlen": 256} if _is_portable() else {}),
         # Convolutions would be turned to channels-last, and every pass over a handful of channels be strided: 2 to 4
         # times as long as the same pass over rows.
         "layout_optimization": False,
@@ -334,9 +337,15 @@ def _last_used(path: Path) -> float:
         return 0.0
 
 
+def _is_portable() -> bool:
+    return portable.wanted() == "portable" and portable.has_avx2()
+
+
 @cache
 def _processor() -> str:
-    """Return the target of machine code: a hash of the processor's instructions."""
+    """Return the target of machine code: that of all processors with AVX2, or a hash of this one's instructions."""
+    if _is_portable():
+        return "x86-64-v3"
     capability = torch.backends.cpu.get_cpu_capability()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -25,7 +25,7 @@ from torch import Tensor
 from flcore.config.plugins import brought
 from flcore.config.schema import Config
 from flcore.config.sections import EngineConfig
-from flcore.core import loaded_code
+from flcore.core import loaded_code, portable
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.text import shorten
 from flcore.engine.checkpoint import Checkpoint
@@ -81,7 +81,9 @@ def _connect(config: Config) -> Any:
         raise ConfigError("engine.name = ray: Ray is not installed; pip install 'protofl[ray]'") from error
     # Ray adds the script's folder and the working folder to its actors' search path unless this returns a true value.
     # `object` does, and can be pickled.
-    job = JobConfig()
+    # Workers of a cluster import numpy before flcore could choose its kernels.
+    chosen = {name: os.environ[name] for name in portable.SETTINGS if name in os.environ}
+    job = JobConfig(runtime_env={"env_vars": chosen} if config.engine.ray_address else None)
     assert hasattr(job, "_runtime_env_has_working_dir"), "this version of Ray asks another method"
     job._runtime_env_has_working_dir = object  # type: ignore[method-assign]
     engine = config.engine

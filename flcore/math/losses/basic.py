@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcore.core.portable import square_root
+
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the mean cross-entropy of ``logits`` [B, K] against ``labels`` [B]; ``weight`` [B] is 0 for padding."""
@@ -56,7 +58,7 @@ _SMALLEST_SQUARED_NORM = 1e-24
 def safe_root(squares: Tensor) -> Tensor:
     """Return the square root, with gradient 0 instead of infinity at 0."""
     positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+    return torch.where(positive, square_root(torch.where(positive, squares, 1.0)), 0.0)
 
 
 def euclidean_norm(vectors: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcore.core.portable import square_root
 from flcore.math.prototypes.class_means import class_sums
 
 
@@ -58,7 +59,7 @@ def whitening(moments: PatchMoments, eps: float) -> tuple[Tensor, Tensor, float]
     values = values.clamp_min(0)
     # Patches that are all alike, or drowned in noise, have no direction to shrink.
     raised = values + eps * values.mean() if values.any() else torch.ones_like(values)
-    return mean, (vectors / raised.sqrt()) @ vectors.mT, float((values / raised).mean())
+    return mean, (vectors / square_root(raised)) @ vectors.mT, float((values / raised).mean())
 
 
 def random_atoms(count: int, dim: int, generator: torch.Generator) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flcore.core.portable import square_root
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 
 Wire = Literal["float64", "float32", "float16", "int8"]
@@ -64,7 +65,9 @@ class Margins:
     def scale(self) -> Tensor:
         """Deviations [D]; infinite for constant features, which are thereby left out: their deviation is rounding."""
         variance = self.squares / self.counts.sum() - self.mean.square()
-        return torch.where(variance > 1e-12 * (1 + self.mean.square()), variance.clamp_min(1e-30).sqrt(), torch.inf)
+        return torch.where(
+            variance > 1e-12 * (1 + self.mean.square()), square_root(variance.clamp_min(1e-30)), torch.inf
+        )
 
     @property
     def class_means(self) -> Tensor:
@@ -224,7 +227,7 @@ def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, 
     mean = rounded.double().sum(0) / sums.counts.sum()
     about = sums.second - torch.outer(mean, mean) * sums.counts.sum()
     variances = about.diagonal().clamp_min(0)
-    scale = torch.where(variances > 0, variances.sqrt(), 1.0)
+    scale = torch.where(variances > 0, square_root(variances), 1.0)
     correlations = about / torch.outer(scale, scale)
     common |= {"sums": rounded, "variances": variances.float()}
     if wire == "int8":
@@ -254,7 +257,7 @@ def unpack_sums(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
     else:
         about = from_upper_triangles(arrays["correlations"].double(), 1)
     about.diagonal().copy_((variances > 0).double())
-    scale = variances.sqrt()
+    scale = square_root(variances)
     return ClassSums(held, sums, about * torch.outer(scale, scale) + torch.outer(mean, mean) * counts.sum())
 
 
@@ -286,7 +289,7 @@ def _factor(correlations: Tensor, varies: Tensor) -> Tensor:
             return factor
     values, vectors = torch.linalg.eigh(torch.where(varies.unsqueeze(1) & varies, correlations, unit))
     # A root M of the matrix, M Mᵀ, and with Mᵀ = Q R also Rᵀ R.
-    lower = torch.linalg.qr((vectors * values.clamp_min(0).sqrt()).mT).R.mT
+    lower = torch.linalg.qr((vectors * square_root(values.clamp_min(0))).mT).R.mT
     return lower / lower.norm(dim=1, keepdim=True).clamp_min(1e-30)
 
 

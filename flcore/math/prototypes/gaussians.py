@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcore.core.portable import square_root
 from flcore.io.messages import Mixtures
 from flcore.math.prototypes.clustering import num_distinct, one_thread
 
@@ -184,7 +185,7 @@ def sample_mixture(mixture: Mixture, count: int, generator: torch.Generator) -> 
     component = torch.multinomial(mixture.weights, count, replacement=True, generator=generator)
     means = mixture.means[component]
     noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
-    return means + mixture.variances[component].sqrt() * noise
+    return means + square_root(mixture.variances[component]) * noise
 
 
 def sample_classes(
@@ -211,7 +212,7 @@ def pack_mixtures(mixtures: Mapping[int, Mixture], counts: Tensor | None, dim: i
         components=torch.tensor([len(mixture.weights) for mixture in ordered], dtype=torch.int64),
         weights=torch.cat([torch.zeros(0), *(mixture.weights for mixture in ordered)]).float(),
         means=torch.cat([none, *(mixture.means for mixture in ordered)]).float(),
-        deviations=torch.cat([none, *(mixture.variances.sqrt() for mixture in ordered)]).float(),
+        deviations=torch.cat([none, *(square_root(mixture.variances) for mixture in ordered)]).float(),
         counts=None if counts is None else counts[classes],
     )
 
@@ -324,7 +325,7 @@ def sample_gaussians(
     for label in classes.tolist():
         covariance = statistics.covariances[label]
         values, vectors = torch.linalg.eigh(0.5 * (covariance + covariance.mT))
-        root = (vectors * values.clamp_min(0.0).sqrt()) @ vectors.mT
+        root = (vectors * square_root(values.clamp_min(0.0))) @ vectors.mT
         noise = torch.randn(per_class, dim, generator=generator, dtype=torch.float64)
         features.append((statistics.means[label] + noise @ root).float())
     return torch.cat(features), classes.repeat_interleave(per_class)

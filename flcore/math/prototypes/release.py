@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flcore.core.errors import require_accounting
+from flcore.core.portable import square_root
 
 Unit = Literal["sample", "client"]
 
@@ -36,7 +37,7 @@ def clip_to_norm(vectors: Tensor, max_norm: float) -> Tensor:
     squares = vectors.square().sum(dim=-1, keepdim=True)
     too_long = squares > max_norm**2
     # The root only where it is used: its gradient at 0 is infinite.
-    return torch.where(too_long, vectors * (max_norm / torch.where(too_long, squares, 1.0).sqrt()), vectors)
+    return torch.where(too_long, vectors * (max_norm / square_root(torch.where(too_long, squares, 1.0))), vectors)
 
 
 def frequent_classes(present: Tensor, counts: Tensor, min_count: int) -> Tensor:
@@ -59,7 +60,7 @@ def mean_sensitivity(counts: Tensor, released: Tensor, max_norm: float, unit: Un
     if unit == "sample":
         bound = 2 * max_norm / counts.clamp_min(1).to(torch.float32)
     else:
-        bound = 2 * max_norm * released.sum().to(torch.float32).sqrt().expand(len(released))
+        bound = 2 * max_norm * square_root(released.sum().to(torch.float32)).expand(len(released))
     return torch.where(released, bound, 0.0)
 
 
