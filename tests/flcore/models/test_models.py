@@ -106,9 +106,8 @@ def test_the_run_names_the_model_that_cannot_read_the_images(lab: Any) -> None:
     from flcore.core.errors import ConfigError
 
     toy = lab.toy_dataset([[1, 2], [3, 4]], [0, 1], None, None)
-    experiment = lab.experiment(toy, lab.by_hand(toy, [[0], [1]]), model={"name": "fedproto_cnn"})
     with pytest.raises(ConfigError, match=r"^model\.name = fedproto_cnn: images of 1x2 are too small"):
-        experiment.new_module()
+        lab.experiment(toy, lab.by_hand(toy, [[0], [1]]), model={"name": "fedproto_cnn"})
 
 
 @pytest.mark.parametrize("name", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])

@@ -208,7 +208,7 @@ def test_an_actor_looks_for_the_files_by_what_describes_them(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "meta.json").write_bytes(content)
     worker, places = (
-        RayWorker(0, {}, (False, False), {}, digests()),
+        RayWorker(0, {}, {}, digests()),
         {name: str(tmp_path / name) for name in ("prepared", "partition")},
     )
     same = {"prepared": {"meta.json": b"1"}, "partition": {"meta.json": b"2"}}
