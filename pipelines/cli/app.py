@@ -98,7 +98,7 @@ def _compute_as_configured(parsed: argparse.Namespace) -> None:
 
     Libraries choose their kernels when they are imported, which is before a configuration is known.
     """
-    if not hasattr(parsed, "assignments") or portable.wanted() == "native":
+    if not {"params", "assignments"} <= vars(parsed).keys() or portable.wanted() == "native":
         return
     from pipelines.config.files import read_params
     from pipelines.config.params import override

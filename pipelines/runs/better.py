@@ -10,6 +10,7 @@ import re
 from typing import Literal
 
 from flcore.core.errors import ConfigError
+from flcore.core.text import shorten
 
 Direction = Literal["higher", "lower"]
 MetricUnit = Literal["share", "bytes", "number"]
@@ -93,7 +94,7 @@ def check_direction(name: str, key: str = "--metric") -> None:
     """
     if direction(name) is None:
         raise ConfigError(
-            f"{key} {name}: whether more or less of it is better is not declared; choose from {', '.join(_DECLARED)}"
+            f"{key} {shorten(name)}: whether more or less of it is better is not declared; choose from {', '.join(_DECLARED)}"
         )
 
 

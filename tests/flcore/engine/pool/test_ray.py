@@ -159,7 +159,7 @@ def test_data_that_lie_there_already_are_not_sent(
 
 def started(cluster: Any) -> tuple[Any, pools._Actor, Path]:
     """An actor that has nothing to do, its handle, and its folder."""
-    actor = cluster.remote(num_cpus=1)(RayWorker).remote(0, {}, (False, False, False), {}, {})
+    actor = cluster.remote(num_cpus=1)(RayWorker).remote(0, {}, {}, {})
     folder = cluster.get(actor.__ray_call__.remote(lambda worker: worker._folder.name))
     assert Path(folder).is_dir()
     return actor, pools._Actor(cluster, actor, None), Path(folder)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
 ) -> None:
     """Somebody else has 3 of 4: one is left for two workers. When they are given back after the warning, it goes on."""
     monkeypatch.setattr(pools, "_SECONDS_FOR_ROOM", 3.0)  # the warning comes after the first: two to spare
-    holder = cluster.remote(num_cpus=3)(RayWorker).remote(0, {}, (False, False, False), {}, {})
+    holder = cluster.remote(num_cpus=3)(RayWorker).remote(0, {}, {}, {})
     cluster.get(holder.__ray_call__.remote(lambda worker: worker.close()))
     until = time.monotonic() + 60
     while cluster.available_resources().get("CPU", 0) != 1:  # pools of earlier tests let go, and Ray hears of it
