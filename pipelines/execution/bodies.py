@@ -205,9 +205,8 @@ def _comparison(
         raise FailedRunsError(f"all {len(failed)} runs failed; the first of them, {first}")
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
-    recorded = operation.recorder.compare(
-        kind, config, [run.directory for run in runs], out, **facts, **operation.console, failed=dict(failed)
-    )
+    facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
+    recorded = operation.recorder.compare(kind, config, [run.directory for run in runs], out, **facts)
     if not operation.wait:
         return Outcome(out, failed=failed)
     found = operation.steps.call("compare", recorded.result)

@@ -22,6 +22,7 @@ class Operation:
         wait: whether a body ends only when the recorder has done what it was asked.
         copies: whether the results of a run that has finished in another folder are copied, instead of training again.
         console: ``width`` of tables in columns, and whether they are for a ``terminal``.
+        command: as typed, for pages; None if another program calls.
     """
 
     steps: Steps
@@ -30,3 +31,4 @@ class Operation:
     wait: bool = True
     copies: bool = True
     console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
+    command: str | None = None

@@ -218,7 +218,7 @@ def operation(
                 watcher.say(text)
 
             steps = InlineSteps(config.engine.worker_count)
-            yield Operation(steps, watcher, recorder, wait, copies, _console()), config
+            yield Operation(steps, watcher, recorder, wait, copies, _console(), _command()), config
             if not wait:
                 recorder.leave()
         finally:
@@ -229,14 +229,16 @@ def operation(
 
 
 def _console() -> dict[str, Any]:
-    """Return the terminal that tables have to fit, and the command, without what addresses contain."""
-    terminal, (program, *words) = sys.stdout.isatty(), sys.argv
+    """Return the terminal that tables have to fit."""
+    terminal = sys.stdout.isatty()
+    return {"terminal": terminal, "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG}
+
+
+def _command() -> str | None:
+    """Return the command as typed, without what addresses contain; None if another program calls."""
+    program, *words = sys.argv
     is_ours = Path(program).name in ("protofl", "__main__.py")
-    return {
-        "terminal": terminal,
-        "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG,
-        "command": shlex.join(["protofl", *(shorten(word, 1000) for word in words)]) if is_ours else None,
-    }
+    return shlex.join(["protofl", *(shorten(word, 1000) for word in words)]) if is_ours else None
 
 
 def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:

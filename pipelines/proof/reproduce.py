@@ -210,6 +210,7 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
         tuning=[tuned.model_dump() for tuned in comparison.tuning] or None,
         failed=dict(comparison.failed),
         **how.console,
+        command=how.command,
     )
     print_drawn(asked.result()["table"])
 
