@@ -68,22 +68,25 @@ docs: $(READY)  ## write the pages that the code declares, and build the site in
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
 	@echo "site/index.html   (open it in a browser)"
 
-lock: $(READY)  ## write the locks of infra/ anew from pyproject.toml
-	@$(BIN)/uv lock --quiet --upgrade
-	@$(BIN)/uv export --quiet --no-emit-project --no-header --extra mlops --output-file infra/requirements.lock
-	@$(BIN)/uv export --quiet --no-emit-project --no-header --no-dev --extra ray --extra team --output-file infra/requirements-production.lock
-	@echo "moto[server]" | $(BIN)/uv pip compile --quiet --universal --no-header --generate-hashes --upgrade --output-file infra/requirements-store.lock -
-	@rm -f uv.lock
+# What is in a lock already stays; UPGRADE=1 takes the newest version of everything.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --no-header --generate-hashes $(if $(UPGRADE),--upgrade) --output-file
+
+lock: $(READY)  ## bring the locks of infra/ up to pyproject.toml (UPGRADE=1: and every package to its newest version)
+	@$(COMPILE) infra/requirements.lock --extra mlops --group dev pyproject.toml
+	@$(COMPILE) infra/requirements-production.lock --extra ray --extra team --constraint infra/requirements.lock pyproject.toml
+	@echo "moto[server]" | $(COMPILE) infra/requirements-store.lock -
 
 clean:  ## remove the environment and everything computed; keeps params.yaml, dvc.lock and the DVC cache
 	rm -rf $(VENV) .venv-* artifacts runs .prefect .protofl mlruns site
 
-# uv installs the lock in half a minute; it is bootstrapped with pip, and the lock keeps it for `make lock`.
+# uv installs the lock in half a minute; pip installs uv itself, at the version and with the hashes of the lock.
+UV_OF_LOCK = sed -n '/^uv==/,/[^\\]$$/p' infra/requirements.lock
+
 $(READY): infra/requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else "protofl needs Python 3.11 or 3.12, this is %d.%d; try: make PYTHON=python3.11 ..." % v)'
 	@echo "making $(VENV) (once) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
+	@test -x $(BIN)/uv || $(UV_OF_LOCK) | $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin
 	@$(BIN)/uv pip sync --quiet --require-hashes --python $(BIN)/python infra/requirements.lock
 	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python --editable .
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def test_every_service_is_watched_pinned_and_holds_no_secret(name: str) -> None:
     if name not in ONCE:
         assert service["healthcheck"]["test"] and service["restart"] == "unless-stopped"
     image = service["image"]
-    assert image == "protofl" or re.fullmatch(r"[a-z/]+:(RELEASE\.)?[0-9][\w.-]+", image), image
+    assert image in ("protofl", "protofl-servers") or re.fullmatch(r"[a-z/]+:(RELEASE\.)?[0-9][\w.-]+", image), image
     for key, value in service.get("environment", {}).items():
         if re.search("PASSWORD|SECRET|ACCESS_KEY|ROOT_USER", key):
             assert re.fullmatch(r"\$\{\w+:\?set it in the environment\}", value), f"{name}: {key}"
@@ -54,6 +55,60 @@ def test_services_wait_for_those_that_they_need() -> None:
             assert how["condition"] == wanted and needed in services, f"{name}: {needed}"
     volumes = {mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])}
     assert {volume for volume in volumes if not volume.startswith(".")} == set(COMPOSE["volumes"])
+    assert all((INFRA / volume).exists() for volume in volumes if volume.startswith("."))
+
+
+def test_parameters_images_and_deployments_are_mounted_and_not_in_the_image() -> None:
+    """Other values, own images or another schedule need no other image, with compose and with Kubernetes."""
+    read = {"/app/params.yaml", "/app/images", "/app/infra/prefect.yaml"}
+    assert not any(name in (INFRA / "Dockerfile").read_text() for name in ("COPY params.yaml", "COPY images"))
+    for name in ("worker", "gpu-worker"):
+        mounts = dict(reversed(mount.split(":", 1)) for mount in COMPOSE["services"][name]["volumes"])
+        assert read <= {place.removesuffix(":ro") for place in mounts}
+    made = set(re.findall(r"--from-file=(?:\S*/)?([\w.]+)", (INFRA / "README.md").read_text()))
+    pod_mounts = {name: pod["containers"][0].get("volumeMounts", []) for name, _, pod in pods()}
+    assert read <= {mount["mountPath"] for mount in pod_mounts["gpu-worker"]}
+    assert read - {"/app/infra/prefect.yaml"} <= {mount["mountPath"] for mount in pod_mounts["worker"]}
+    of_project = {mount["subPath"] for mounts in pod_mounts.values() for mount in mounts if "subPath" in mount}
+    assert of_project == made == {"params.yaml", "prefect.yaml"}
+
+
+def test_a_killed_server_knows_who_holds_a_deployment() -> None:
+    """Leases are files below Prefect's home, which is a volume: in memory they are lost, and the place stays taken."""
+    key, home = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "/home/protofl/.prefect"
+    [server] = [pod["containers"][0] for name, _, pod in pods() if name == "prefect"]
+    by_name = {variable["name"]: variable.get("value") for variable in server["env"]}
+    service = COMPOSE["services"]["prefect"]
+    for said, mounted in (
+        (by_name[key], [mount["mountPath"] for mount in server["volumeMounts"]]),
+        (service["environment"][key], [mount.split(":")[1] for mount in service["volumes"]]),
+    ):
+        assert said.endswith(".filesystem") and mounted == [home]
+
+
+def test_the_registering_job_does_not_stop_a_second_apply() -> None:
+    """Kubernetes refuses to change a job; one that removes itself is made anew, with the new image."""
+    [job] = [manifest for manifest in manifests() if manifest["kind"] == "Job"]
+    assert job["spec"]["ttlSecondsAfterFinished"] <= 60
+
+
+def test_servers_have_no_packages_that_only_training_needs() -> None:
+    """By the filter of the Dockerfile, run on the lock: whole entries go, and no other package with them."""
+    lock = INFRA / "requirements-production.lock"
+    [without] = re.findall(r"without='(\^\(torch[^']*)'", (INFRA / "Dockerfile").read_text())
+    [program] = re.findall(r"awk -v without=\"\$without\" '([^']*)'", (INFRA / "Dockerfile").read_text())
+    command = ["awk", "-v", f"without={without}", program, str(lock)]
+    left = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    before, after = pins(lock), pins_of(left)
+    gone = {"torch", "torchvision", "triton", "ray"}
+    assert before.keys() - after.keys() == {name for name in before if name in gone or re.match("nvidia-|cuda-", name)}
+    assert {name: after[name] for name in after} == {name: before[name] for name in after}
+    assert {"prefect", "mlflow", "optuna-dashboard", "psycopg2-binary", "boto3"} <= after.keys()
+    assert left.count("--hash=") > 2 * len(after) and not left.startswith(" ")
+    kinds = {name: service["image"] for name, service in COMPOSE["services"].items()}
+    trains = {"deploy", "worker", "gpu-worker"}  # to deploy is to import the flows
+    assert {name for name, image in kinds.items() if image == "protofl"} == trains
+    assert {pod["containers"][0]["image"] for name, _, pod in pods() if name in trains} == {"protofl"}
 
 
 def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
@@ -66,9 +121,25 @@ def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
     assert tools & set(production) <= {"jsonschema"}  # which Prefect needs
     assert [name for name in production if production[name] != development.get(name, production[name])] == []
     dockerfile = (INFRA / "Dockerfile").read_text()
-    assert re.findall(r"-r (\S+)", dockerfile) == ["requirements-production.lock"]
+    assert re.findall(r"^COPY infra/(requirements\S+) \.$", dockerfile, re.MULTILINE) == [
+        "requirements-production.lock"
+    ]
     assert len(set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))) == 1
     assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+", dockerfile, re.MULTILINE)
+
+
+def test_the_environment_begins_with_the_installer_of_the_lock() -> None:
+    """pip is given the version and the hashes that the lock has of uv, and no lock is upgraded unless that is said."""
+    makefile = (ROOT / "Makefile").read_text()
+    [(program, lock)] = re.findall(r"^UV_OF_LOCK = sed -n '(\S+)' (\S+)$", makefile, re.MULTILINE)
+    command = ["sed", "-n", program.replace("$$", "$"), str(ROOT / lock)]
+    first, *hashes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert set(pins_of(first)) == {"uv"} and len(hashes) > 1
+    assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes)
+    assert [line.endswith("\\") for line in (first, *hashes)] == [True] * len(hashes) + [False]
+    [install] = [line for line in makefile.splitlines() if "-m pip install" in line]
+    assert "$(UV_OF_LOCK) |" in install and "--require-hashes" in install
+    assert re.findall(r"\S*--upgrade\S*", makefile) == ["$(UPGRADE),--upgrade)"]
 
 
 def test_runs_of_the_image_can_be_traced() -> None:
@@ -89,8 +160,12 @@ def test_of_every_deployment_one_flow_at_a_time_is_carried_out() -> None:
 
 def pins(lock: Path) -> dict[str, set[str]]:
     """Package → versions, of which there may be one for each Python."""
+    return pins_of(lock.read_text())
+
+
+def pins_of(text: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for name, version in re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", lock.read_text(), re.MULTILINE):
+    for name, version in re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", text, re.MULTILINE):
         found.setdefault(name, set()).add(version)
     return found
 
