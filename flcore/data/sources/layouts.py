@@ -169,12 +169,12 @@ class _Zip(Tree):
         self._sizes: dict[str, int] = {}
         self._inside: dict[str, set[str]] = {"": set()}
         for info in self._archive.infolist():
-            if not info.is_dir():
+            if not info.filename.endswith("/"):  # of folders it does; `is_dir` fails for an empty name
                 self._add(info)
 
     def _add(self, info: zipfile.ZipInfo) -> None:
         name = info.filename
-        if leads_out(name) or any(map(is_control, name)):
+        if not name or leads_out(name) or any(map(is_control, name)):
             raise damaged(self.root, f"the name {shorten(name)} leads out of it, or is none")
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{self.root}: {name} is a link; pack the files that links lead to")

@@ -287,6 +287,18 @@ def test_links_beside_the_images_do_not_matter(tree: Path) -> None:
     assert len(ImageFolder().load(tree).train.labels) == 2
 
 
+def test_a_name_of_zeros_in_a_zip_is_damage(tmp_path: Path) -> None:
+    """As a bad block leaves it: the name ends at its first zero, so it is empty."""
+    path = as_zip(one_each(file_of(stripes(8, 8)), "png"), tmp_path / "images")
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        name = archive.infolist()[-1].filename.encode()
+    assert content.count(name) == 2  # before the file, and in the directory
+    path.write_bytes(content.replace(name, bytes(len(name))))
+    with pytest.raises(DataError, match=r"images\.zip: damaged"):
+        ImageFolder().load(path)
+
+
 def test_a_link_in_a_zip_is_named(tmp_path: Path) -> None:
     path = as_zip(one_each(file_of(stripes(8, 8)), "png"), tmp_path / "images")
     with zipfile.ZipFile(path, "a") as archive:
