@@ -156,7 +156,7 @@ def prepare_dataset(
     _, c, h, w = train.images.shape
     mean, std = statistics or _statistics(raw, train)
     meta = Meta(
-        name=source.name,
+        name=source.display_name,
         num_classes=len(raw.class_names),
         class_names=raw.class_names,
         shape=(c, h, w),

@@ -181,7 +181,7 @@ def describe_federation(base: Config, varied: Sequence[str]) -> str:
         base: the configuration.
         varied: keys that differ from run to run, so nothing is said of them.
     """
-    parts = [base.source.name]
+    parts = [base.source.display_name]
     if "partition.name" not in varied:
         parts.append(f"{base.partitioner.name} partition{_own_parameters(base, varied)}")
     if "partition.num_clients" not in varied:

@@ -8,16 +8,18 @@ was chosen on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flcore.core.errors import ConfigError, DataError
+from flcore.core.errors import ConfigError, DataError, RunError
 from pipelines.runs.better import check_direction, lower_is_better
+from pipelines.runs.folder import read_folder
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
-from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, sqlite_file
+from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, all_runs, sqlite_file
+from pipelines.tracking.sync import RunTracker
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
@@ -31,7 +33,6 @@ _NOTHING_TO_BE_BEST_IN = {
     "best/round": "more or fewer rounds are not better",
     **dict.fromkeys(("privacy/noise_multiplier", "privacy/delta", "privacy/clip"), "it was set, not reached"),
 }
-_RUNS_PER_REQUEST = 1000
 _CHOSEN = "champion: "
 """With what the line of a description begins that says why; another one takes its place."""
 
@@ -149,25 +150,17 @@ def _ranked(client: MlflowClient, experiment: Experiment, metric: str, where: st
     return sorted(runs, key=lambda run: (sign * run.data.metrics[metric], run.info.start_time, run.info.run_name))
 
 
-def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -> Iterator[Run]:
+def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -> list[Run]:
     from mlflow.exceptions import MlflowException
 
     asked = " and ".join(["attributes.status = 'FINISHED'", *([where] if where else [])])
-    token = None
-    while True:
-        try:
-            page = client.search_runs(
-                [experiment.experiment_id], asked, max_results=_RUNS_PER_REQUEST, page_token=token
-            )
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            reason = str(error.message).partition("\n")[0]
-            raise ConfigError(f"--where {where}: not a filter of MLflow ({reason})") from error
-        yield from page
-        token = page.token
-        if not token:
-            return
+    try:
+        return all_runs(client, experiment.experiment_id, asked)
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        reason = str(error.message).partition("\n")[0]
+        raise ConfigError(f"--where {where}: not a filter of MLflow ({reason})") from error
 
 
 def _split(run: Run) -> str:
@@ -185,9 +178,34 @@ def _promoted(client: MlflowClient, run: Run, answer: Best) -> Best:
             f"--promote: {answer.name} is the best, but its model is not in the store; log it with: protofl track DIR, "
             "where DIR is its folder"
         )
-    name = description.registered_name(answer.experiment)
+    return Best(**{**vars(answer), "model": _champion(client, run, uri, answer.experiment, answer.words)})
+
+
+def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
+    """Log a finished run with its model, and make that the champion of its experiment.
+
+    Args:
+        run_dir: of the run. uri: of the store. reason: what the version's description says.
+
+    Returns:
+        The version, as ``models:/NAME/VERSION``.
+
+    Raises:
+        RunError: the store did not take the run or its model.
+    """
+    tracker = RunTracker(run_dir, uri=uri)
+    logged = tracker.log_model()
+    if logged is None or tracker.run_id is None:
+        raise RunError(f"{run_dir}: cannot be promoted, since its model is not in the store")
+    with Store(uri).opened(FINAL_LOCK_PATIENCE_SECONDS) as client:
+        run = client.get_run(tracker.run_id)
+        return _champion(client, run, logged, description.experiment_name(read_folder(run_dir)), reason)
+
+
+def _champion(client: MlflowClient, run: Run, uri: str, experiment: str, reason: str) -> str:
+    name = description.registered_name(experiment)
     version = model.register(client, run, uri, name)
     kept = [line for line in (version.description or "").splitlines() if not line.startswith(_CHOSEN)]
-    client.update_model_version(name, version.version, "\n".join([_CHOSEN + answer.words, *kept]))
+    client.update_model_version(name, version.version, "\n".join([_CHOSEN + reason, *kept]))
     client.set_registered_model_alias(name, CHAMPION, version.version)
-    return Best(**{**vars(answer), "model": f"models:/{name}/{version.version}"})
+    return f"models:/{name}/{version.version}"

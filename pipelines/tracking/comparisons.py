@@ -32,6 +32,7 @@ from pipelines.tracking.store import (
     Store,
     TrackingUnavailable,
     add_missing,
+    all_runs,
     history_of,
     only_one_process,
     runs_tagged,
@@ -224,7 +225,7 @@ def _release_others(client: MlflowClient, parent: Run, children: set[str]) -> No
     """Let go of runs that the comparison had once and has no more."""
     run_id, experiment_id = parent.info.run_id, parent.info.experiment_id
     own = f"{COMPARISON_TAG}.{run_id}"
-    for run in client.search_runs([experiment_id], f"tags.`{own}` LIKE '%'"):
+    for run in all_runs(client, experiment_id, f"tags.`{own}` LIKE '%'"):
         if run.info.run_id not in children:
             client.delete_tag(run.info.run_id, own)
             if run.data.tags.get(PARENT_TAG) == run_id:

@@ -43,7 +43,13 @@ class _About:
 
 def experiment_name(run: RunFolder) -> str:
     """``<dataset>/<partition>``: within it runs are compared."""
-    return f"{run.config['data']['name']}/{run.config['partition']['name']}"
+    return f"{data_name(run)}/{run.config['partition']['name']}"
+
+
+def data_name(run: RunFolder) -> str:
+    """``data.title``, else ``data.name``."""
+    data = run.config["data"]
+    return str(data.get("title") or data["name"])
 
 
 def registered_name(experiment: str) -> str:
@@ -150,7 +156,7 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     """
     if run.metrics is None:
         return []
-    images, division = run.config["data"]["name"], run.config["partition"]["name"]
+    images, division = data_name(run), run.config["partition"]["name"]
     seed = run.config["partition"].get("seed")
     divided = f"{images}/{division} s{run.config['seed'] if seed is None else seed}"
     scored = run.config.get("evaluation", {}).get("split", "test")

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flcore.core.errors import DataError, ProtoflError
@@ -33,6 +33,7 @@ KINDS = ("", "databricks", "http", "https", "file", "sqlite", "postgresql", "mys
 """What an address may begin with; of databases before the name of a driver, as in ``postgresql+psycopg2``."""
 METRICS_PER_REQUEST = 1000  # limits of MLflow's log_batch
 _ENTRIES_PER_REQUEST = 100
+_RUNS_PER_REQUEST = 1000
 # MLflow itself waits 20 s for a locked SQLite file at every statement; a live run should not stand still that long.
 LOCK_PATIENCE_SECONDS = 5.0
 FINAL_LOCK_PATIENCE_SECONDS = 20.0
@@ -237,7 +238,20 @@ class Store:
 def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str | None]) -> list[Run]:
     """The runs of an experiment that have these tags (where there is a value: digests), the oldest first."""
     said = [f"tags.`{name}` = '{value}'" for name, value in tags.items() if value is not None]
-    return list(client.search_runs([experiment_id], " and ".join(said), order_by=["attributes.start_time ASC"]))
+    return all_runs(client, experiment_id, " and ".join(said), order_by=["attributes.start_time ASC"])
+
+
+def all_runs(client: MlflowClient, experiment_id: str, filter_string: str, **order: Any) -> list[Run]:
+    """Return all runs of an experiment that a filter finds, however many; MLflow answers a page at a time."""
+    found: list[Run] = []
+    token = None
+    while token != "":
+        page = client.search_runs(
+            [experiment_id], filter_string, max_results=_RUNS_PER_REQUEST, page_token=token, **order
+        )
+        found += page
+        token = page.token or ""
+    return found
 
 
 def add_missing(client: MlflowClient, run: Run, tags: Mapping[str, str], params: Mapping[str, str]) -> None:

@@ -106,6 +106,11 @@ class Source(Named, abc.ABC):
     unsaid: ClassVar[frozenset[str]] = frozenset()
     bad_file_cure: ClassVar[str] = "replace them with intact copies"
 
+    @property
+    def display_name(self) -> str:
+        """Name of the data in ``meta.json``, pages and tracking."""
+        return self.name
+
     def options(self) -> dict[str, Any]:
         """Return the options that identify the data, by name."""
         return {

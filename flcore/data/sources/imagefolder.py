@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from flcore.data.sources.base import (
 from flcore.data.sources.imagefiles import ImageFiles, depth_of, faults_of, is_gray, size_of
 from flcore.data.sources.layouts import EXPECTED, SPLITS, Listing, Sample, Tree, list_images, natural_order, open_tree
 
+_TITLE = re.compile(r"\w([\w .+()-]{0,58}[\w)])?")
+"""Of experiments, registered models and labels of LaTeX, which all refuse other signs."""
+
 
 @dataclass(frozen=True)
 class ImageFolder(Source, name="imagefolder"):
@@ -34,9 +38,14 @@ class ImageFolder(Source, name="imagefolder"):
     Classes and sites are numbered in natural order; sites are the groups.
     """
 
-    unsaid: ClassVar[frozenset[str]] = frozenset({"layout", "test_fraction", "on_bad_file"})
+    unsaid: ClassVar[frozenset[str]] = frozenset({"title", "layout", "test_fraction", "on_bad_file"})
     bad_file_cure: ClassVar[str] = "repair or remove them, or set data.on_bad_file=skip"
 
+    title: str | None = param(
+        None,
+        "name of your data in pages, MLflow's experiments and registered models; null: imagefolder. Runs with another "
+        "title are other runs",
+    )
     image_size: int | None = param(
         None,
         "height and width in pixels where data.size is null; null: the images' own, which must be alike",
@@ -56,6 +65,15 @@ class ImageFolder(Source, name="imagefolder"):
     on_bad_file: Literal["refuse", "skip"] = param(
         "refuse", "files that are no readable image: refuse the data, or leave them out and name them in meta.json"
     )
+
+    def __post_init__(self) -> None:
+        if self.title is not None and not _TITLE.fullmatch(self.title):
+            raise ValueError(f"title = {shorten(self.title)}: expected 1 to 60 letters, digits, spaces and _.+()-")
+
+    @property
+    def display_name(self) -> str:
+        """Title of the data, if they have one."""
+        return self.title or self.name
 
     def places(self, root: Path) -> tuple[Path, ...]:
         """Return the split folders alone, if they are directly in ``root``, else ``root``."""

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flcore.core.errors import DataError
+from flcore.config.schema import Config
+from flcore.core.errors import ConfigError, DataError
 from flcore.data.dataset import prepare_dataset
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.on_request import CelebA, VireoFood172
@@ -98,6 +99,28 @@ def test_a_size_asked_for_goes_before_that_of_the_source(tmp_path: Path) -> None
     root = as_folder(dishes, tmp_path / "dishes")
     asked, own = prepare_dataset(VireoFood172(), root, size=64), prepare_dataset(VireoFood172(image_size=64), root)
     assert (asked.train.images == own.train.images).all()  # with the same margin
+
+
+# ---- title -------------------------------------------------------------------------------------------------------
+
+
+def test_a_title_names_the_data_and_runs_on_them(tmp_path: Path) -> None:
+    """Without one, data and runs keep their names; the same images with a title are other data."""
+    root = as_folder(one_each(file_of(stripes(6, 9)), "png"), tmp_path)
+    plain, titled = prepare_dataset(ImageFolder(), root), prepare_dataset(ImageFolder(title="Ward 3"), root)
+    assert (plain.meta.name, titled.meta.name) == ("imagefolder", "Ward 3")
+    assert plain.meta.fingerprint != titled.meta.fingerprint
+    assert "title" not in ImageFolder().options() and ImageFolder(title="Ward 3").options()["title"] == "Ward 3"
+
+
+@pytest.mark.parametrize("title", ["", " a", "a ", "a/b", "models:/a", "it's", "$x_1$", "a\nb", "x" * 61])
+def test_a_title_that_a_store_or_a_page_would_refuse_is_refused_first(title: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.title|data: title"):
+        Config.from_mapping({"data": {"name": "imagefolder", "title": title}})
+    assert (
+        Config.from_mapping({"data": {"name": "imagefolder", "title": "Кошки (1) +_"}}).source.display_name
+        == "Кошки (1) +_"
+    )
 
 
 # ---- orientation -------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.reporting.page_tables import run_tiles, run_values
+from pipelines.reporting.page_tables import fingerprints, run_tiles, run_values
 from pipelines.runs.record import RunRecord, load_run
 
 PRIVACY = {
@@ -42,6 +43,13 @@ def test_the_account_is_on_the_page(tmp_path: Path) -> None:
         "privacy.covers": "the global models of all rounds",
     }
     assert ("privacy spent, ε", "5.32 at δ = 0.0001", "of what is told under all values") in run_tiles(run)
+
+
+def test_of_variants_the_page_says_which_folder_is_whose(tmp_path: Path) -> None:
+    """Folders are named for the method: two rows of it differ in the hash alone."""
+    runs = [replace(record(tmp_path / f"fedavg-s0-{row}"), method=row) for row in ("slow", "fast")]
+    listed = {column.heading: column.values for column in fingerprints(runs).columns}
+    assert (listed["method"], listed["folder"]) == (["slow", "fast"], ["fedavg-s0-slow", "fedavg-s0-fast"])
 
 
 def test_of_noisy_prototypes_what_their_account_says(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from flcore.core.errors import ConfigError, DataError
 from pipelines.runs.better import lower_is_better
+from pipelines.tracking import description
 from pipelines.tracking.best import best, metric_of
 from pipelines.tracking.sync import RunTracker
 
@@ -94,6 +95,21 @@ def test_runs_of_several_experiments_are_not_ranked_together(
     with pytest.raises(ConfigError, match="--experiment: several have final/top1_global; choose from digits/diri"):
         best(store, "top1_global")
     assert best(store, "top1_global", experiment="digits/shards").value == pytest.approx(0.9)
+
+
+def test_own_data_with_a_title_are_an_experiment_of_their_own(
+    store: str, tmp_path: Path, write_run: Write, reader: Any
+) -> None:
+    """Two data sets of images of one's own: the best of one is not sought among the other's runs."""
+    run_dir = write_run(tmp_path / "titled", 9, finished=True, seed=9)
+    text = (run_dir / "config.json").read_text().replace('"name": "digits"', '"name": "imagefolder", "title": "Ward 3"')
+    (run_dir / "config.json").write_text(text)
+    assert RunTracker(run_dir, uri=store).sync(final=True)
+    found = best(store, "top1_global", experiment="Ward 3/dirichlet")
+    assert (found.among, found.value) == (1, pytest.approx(0.9))
+    [run] = reader.runs("Ward 3/dirichlet")
+    assert {entry.dataset.name for entry in run.inputs.dataset_inputs} == {"Ward 3", "Ward 3/dirichlet s9"}
+    assert description.registered_name(found.experiment) == "Ward 3-dirichlet"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from flcore.core.errors import DataError
 from pipelines.runs.folder import read_folder
+from pipelines.tracking import store
 from pipelines.tracking.comparisons import labels_of, log_comparison
 from pipelines.tracking.later import log_folder
 
@@ -124,14 +125,20 @@ def test_a_seed_or_a_method_more_goes_to_the_same_comparison_a_method_less_begin
     assert sorted(under.values()) == sorted([first.info.run_id, first.info.run_id, last]), "that logged last has them"
 
 
-def test_a_run_that_is_compared_no_more_is_let_go(tmp_path: Path, reader: Any, write_run: Write) -> None:
+def test_runs_that_are_compared_no_more_are_let_go_however_many(
+    tmp_path: Path, reader: Any, write_run: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store answers a page at a time: here two runs, of which the comparison has four and then one."""
+    monkeypatch.setattr(store, "_RUNS_PER_REQUEST", 2)
     folder = tables(tmp_path / "compared")
-    runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
+    runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in range(4)]
     assert log_comparison(folder, runs, reader.uri)
     assert log_comparison(folder, runs[:1], reader.uri)
     found = by_name(reader)
     assert PARENT in found["fedavg-s0-00fedavg"].data.tags
-    assert not [name for name in found["fedavg-s1-01fedavg"].data.tags if name == PARENT or "comparison" in name]
+    for seed in (1, 2, 3):
+        tags = found[f"fedavg-s{seed}-0{seed}fedavg"].data.tags
+        assert not [name for name in tags if name == PARENT or "comparison" in name]
 
 
 def test_a_long_table_is_cut_and_the_links_stay(tmp_path: Path, reader: Any, write_run: Write) -> None:

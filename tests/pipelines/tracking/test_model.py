@@ -18,7 +18,7 @@ import pytest
 from flcore import run
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
-from pipelines.tracking.best import CHAMPION, best
+from pipelines.tracking.best import CHAMPION, best, promote_run
 from pipelines.tracking.serving import Predictor
 from pipelines.tracking.sync import RunTracker
 
@@ -147,6 +147,10 @@ def test_the_best_run_is_champion_only_when_it_is_promoted(made: dict[str, Path]
         assert first == f"champion: {found.words}"
         assert [line.partition("-s0-")[0] for line in rest] == [method], "what it scored stays, and stands there once"
     assert len(reader.client.search_model_versions("name = 'digits-dirichlet'")) == 2
+
+    assert promote_run(made["fedper"], reader.uri, "mean_local = 0.9, at least 0.8") == "models:/digits-dirichlet/2"
+    champion = reader.client.get_model_version_by_alias("digits-dirichlet", CHAMPION)
+    assert champion.description.splitlines()[0] == "champion: mean_local = 0.9, at least 0.8"
 
     reader.client.update_model_version("digits-dirichlet", "1", "champion: long ago\nsigned off by QA")
     best(reader.uri, "top1_global", promote=True)
