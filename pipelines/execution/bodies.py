@@ -77,11 +77,12 @@ def experiment(
         carry_out(run, cache, orchestrator=operation.steps)
     report = RunFiles(run.directory).report
     # What is drawn already is not drawn again; the store may be another one than that which has it.
-    recorder = operation.recorder
-    recorded = (recorder.log if is_done and report.exists() else recorder.finish)(run.directory)
+    record = operation.recorder.log if is_done and report.exists() else operation.recorder.finish
     if not operation.wait:
+        record(run.directory)
         return Outcome(run.directory, was_finished=is_done)
-    found = operation.steps.call("report", recorded.result)
+    # A step that is tried again asks again: the first answer would stay the same.
+    found = operation.steps.call("report", lambda: record(run.directory).result())
     return Outcome(run.directory, report, found["store"], is_done)
 
 
@@ -206,10 +207,12 @@ def _comparison(
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
     facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
-    recorded = operation.recorder.compare(kind, config, [run.directory for run in runs], out, **facts)
+    folders = [run.directory for run in runs]
+    record = partial(operation.recorder.compare, kind, config, folders, out, **facts)
     if not operation.wait:
+        record()
         return Outcome(out, failed=failed)
-    found = operation.steps.call("compare", recorded.result)
+    found = operation.steps.call("compare", lambda: record().result())
     return Outcome(
         out, Path(found["report"]), found["store"], table=found["table"], markdown=found["markdown"], failed=failed
     )

@@ -1,7 +1,8 @@
-"""How far a flow is, as a progress artifact on its page in Prefect; a server that is lost costs the page alone."""
+"""Artifacts of flows: their keys, and a progress artifact; a server that is lost costs the page alone."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -9,11 +10,21 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.runtime import deployment, flow_run
 
 from pipelines.execution.progress import Watcher
 from pipelines.orchestration.address import is_lost
 
 _EVERY_SECONDS = 2.0  # an update is a request to the server
+
+
+def artifact_key(what: str) -> str:
+    """Return the key of an artifact of this flow run: ``protofl-<deployment, or flow>-<what>``.
+
+    Prefect shows all artifacts of one key as versions of one artifact, whichever flow of the server made them.
+    """
+    name = str(deployment.name or flow_run.flow_name).lower().removeprefix("protofl-")
+    return "-".join(["protofl", *re.findall("[a-z0-9]+", name), what])
 
 
 class ProgressArtifact:
@@ -27,7 +38,7 @@ class ProgressArtifact:
         self._ended = self._total = 0
         self._last = time.monotonic()
         self._is_lost = False
-        artifact = create_progress_artifact(0.0, key="progress", description="rounds of all runs")
+        artifact = create_progress_artifact(0.0, key=artifact_key("progress"), description="rounds of all runs")
         assert isinstance(artifact, UUID)  # and nothing to be awaited: flows are synchronous
         self._artifact = artifact
 

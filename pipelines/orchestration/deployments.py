@@ -176,18 +176,22 @@ def schedules(address: Address) -> list[str]:
     Args:
         address: of the server.
     """
-    lines, flows = [], {flow["id"]: flow["name"] for flow in _ask(address, "POST", "/flows/filter", {})}
-    names = {each["name"] for each in declared()}
     # On a server that others use too, what they have is theirs.
     asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "NAME_ASC"}
-    for deployment in _ask(address, "POST", "/deployments/filter", asked):
+    found = _ask(address, "POST", "/deployments/filter", asked)
+    of_these = {"flows": {"id": {"any_": sorted({each["flow_id"] for each in found})}}}  # a server answers with 200
+    flows = {flow["id"]: flow["name"] for flow in _ask(address, "POST", "/flows/filter", of_these)}
+    lines, names = [], {each["name"] for each in declared()}
+    for deployment in found:
         said = [
             f"{schedule['schedule'].get('cron', 'at intervals')} {schedule['schedule'].get('timezone') or ''}".strip()
             + ("" if schedule["active"] and not deployment["paused"] else " (paused)")
             for schedule in deployment["schedules"]
         ]
-        name = f"{flows.get(deployment['flow_id'])}/{deployment['name']}"
-        old = "" if deployment["name"] in names else f" (not in the file: `prefect deployment delete {name}` ends it)"
+        flow = flows.get(deployment["flow_id"])
+        is_declared = deployment["name"] in names and f"protofl-{flow}" not in flows.values()  # its flow's earlier name
+        delete = f"prefect deployment delete {flow}/{deployment['name']}"
+        old = "" if is_declared else f" (not in the file: `{delete}` ends it)"
         lines.append(f"{deployment['name']}: {', '.join(said) or 'by hand'}{old}")
     return lines
 

@@ -86,15 +86,15 @@ def unfinished_runs(flow: str, flow_run: FlowRun) -> list[Path]:
     return [run for run in _FOLDERS[flow](out) if _is_unfinished(run, since=due)]
 
 
-_PAPER = "paper-table"
+_PAPER = "protofl-paper-table"
 _FOLDERS: Mapping[str, Callable[[Path], list[Path]]] = {
     "federated-experiment": lambda out: [out],
     "federated-training": lambda out: [out],
-    "retrain-on-new-data": lambda out: sorted(out.glob("*")),
-    "compare": lambda out: sorted(out.glob("runs/*")),
-    "sweep": lambda out: sorted(out.glob("runs/*")),
+    "protofl-retrain-on-new-data": lambda out: sorted(out.glob("*")),
+    "protofl-compare": lambda out: sorted(out.glob("runs/*")),
+    "protofl-sweep": lambda out: sorted(out.glob("runs/*")),
     _PAPER: lambda out: sorted(out.glob("*/runs/*")),
-    "tune": lambda out: [StudyFiles(out).record.directory],
+    "protofl-tune": lambda out: [StudyFiles(out).record.directory],
 }
 """Flow → the folders of its runs below its own; a study is logged as one run."""
 

@@ -31,7 +31,7 @@ from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
-from pipelines.orchestration.artifacts import ProgressArtifact
+from pipelines.orchestration.artifacts import ProgressArtifact, artifact_key
 from pipelines.orchestration.gpus import visible_gpus, worker_devices
 from pipelines.orchestration.limits import gpus_held, time_limit
 from pipelines.orchestration.prefect_steps import PrefectSteps
@@ -197,7 +197,9 @@ def _show_workers(config: Config) -> None:
     devices = worker_devices(config.engine, visible_gpus())
     if devices:
         table = [{"worker": place, "device": device} for place, device in enumerate(devices)]
-        create_table_artifact(table, key="workers", description="which device each worker of a run is bound to")
+        create_table_artifact(
+            table, key=artifact_key("workers"), description="which device each worker of a run is bound to"
+        )
 
 
 # ---- at its end --------------------------------------------------------------------------------------------------
@@ -233,14 +235,17 @@ def show_run(outcome: Outcome) -> None:
     left(outcome)
     lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
     with _at_the_end():
-        create_markdown_artifact(_run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key="result")
+        create_markdown_artifact(
+            _run_table(outcome.directory) + "\n\n" + "\n\n".join(lines), key=artifact_key("result")
+        )
 
 
 def show_table(outcome: Outcome | StudyOutcome) -> None:
     """The table of many runs as an artifact; the command knows of it before."""
     left(outcome)
     with _at_the_end():
-        create_markdown_artifact(outcome.markdown, key="table", description=f"of the runs in {outcome.directory}")
+        about = f"of the runs in {outcome.directory}"
+        create_markdown_artifact(outcome.markdown, key=artifact_key("table"), description=about)
 
 
 def _at_the_end() -> AbstractContextManager[Any]:

@@ -1,8 +1,8 @@
 """The Prefect flows: the bodies of :mod:`pipelines.execution.bodies` with their steps shown, timed and retried.
 
 ``federated-experiment`` is everything for one configuration, ``federated-training`` the same on given data;
-``compare``, ``sweep`` and ``tune`` are many runs, and end with their tables, figures and MLflow runs;
-``retrain-on-new-data`` is an experiment that trains only if data, configuration or code changed.
+``protofl-compare``, ``protofl-sweep`` and ``protofl-tune`` are many runs, and end with their tables, figures and MLflow
+runs; ``protofl-retrain-on-new-data`` is an experiment that trains only if data, configuration or code changed.
 What they share is in :mod:`pipelines.orchestration.flow_runs`.
 """
 
@@ -30,6 +30,7 @@ from pipelines.config.grid import plan
 from pipelines.config.params import without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, experiment
 from pipelines.orchestration import working_folder
+from pipelines.orchestration.artifacts import artifact_key
 from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import (
     CURRENT,
@@ -46,6 +47,8 @@ from pipelines.orchestration.flow_runs import (
     show_run,
     show_table,
 )
+from pipelines.orchestration.gate import check_gate, pass_comparison, pass_run
+from pipelines.reporting.comparison import tuned_name
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.tuning.asked import Asked
@@ -116,7 +119,7 @@ def federated_training(
     return _one_run(checked, Path(dated(out)), restart, limit_hours, inputs)
 
 
-@flow(name="compare", **HOOKS)
+@flow(name="protofl-compare", **HOOKS)
 def compare(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -128,6 +131,7 @@ def compare(
     budget: Literal["rounds", "bytes", "steps"] = "rounds",
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
+    gate: dict[str, float] | None = None,
 ) -> str:
     """Methods × seeds, then their table, figures, page and MLflow runs.
 
@@ -142,6 +146,7 @@ def compare(
         budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        gate: limits such as ``{"fedavg.mean_local": 0.9}``; the flow fails where a mean over seeds is worse.
 
     Returns:
         The comparison's folder.
@@ -150,13 +155,19 @@ def compare(
     base, folder = Config.from_mapping(raw), Path(dated(out))
     runs = comparison_runs(raw, methods, seeds)
     check_claims(raw, runs, tuned=tuned > 0)  # refused before anything is begun
-    with operation(base, f"compare {folder.name}", ["comparison", base.source.name], limit_hours=limit_hours) as how:
+    rows = {run.row or run.config.method.name: run.config.method for run in runs}
+    check_gate(gate or {}, rows | {tuned_name(row): method for row, method in rows.items() if tuned})
+    with operation(
+        base, f"compare {folder.name}", ["comparison", base.source.display_name], limit_hours=limit_hours
+    ) as how:
         outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)
-    return left_by_all(outcome, len(runs) * (2 if tuned else 1))
+    directory = left_by_all(outcome, len(runs) * (2 if tuned else 1))
+    pass_comparison(gate or {}, outcome.directory)
+    return directory
 
 
-@flow(name="sweep", **HOOKS)
+@flow(name="protofl-sweep", **HOOKS)
 def sweep(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -194,7 +205,7 @@ def sweep(
     folder = Path(dated(out))
     asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}
-    tags = ["sweep", planned.base.source.name]
+    tags = ["sweep", planned.base.source.display_name]
     with operation(planned.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
@@ -202,7 +213,7 @@ def sweep(
     return left_by_all(outcome, len(planned.runs))
 
 
-@flow(name="tune", **HOOKS)
+@flow(name="protofl-tune", **HOOKS)
 def tune(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -244,7 +255,7 @@ def tune(
     checked = configuration(params_file, overrides, config)
     folder, call = Path(dated(out)), CURRENT.get(None)
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
-    tags = ["tune", checked.method.name, checked.source.name]
+    tags = ["tune", checked.method.name, checked.source.display_name]
     with operation(checked, f"tune {folder.name}", tags, limit_hours=limit_hours) as how:
         asked = Asked(trials, objective, metric, place, at_once, max_bytes, max_steps)
         outcome = study(checked, asked, folder, how)
@@ -252,7 +263,7 @@ def tune(
     return left(outcome)
 
 
-@flow(name="retrain-on-new-data", **HOOKS)
+@flow(name="protofl-retrain-on-new-data", **HOOKS)
 def retrain_on_new_data(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -260,6 +271,8 @@ def retrain_on_new_data(
     restart: bool = False,
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
+    gate: dict[str, float] | None = None,
+    promote: bool = False,
 ) -> State[str]:
     """One experiment on the data that there are now, unless the last one that has finished is this very one.
 
@@ -273,12 +286,19 @@ def retrain_on_new_data(
         restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         config: a configuration instead of a file and overrides.
         limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        gate: limits such as ``{"mean_local": 0.9}``; the flow fails where a figure of the run is worse, every night
+            until one passes.
+        promote: make the model of a run that passes the champion of its registered model.
 
     Returns:
         A state that says what was done and why; its data is the folder of the last run.
     """
     checked, home = configuration(params_file, overrides, config), Path(out)
-    name, tags = f"retrain {checked.method.name}-s{checked.seed}", ["retrain", checked.method.name, checked.source.name]
+    check_gate(gate or {}, {"": checked.method})
+    if promote and not checked.tracking.enabled:
+        raise ConfigError("promote: models are registered in MLflow; set tracking.enabled = true")
+    name = f"retrain {checked.method.name}-s{checked.seed}"
+    tags = ["retrain", checked.method.name, checked.source.display_name]
     with operation(checked, name, tags, limit_hours=limit_hours, experiment_of=checked) as how:
         prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)
         inputs = Inputs(prepared, how.steps.call("partition-data", Cache.here().partition, checked, prepared))
@@ -289,24 +309,31 @@ def retrain_on_new_data(
         before = read_json(last, "delete it; the data then count as new") if last.exists() else None
         if before is not None and before["run"] == folder.name and RunFiles(folder).metrics.exists():
             said = f"nothing to train: configuration, data ({data[:16]}) and code equal those of {folder}"
-            create_markdown_artifact(said, key="data")
+            create_markdown_artifact(said, key=artifact_key("data"))
             return Completed(name="Unchanged", message=said, data=str(folder))
         was, why = "none has finished before", f"data {data[:16]}"
         if before is not None:
             was = f"the last run was {home / before['run']}"
             why = "changed configuration or code, " * (before["data_fingerprint"] == data) + why
-        create_markdown_artifact(f"{why}; {was}", key="data")
+        create_markdown_artifact(f"{why}; {was}", key=artifact_key("data"))
         outcome = experiment(checked, folder, how, restart=restart, inputs=inputs)
+        show_run(outcome)
+        passed = pass_run(gate or {}, outcome.directory)
+        if promote:
+            from pipelines.tracking.best import promote_run  # MLflow
+
+            reason = passed or "promoted without a gate"
+            model = how.steps.call("promote", promote_run, outcome.directory, checked.tracking.uri, reason)
+            why += f", champion {model}"
         remove_stale_temp(home, last.name)
         write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
-        show_run(outcome)
     return Completed(message=f"trained ({why}; {was}): {left(outcome)}", data=str(outcome.directory))
 
 
 def _one_run(
     config: Config, out: Path | None, restart: bool, limit_hours: float | None, inputs: Inputs | None = None
 ) -> str:
-    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.name]
+    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.display_name]
     with operation(config, name, tags, limit_hours=limit_hours, experiment_of=config) as how:
         outcome = experiment(config, out, how, restart=restart, inputs=inputs)
         show_run(outcome)

@@ -22,7 +22,7 @@ from pipelines.papers.share import plan_of_share, told_kept
 working_folder.enter()
 
 
-@flow(name="paper-table", **HOOKS)
+@flow(name="protofl-paper-table", **HOOKS)
 def paper_table(
     id: str,
     rows: list[str] | None = None,

@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from flcore.core.errors import ProtoflError
-from pipelines.execution.one_run import was_stopped_by_the_machine
+from pipelines.execution.one_run import is_of_the_machine, was_stopped_by_the_machine
 from pipelines.execution.steps import Steps, Work
 
 Item = TypeVar("Item")
@@ -31,9 +31,11 @@ _RETRY_DELAYS_SECONDS = (2.0, 20.0, 200.0)
 
 
 def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
-    """Retry what a machine did (a full disk, a lost worker), not what the configuration or the mathematics did."""
+    """Retry what a machine did (a full disk), not what the configuration, the mathematics or a fault of ours did."""
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, ProtoflError) or was_stopped_by_the_machine(error)
+    if isinstance(error, ProtoflError):
+        return was_stopped_by_the_machine(error)
+    return is_of_the_machine(error)
 
 
 def _task(

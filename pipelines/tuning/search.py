@@ -284,10 +284,11 @@ class Search:
                 failed={f"trial {trial.number}": reason(trial) for trial in ended if trial.state == TrialState.FAIL},
                 was_finished=self._was_finished,
             )
-        recorded = operation.recorder.study(files.directory)
+        record = operation.recorder.study
         if not operation.wait:
+            record(files.directory)
             return outcome
-        return replace(outcome, store=operation.steps.call("report", recorded.result)["store"])
+        return replace(outcome, store=operation.steps.call("report", lambda: record(files.directory).result())["store"])
 
     def _inputs(self) -> Inputs:
         """Data and partition, once for all trials.

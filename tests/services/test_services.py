@@ -155,11 +155,11 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     assert (out / "comparison.json").exists()
 
     artifacts = folder.ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    [table] = [artifact for artifact in artifacts if artifact["key"] == "table"]
+    [table] = [artifact for artifact in artifacts if artifact["key"] == "protofl-nightly-comparison-table"]
     assert "fedavg" in table["data"] and "fedproto" in table["data"]
-    assert "progress" in {artifact["key"] for artifact in artifacts}
+    assert "protofl-nightly-comparison-progress" in {artifact["key"] for artifact in artifacts}
     [flow] = folder.ask(f"{api}/flows/filter", {"flows": {"id": {"any_": [run["flow_id"]]}}})
-    assert flow["name"] == "compare"
+    assert flow["name"] == "protofl-compare"
 
     runs = mlflow_runs(folder, first["mlflow"]["address"])
     children = {run_id: tags for run_id, tags in runs.items() if "mlflow.parentRunId" in tags}
@@ -304,7 +304,7 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
 ) -> None:
     folder, api = with_prefect, with_prefect.services()["prefect"]["address"] + "/api"
     folder.protofl(*command, "--out", f"many-{command[0]}")
-    run, artifacts = the_flow_run(folder, api, command[0], f"{command[0]} many-{command[0]}")
+    run, artifacts = the_flow_run(folder, api, f"protofl-{command[0]}", f"{command[0]} many-{command[0]}")
     assert artifacts["progress"] == 100
     assert all(text in artifacts["table"] for text in in_table)
     seen = tasks_of(folder, api, run["id"], last)
@@ -320,7 +320,7 @@ def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_t
     command = [sys.executable, "-m", "pipelines.cli", "compare", *diverging, "--out", "some-failed"]
     done = subprocess.run(command, cwd=folder.path, env=folder.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 4 and "protofl: 1 of 2 runs failed" in done.stderr and "fedproto" in done.stdout
-    run, artifacts = the_flow_run(folder, api, "compare", "compare some-failed", state="FAILED")
+    run, artifacts = the_flow_run(folder, api, "protofl-compare", "compare some-failed", state="FAILED")
     assert "1 of 2 runs failed; the first of them, fedavg seed 0, bad: round 1" in run["state"]["message"]
     assert "fedproto" in artifacts["table"]
     tasks_of(folder, api, run["id"], "compare")
@@ -351,7 +351,7 @@ def the_flow_run(
     [run] = folder.ask(f"{api}/flow_runs/filter", asked)
     assert run["state_type"] == state and run["parent_task_run_id"] is None
     artifacts = folder.ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    return run, {artifact["key"]: artifact["data"] for artifact in artifacts}
+    return run, {artifact["key"].rpartition("-")[2]: artifact["data"] for artifact in artifacts}
 
 
 def tasks_of(folder: Folder, api: str, flow_run: str, last: str) -> dict[str, int]:

@@ -225,6 +225,40 @@ def test_a_run_that_has_its_page_is_logged_again_and_not_drawn() -> None:
     assert outcome.was_finished and outcome.store == "a store"
 
 
+class TriedTwice(InlineSteps):
+    """Tries a step again that the disk refused."""
+
+    def call(self, name: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except OSError:
+            return function(*arguments)
+
+
+@pytest.mark.parametrize("what", ["finish", "compare"])
+def test_a_page_that_the_disk_refused_is_asked_for_again(what: str) -> None:
+    """The first answer is an error and the second none, when there is room again."""
+    how, told = operation(TriedTwice())
+    original, asked = getattr(told, what), list[Any]()
+
+    def full_at_first(*arguments: Any, **facts: Any) -> Future[dict[str, Any]]:
+        asked.append(arguments)
+        if len(asked) > 1:
+            return original(*arguments, **facts)
+        refused: Future[dict[str, Any]] = Future()
+        refused.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return refused
+
+    setattr(told, what, full_at_first)
+    if what == "finish":
+        outcome = experiment(Config.from_mapping(SMALL), Path("one"), how)
+    else:
+        outcome = comparison(
+            "comparison", SMALL, comparison_runs(SMALL, ["local"], [0]), Path("one"), how, {"name": ""}
+        )
+    assert outcome.report is not None and len(asked) == 2 and asked[0] == asked[1]
+
+
 @pytest.mark.parametrize("out", ["mine", "."])
 def test_a_run_that_is_found_elsewhere_does_not_empty_a_folder_of_somebody_else(
     out: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

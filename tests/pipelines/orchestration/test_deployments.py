@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect import Flow
 
 from flcore.core.errors import RunError
-from pipelines.orchestration import deployments
+from pipelines.orchestration import artifacts, deployments, ended, flows, paper_flow
 from pipelines.orchestration.address import Address
 
 OURS = {"name": {"any_": ["protofl-process"]}}
@@ -22,13 +24,20 @@ OURS = {"name": {"any_": ["protofl-process"]}}
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     """A server that is busy at first and asks for a key.
 
-    It has four deployments: one stands in the file, one is paused, and one is in the pool of somebody else.
+    It has five deployments: one stands in the file, one of the same name is of a flow that was renamed, one is paused,
+    and one is in the pool of somebody else. Others have so many flows that a question for all leaves ours out.
     """
     cron = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": True}
     theirs = {"name": "payroll", "flow_id": "2", "schedules": [cron], "paused": False}
     known: dict[str, list[dict[str, Any]]] = {
-        "/flows/filter": [{"id": "1", "name": "compare"}, {"id": "2", "name": "federated-experiment"}],
+        "/flows/filter": [
+            *({"id": f"theirs-{number}", "name": f"theirs-{number}"} for number in range(200)),
+            {"id": "0", "name": "compare"},
+            {"id": "1", "name": "protofl-compare"},
+            {"id": "2", "name": "federated-experiment"},
+        ],
         "/deployments/filter": [
+            {"name": "nightly-comparison", "flow_id": "0", "schedules": [cron], "paused": False},
             {"name": "nightly-comparison", "flow_id": "1", "schedules": [cron], "paused": False},
             {"name": "nightly", "flow_id": "2", "schedules": [cron], "paused": True},
             {"name": "mine", "flow_id": "2", "schedules": [], "paused": False},
@@ -51,7 +60,9 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
             self.send_response(200 if self.path in known else 409)
             self.end_headers()
             is_of_all = self.path == "/deployments/filter" and asked.get("work_pools") != OURS
-            self.wfile.write(json.dumps([*known.get(self.path, []), *([theirs] if is_of_all else [])]).encode())
+            wanted = asked.get("flows", {}).get("id", {}).get("any_")
+            found = [each for each in known.get(self.path, []) if wanted is None or each["id"] in wanted]
+            self.wfile.write(json.dumps([*found[:200], *([theirs] if is_of_all else [])]).encode())
 
         def log_message(self, *about: Any) -> None:
             """Nothing on the terminal."""
@@ -71,11 +82,38 @@ def test_what_the_file_does_not_have_any_more_is_shown_with_what_ends_it(
     (tmp_path / "infra" / "prefect.yaml").write_text("deployments: [{name: nightly-comparison}]")
     monkeypatch.chdir(tmp_path)
     assert deployments.schedules(api) == [
+        "nightly-comparison: 0 3 * * * UTC (not in the file: "
+        "`prefect deployment delete compare/nightly-comparison` ends it)",
         "nightly-comparison: 0 3 * * * UTC",
         "nightly: 0 3 * * * UTC (paused) (not in the file: "
         "`prefect deployment delete federated-experiment/nightly` ends it)",
         "mine: by hand (not in the file: `prefect deployment delete federated-experiment/mine` ends it)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("deployment", "flow", "key"),
+    [
+        ("nightly-comparison", "protofl-compare", "protofl-nightly-comparison-table"),
+        (None, "protofl-compare", "protofl-compare-table"),
+        ("Compare, of Ward 3", "protofl-compare", "protofl-compare-of-ward-3-table"),
+    ],
+)
+def test_artifacts_of_two_deployments_are_no_versions_of_one(
+    deployment: str | None, flow: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are of a whole server, of small letters, digits and hyphens."""
+    monkeypatch.setattr(artifacts, "deployment", SimpleNamespace(name=deployment))
+    monkeypatch.setattr(artifacts, "flow_run", SimpleNamespace(flow_name=flow))
+    assert artifacts.artifact_key("table") == key
+
+
+def test_flows_have_names_that_no_other_project_takes() -> None:
+    """And none is left out of what is marked where a flow ends badly."""
+    modules = (flows, paper_flow)
+    names = {flow.name for module in modules for flow in vars(module).values() if isinstance(flow, Flow)}
+    assert names == set(ended._FOLDERS) and len(names) == 7
+    assert all(name.startswith(("protofl-", "federated-")) for name in names)
 
 
 def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: Address, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +122,7 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: Address, monkeyp
     with pytest.raises(RunError, match=r"does not take a request \(/flows/filter: HTTP 503\)"):
         deployments._ask(api, "POST", "/flows/filter", {})
     monkeypatch.setattr(deployments, "_DELAYS_SECONDS", (0.0,))
-    assert len(deployments._ask(api, "POST", "/flows/filter", {})) == 2
+    assert len(deployments._ask(api, "POST", "/flows/filter", {})) == 200
 
 
 def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: Address) -> None:

@@ -55,10 +55,10 @@ def test_of_a_comparison_those_that_it_touched_and_did_not_finish() -> None:
     a_run(home / "fedavg-s2", touched=-HOUR)
     (home / "fedavg-s3").mkdir()
     of_another_day = a_run(Path("runs/nightly/2026-02-28/runs/fedavg-s0"))
-    for flow in ("compare", "sweep"):
+    for flow in ("protofl-compare", "protofl-sweep"):
         assert unfinished_runs(flow, flow_run("runs/nightly/{date}")) == [under_way]
     # Of a paper's table each setting is a comparison in a folder of its own.
-    assert unfinished_runs("paper-table", flow_run("runs/nightly")) == [of_another_day, under_way]
+    assert unfinished_runs("protofl-paper-table", flow_run("runs/nightly")) == [of_another_day, under_way]
 
 
 def test_a_papers_table_that_names_no_folder_has_gone_to_its_own() -> None:
@@ -68,7 +68,7 @@ def test_a_papers_table_that_names_no_folder_has_gone_to_its_own() -> None:
     for asked, run in (({"rounds_scale": 0.1}, tenth), ({}, whole), ({"rounds_scale": 1}, whole)):
         flow = flow_run(None)
         flow.parameters |= {"id": "fedpa.table2", **asked}
-        assert unfinished_runs("paper-table", flow) == [run]
+        assert unfinished_runs("protofl-paper-table", flow) == [run]
 
 
 @pytest.mark.parametrize("set_so", [True, False])
@@ -152,10 +152,10 @@ def test_of_one_run_its_folder_and_of_a_study_its_record_and_not_its_trials() ->
     assert unfinished_runs("federated-experiment", flow_run("run")) == [run]
     record = a_run(Path("study/study"))
     a_run(Path("study/trials/0000"))
-    assert unfinished_runs("tune", flow_run("study")) == [record]
+    assert unfinished_runs("protofl-tune", flow_run("study")) == [record]
     of_new_data = a_run(Path("retrained/0123456789abcdef"))
     a_run(Path("retrained/before"), finished=True)
-    assert unfinished_runs("retrain-on-new-data", flow_run("retrained")) == [of_new_data]
+    assert unfinished_runs("protofl-retrain-on-new-data", flow_run("retrained")) == [of_new_data]
 
 
 def test_a_flow_that_a_command_started_is_the_commands_to_mark() -> None:

@@ -24,6 +24,7 @@ def of_the_disk(error: Exception) -> Exception:
         (RunError("round 1: training diverged"), False),
         (ConfigError("local.lr = -1"), False),
         (of_the_disk(DataError("data.root: no such folder")), False),
+        (RuntimeError("KeyError: a fault while a page is drawn"), False),
     ],
 )
 def test_what_a_machine_did_is_tried_again_and_nothing_else(error: Exception, is_retried: bool) -> None:
