@@ -1,7 +1,7 @@
 """What each command does: from parsed arguments to a call of whoever does the work, and what is printed.
 
-Heavy modules are imported where they are needed, after whatever can be refused without them. Of runs the parameters are
-handed on unchecked: the process that records starts before torch, which checking them imports, is imported in this one.
+Heavy modules are imported where they are needed, after whatever can be refused without them. Of runs only keys
+are checked here (:mod:`pipelines.cli.typos`): the process that records starts before torch, which the rest imports, is.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
     Raises:
         ConfigError: a file cannot be read, or two options contradict each other.
     """
+    from pipelines.cli.typos import refuse_typos
     from pipelines.config.files import read_params, with_plugins
     from pipelines.config.params import override, with_values
 
@@ -133,7 +134,8 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
     # As its help says: the values that go with --method are those of that method, not of the file's.
     if getattr(arguments, "method", None):
         raw = with_values(raw, {"method.name": arguments.method}, "--method: ")
-    return override(raw, arguments.assignments, options)
+    refuse_typos(raw := override(raw, arguments.assignments, options))
+    return raw
 
 
 def refuse_without_effect(arguments: argparse.Namespace) -> None:

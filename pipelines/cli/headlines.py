@@ -61,7 +61,16 @@ def names(kind: str) -> list[str]:
     Args:
         kind: one of :data:`KINDS`.
     """
-    return list(_table(_ROOT / TABLES[kind])) if kind in TABLES else [entry.name for entry in headlines(kind)]
+    return list(places(kind)) if kind in TABLES else [entry.name for entry in headlines(kind)]
+
+
+def places(kind: str) -> dict[str, str]:
+    """Return the package's own entries of a registry, in order: name → ``module:Class``.
+
+    Args:
+        kind: one of :data:`TABLES`.
+    """
+    return _table(_ROOT / TABLES[kind])
 
 
 def headlines(kind: str) -> list[Headline]:
@@ -73,7 +82,7 @@ def headlines(kind: str) -> list[Headline]:
     if kind not in TABLES:
         return [Headline(name, summary) for name, summary in (ENGINES if kind == "engines" else SUMMARIES).items()]
     found = []
-    for name, place in _table(_ROOT / TABLES[kind]).items():
+    for name, place in places(kind).items():
         module, _, attribute = place.partition(":")
         texts = _texts(_ROOT.parent.joinpath(*module.split(".")).with_suffix(".py"), attribute)
         found.append(Headline(name, texts.get("summary", ""), texts.get("citation", "")))

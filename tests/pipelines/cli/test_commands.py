@@ -229,11 +229,11 @@ def test_advice_of_the_library_is_printed_in_terms_of_commands(
     assert "restart=True" not in COMMANDS[cure] and ("restart=True" not in cure or "--restart" in COMMANDS[cure])
 
 
-def test_parameters_are_handed_on_unchecked(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_are_handed_on_as_they_are_given(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
     """Of one run those of its method; of several all of them, whose settings are applied to each of them."""
-    Path("params.yaml").write_text("local: {lr: 0}\ncompare: {settings: {moon: {local.epochs: 9}}}\n")
+    Path("params.yaml").write_text("local: {lr: 0.2}\ncompare: {settings: {moon: {local.epochs: 9}}}\n")
     compare = {"settings": {"moon": {"local.epochs": 9}}}
-    raw = {"local": {"lr": 0, "momentum": 0.5}, "compare": compare}
+    raw = {"local": {"lr": 0.2, "momentum": 0.5}, "compare": compare}
     more = ["--set", "local.momentum=0.5"]
     moon = {**raw, "local": {**raw["local"], "epochs": 9}, "method": {"name": "moon"}}  # type: ignore[dict-item]
     assert main(["run", "--method", "moon", "--seed", "4", "--json", *more]) == 0
