@@ -67,7 +67,7 @@ def reproduce_options(parser: Parser) -> None:
     golden.add_argument(
         "--record",
         action="store_true",
-        help="with --golden: keep what comes out as the hashes of this class of processor",
+        help="with --golden: keep what comes out as the recorded hashes",
     )
 
 

@@ -1,11 +1,11 @@
-"""Golden hashes: what every method gives on digits, to the byte, kept with the code for each class of processor.
+"""Golden hashes: what every method gives on digits, to the byte, kept with the code.
 
 An edit that changes a number changes a hash here, whether it was meant or not: ``protofl reproduce --golden`` (in CI
 ``make golden``) names the method and the file. Where it was meant, ``--record`` keeps what came out, and the change of
-``pipelines/proof/golden/<class>.json`` stands in the same commit as the code that made it.
+``pipelines/proof/golden/hashes.json`` stands in the same commit as the code that made it.
 
-On a class of processor that nobody has recorded, bytes cannot be compared. The check then sets figures against those of
-another class, says so in its first line, and how to record this one.
+The record is of every x86-64 processor with AVX2 (`flcore.core.portable`). On another one, and with other numerics,
+figures are compared instead of bytes, and the first line says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.config.schema import Config
-from flcore.core.cpu_class import processor_class
+from flcore.core.cpu_class import is_portable, processor_class
 from flcore.core.errors import ConfigError
 from flcore.core.text import unknown_key
 from flcore.experiment.inputs import divide, prepare_data
@@ -30,8 +30,7 @@ from flcore.methods import METHODS
 from flcore.running import run
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
 
-FOLDER = Path(__file__).with_name("golden")
-"""A file per class of processor."""
+FILE = Path(__file__).parent / "golden" / "hashes.json"
 
 COMMON: Mapping[str, Any] = {
     "seed": 7,
@@ -126,86 +125,56 @@ def _hashes(directory: Path) -> dict[str, str]:
     return found
 
 
-def check(names: Sequence[str] | None = None, folder: Path = FOLDER) -> Outcome:
+def check(names: Sequence[str] | None = None) -> Outcome:
     """Carry methods out and compare them with what is recorded.
 
     Args:
         names: of methods; None: all.
-        folder: of the records.
 
     Raises:
-        ConfigError: a name is no method's, or nothing is recorded.
+        ConfigError: a name is no method's.
     """
-    chosen, here = _chosen(names), processor_class()
-    recorded = {path.stem: read_json(path, _CURE) for path in sorted(folder.glob("*.json"))}
-    if not recorded:
-        raise ConfigError(f"{folder}: nothing is recorded yet; {_CURE}")
-    found = dict(carried_out(chosen))
-    # A record from before classes had a digest of kernels is of some processor with these instructions.
-    undigested = here.rpartition("-")[0]
-    other = here if here in recorded else undigested if undigested in recorded else next(iter(recorded))
-    against, versions = recorded[other]["methods"], recorded[other]["versions"]
-    # Whoever adds a method has one class of processor: on the others there are its figures.
-    elsewhere = {
-        name: (stem, record["methods"][name])
-        for name in found.keys() - against.keys()
-        for stem, record in recorded.items()
-        if name in record["methods"]
+    chosen, here, recorded = _chosen(names), processor_class(), read_json(FILE, _CURE)
+    is_same = here == recorded["processor"]
+    compared = {
+        name: _problems(recorded["methods"].get(name), found, by_bytes=is_same) for name, found in carried_out(chosen)
     }
-    own = {name: one for name, one in found.items() if name not in elsewhere}
-    different = _apart(against, own, by_bytes=True)
-    is_known = other == here or (other == undigested and not different)
-    if is_known:
-        here = other
-    else:
-        different = _apart(against, own, by_bytes=False)
-    new = {name: entry for name, (_, entry) in elsewhere.items()}
-    different |= _apart(new, {name: found[name] for name in new}, by_bytes=False)
-    agree = len(chosen) - len(different)
-    if is_known:
-        set_apart = f", {len(new)} of them the figures of another class" if new else ""
-        lines = [f"golden: {agree} of {len(chosen)} methods have the recorded bytes{set_apart} (class {here})"]
-    else:
+    different = {name: "; ".join(problems) for name, problems in compared.items() if problems}
+    agree = f"{len(chosen) - len(different)} of {len(chosen)} methods"
+    lines = [f"golden: {agree} have the recorded bytes (class {here})"]
+    if not is_same:
         lines = [
-            f"golden: NOT CHECKED BY BYTES: nobody has recorded the class {here}; figures are set against those of "
-            f"{other}, and {agree} of {len(chosen)} methods agree",
-            "protofl reproduce --golden --record keeps what comes out here, from then on to the byte",
+            f"golden: NOT CHECKED BY BYTES: this process computes as class {here}, the record is of class "
+            f"{recorded['processor']}; {agree} have its figures"
         ]
-    unrecorded = {file for entry in against.values() for file, digest in entry["files"].items() if digest is None}
-    if is_known and unrecorded:
-        lines.append(f"no bytes are recorded for this class of {', '.join(sorted(unrecorded))}; {_CURE}")
-    lines += [f"{name}: figures are set against those of {stem}" for name, (stem, _) in sorted(elsewhere.items())]
     lines += [f"{name}: {problem}" for name, problem in different.items()]
-    installed = package_versions(_PACKAGES)
-    if different and installed != versions:
-        apart = [f"{name} {installed[name]} instead of {versions.get(name)}" for name in _PACKAGES
-                 if installed[name] != versions.get(name)]  # fmt: skip
+    installed, versions = package_versions(_PACKAGES), recorded["versions"]
+    apart = [f"{name} {installed[name]} instead of {versions.get(name)}" for name in _PACKAGES
+             if installed[name] != versions.get(name)]  # fmt: skip
+    if different and apart:
         lines.append(f"note: other packages than recorded: {', '.join(apart)}")
     return Outcome(lines, len(chosen), list(different))
 
 
-def _apart(
-    against: Mapping[str, Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]], *, by_bytes: bool
-) -> dict[str, str]:
-    """By method that is not as recorded, in what."""
-    problems = {name: _problems(against.get(name), one, by_bytes=by_bytes) for name, one in found.items()}
-    return {name: "; ".join(told) for name, told in problems.items() if told}
-
-
-def record(names: Sequence[str] | None = None, folder: Path = FOLDER) -> str:
-    """Carry methods out and keep what comes out for this class of processor; what others were is kept.
+def record(names: Sequence[str] | None = None) -> str:
+    """Carry methods out and keep what comes out; what others were is kept.
 
     Returns:
         What was done, for people.
+
+    Raises:
+        ConfigError: a name is no method's, or this process has other numerics than all processors with AVX2.
     """
-    chosen, here = _chosen(names), processor_class()
-    path = folder / f"{here}.json"
-    before = read_json(path, _CURE)["methods"] if path.is_file() else {}
+    chosen = _chosen(names)
+    if is_portable() is False:
+        raise ConfigError(f"--record: class {processor_class()} is not that of all processors with AVX2; record there")
+    before = read_json(FILE, _CURE)["methods"] if FILE.is_file() else {}
     found = dict(carried_out(chosen))
     kept = {name: entry for name, entry in before.items() if name in METHODS}
-    write_json(path, {"versions": package_versions(_PACKAGES), "methods": {**kept, **found}})
+    versions = package_versions(_PACKAGES)
+    write_json(FILE, {"processor": processor_class(), "versions": versions, "methods": {**kept, **found}})
     changed = [name for name in found if before.get(name) != found[name]]
-    return f"{path}: {len(found)} methods recorded, of which {len(changed)} are new or other than before"
+    return f"{FILE}: {len(found)} methods recorded, of which {len(changed)} are new or other than before"
 
 
 def _chosen(names: Sequence[str] | None) -> list[str]:
@@ -222,6 +191,5 @@ def _problems(expected: Mapping[str, Any] | None, found: Mapping[str, Any], *, b
     if not by_bytes:
         return figures
     one, other = expected["files"], found["files"]
-    unrecorded = {name for name, digest in one.items() if digest is None}
-    names = sorted(name for name in (one.keys() | other.keys()) - unrecorded if one.get(name) != other.get(name))
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return [f"other bytes in {', '.join(names)}", *figures] if names else []
