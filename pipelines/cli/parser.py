@@ -9,7 +9,7 @@ from typing import Any
 
 from flcore.config.analyses import SUMMARIES
 from flcore.version import VERSION
-from pipelines.cli import check_method, commands, options, paper, proof
+from pipelines.cli import check_method, clean, commands, options, paper, proof
 from pipelines.cli.arguments import Parser, names, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -305,6 +305,7 @@ def _add_machine(add: _Commands) -> None:
     add("down", commands.down, "Stop exactly the servers that `up` started.")
     add("doctor", commands.doctor, "What this machine offers, and what to do about what is missing.", _DOCTOR_EPILOG)
 
+    clean.add_to(add)
     bench = add("bench", commands.bench, "Run a benchmark; in a source checkout only.", _BENCH_EPILOG)
     bench.usage = "protofl bench [-h] [--debug] [--plugin FILE.py] NAME [--json] [OPTION]..."
     about = "a benchmark, then its options; `protofl bench NAME --help` lists them"

@@ -115,6 +115,7 @@ OPTIONS = {
     "status": "json",
     "down": "",
     "doctor": "",
+    "clean": "",
     "bench": "",
     "completion": "",
     "paper list": "json",
