@@ -167,15 +167,22 @@ class _File:
 
     def __init__(self, faulty: FaultyDisk, path: Path, file: Any) -> None:
         self._faulty, self._path, self._file = faulty, path, file.detach()
-        self._held = bytearray()
+        self._held, self._place = bytearray(), 0
 
     def write(self, content: Any) -> int:
         data = bytes(content)
-        self._held += data
+        self._held[self._place : self._place + len(data)] = data
+        self._place += len(data)
         return len(data)
 
+    def seek(self, offset: int) -> int:
+        """Go to a place in what is held; a zip's entry is written before its sizes are known."""
+        self._place = offset - int(self._file.tell())
+        assert 0 <= self._place <= len(self._held)
+        return offset
+
     def flush(self) -> None:
-        data, self._held = bytes(self._held), bytearray()
+        data, self._held, self._place = bytes(self._held), bytearray(), 0
         if data:
             write = self._file.write
             self._faulty.step(
@@ -183,7 +190,7 @@ class _File:
             )
 
     def tell(self) -> int:
-        return int(self._file.tell()) + len(self._held)
+        return int(self._file.tell()) + self._place
 
     def fileno(self) -> int:
         return int(self._file.fileno())

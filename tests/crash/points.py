@@ -167,6 +167,10 @@ def state(folder: Path) -> str:
 # ---- one scenario ------------------------------------------------------------------------------------------------
 
 
+_CURES = ("--restart", "restart=True")
+"""What a refusal advises on the command line, and in Python."""
+
+
 class Ground:
     """A scenario, as it begins and as it ends undisturbed; all else is set against that."""
 
@@ -247,7 +251,7 @@ class Ground:
 
     def _gone_on(self, folder: Path) -> tuple[str, str]:
         outcome, second = GONE_ON, carried_out(folder, self.scenario.command)
-        if second.code != 0 and not second.is_fault_of_ours and "--restart" in second.said:
+        if second.code != 0 and not second.is_fault_of_ours and any(cure in second.said for cure in _CURES):
             outcome = REFUSED
             second = carried_out(folder, [*self.scenario.command, "--restart"])
         if second.code != 0:

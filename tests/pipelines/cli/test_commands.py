@@ -229,7 +229,9 @@ def test_advice_of_the_library_is_printed_in_terms_of_commands(
     assert "restart=True" not in COMMANDS[cure] and ("restart=True" not in cure or "--restart" in COMMANDS[cure])
 
 
-def test_parameters_are_handed_on_as_they_are_given(asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_are_handed_on_as_they_are_given(
+    asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of one run those of its method; of several all of them, whose settings are applied to each of them."""
     Path("params.yaml").write_text("local: {lr: 0.2}\ncompare: {settings: {moon: {local.epochs: 9}}}\n")
     compare = {"settings": {"moon": {"local.epochs": 9}}}
