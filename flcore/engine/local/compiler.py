@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,10 +28,9 @@ import torch
 from torch import Tensor
 
 from flcore.core import portable
-from flcore.core.errors import DataError, RunError
+from flcore.core.errors import RunError
 from flcore.core.host import CACHE_VARIABLE
 from flcore.engine.local.program import (
-    CacheMissError,
     Function,
     NotCompilableError,
     Program,
@@ -115,29 +113,19 @@ class Compiler:
     equal graphs share one.
     """
 
-    def __init__(self, folder: Path, *, new: bool = True, trace: bool = True) -> None:
-        """Keep programs in ``folder``.
-
-        Args:
-            folder: for descriptions and libraries.
-            new: compile a missing program, instead of raising CacheMissError.
-            trace: without ``new``, trace a step of a known kind and look for its graph's library.
-        """
-        self.folder, self._new, self._trace = folder, new, trace
+    def __init__(self, folder: Path) -> None:
+        """Keep descriptions and libraries in ``folder``."""
+        self.folder = folder
 
     def make(self, function: Function, example: Sequence[Tensor], num_mutated: int, key: Mapping[str, Any]) -> Program:
         """As :meth:`StepCompiler.make`; wait for another process that makes the same program."""
         path = self.path(example, key)
         known = self._known(path)
-        if known is None and self._new:
+        if known is None:
             disk.make_folder(self.folder)
             with disk.open_lock(_lock_of(path)) as file:
                 take_lock(file, wait=True)
                 known = self._known(path) or self._make(function, example, path, key)
-        if known is None:
-            if not self._trace or not self._has_like(_kind(example, key)):
-                raise CacheMissError
-            known = self._make(function, example, path, key)
         if known.get("refused") is not None:
             raise NotCompilableError(known["refused"])
         library = self.folder / known["library"]
@@ -158,23 +146,10 @@ class Compiler:
         is_whole = known.get("refused") is not None or (self.folder / known["library"]).exists()
         return known if is_whole else None
 
-    def _has_like(self, kind: str) -> bool:
-        """Return whether a step of this kind was compiled here."""
-        for path in self.folder.glob("*.json"):
-            with suppress(DataError):
-                if read_json(path, "").get("kind") == kind:
-                    return True
-        return False
-
     def _make(
         self, function: Function, example: Sequence[Tensor], path: Path, key: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Trace, compile if the graph has no library, and write the description.
-
-        Raises:
-            CacheMissError: it would have to be compiled, without ``new``.
-        """
-        begin = time.perf_counter()
+        """Trace, compile if the graph has no library, and write the description."""
         names: list[str] = []
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -191,29 +166,25 @@ class Compiler:
             options = _options(graph)
             made_with = {"options": options, "torch": torch.__version__, "processor": _processor()}
             library = self.folder / f"{graph_hash(graph, example, made_with) or path.stem}.so"
-            known = {"terms": names, "kind": _kind(example, key), "library": library.name}
-            if self._compile(graph, example, options, library, key.get("method", {}).get("name", "a method")):
-                known["seconds"] = time.perf_counter() - begin
+            known = {"terms": names, "library": library.name}
+            self._compile(graph, example, options, library, key.get("method", {}).get("name", "a method"))
         write_json(path, known, durable=True)
         self._forget_oldest()
         return known
 
     def _compile(
         self, graph: torch.fx.GraphModule, example: Sequence[Tensor], options: dict[str, Any], library: Path, name: str
-    ) -> bool:
-        """Make a graph's library if it is missing; return whether it was."""
+    ) -> None:
+        """Make a graph's library if it is missing."""
         if library.exists():
-            return False
-        if not self._new:
-            raise CacheMissError
+            return
         with disk.open_lock(_lock_of(library)) as file:
             take_lock(file, wait=True)
             if library.exists():
-                return False
+                return
             logger.warning("engine.compile: compiling a step of %s, once on this machine (a minute) ...", name)
             made = _machine_code(graph, example, options)
             replace_file(library, lambda file: file.write(made.read_bytes()), durable=True)
-        return True
 
     def _forget_oldest(self) -> None:
         """Delete all but :data:`MAX_PROGRAMS`; loaded libraries stay usable in their processes."""
@@ -226,11 +197,6 @@ class Compiler:
 def _lock_of(path: Path) -> Path:
     """Return the lock for writing a description or a library."""
     return path.with_name(f"{path.name}.lock")
-
-
-def _kind(example: Sequence[Tensor], key: Mapping[str, Any]) -> str:
-    """Return a name for steps that may have one graph: half of all methods train alike."""
-    return program_name(example, {"model": key.get("model")}, _processor())
 
 
 def compiler_name() -> str:

@@ -26,10 +26,6 @@ class NotCompilableError(Exception):
     """A step that cannot be a program; names the reason."""
 
 
-class CacheMissError(Exception):
-    """A program that is not in the cache, where compiling is not allowed."""
-
-
 class Program(Protocol):
     """A compiled step for contiguous tensors of fixed shapes."""
 
