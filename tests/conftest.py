@@ -206,7 +206,7 @@ def _run(
     restart: bool = False,
 ) -> SimpleNamespace:
     """All rounds, in this process if no executor is given: final state, history, the checkpoint, committed bytes."""
-    checkpoint = Checkpoint(directory)
+    checkpoint = executor.checkpoint if hasattr(executor, "checkpoint") else Checkpoint(directory)
     state = run_rounds(
         experiment,
         checkpoint,
@@ -391,8 +391,7 @@ def _arrays(directory: Path) -> dict[str, dict[str, Any]]:
 def _committed(directory: Path) -> dict[str, bytes]:
     """Everything a checkpoint guarantees to the byte: state, history, the memories that the state names, snapshots."""
     checkpoint = Checkpoint(directory)
-    exchanges = sorted(checkpoint.read_state().client_states.items())
-    client_states = [checkpoint.client_results.state_file(exchange, client) for client, exchange in exchanges]
+    client_states = [*map(checkpoint.states.path, sorted(set(checkpoint.read_state().client_states.values())))]
     snapshots = sorted(directory.glob("rounds/*"))
     paths = [*checkpoint.state_files(), directory / "history.jsonl", *client_states, *snapshots]
     return {path.name: path.read_bytes() for path in paths}

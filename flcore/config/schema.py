@@ -60,7 +60,7 @@ _NOT_IDENTITY = {
     "data": {"root", "download"},
     "partition": {"path"},
     "evaluation": {"analyses", "tsne_clients", "tsne_classes", "tsne_samples"},
-    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durability", "durable_every"},
+    "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durable_every"},
     "tracking": None,
     "compare": None,
 }

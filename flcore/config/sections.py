@@ -209,12 +209,8 @@ class EngineConfig:
     )
     ray_address: str | None = param(None, "of a Ray cluster; null starts Ray on this machine")
     gpus_per_worker: float = param(0.0, "ray: share of a GPU that each actor asks for", low=0)
-    durability: Literal["reply", "leg"] = param(
-        "reply",
-        "what an interruption repeats: the last durable_every seconds (reply), or the current exchange (leg)",
-    )
     durable_every: float = param(
-        1.0, "seconds of work that a power failure may lose; 0: sync after every exchange and every reply", low=0
+        1.0, "seconds of work that a kill or a power failure may lose; 0: sync after every exchange and reply", low=0
     )
 
     def __post_init__(self) -> None:

@@ -13,6 +13,9 @@ PLUGIN_FOLDER = "plugins"
 REMOVED: Mapping[str, Mapping[str, Any]] = {"engine": {"stack_runs": False}}
 """Section → removed key → the only value that is still supported."""
 
+_WITHOUT_EFFECT = {"engine": {"durability"}}
+"""Section → removed keys that could not change a result."""
+
 
 def resolve_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration with absolute plug-in paths; relative ones start in ``folder``."""
@@ -33,11 +36,16 @@ def resolve_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def without_removed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration without removed keys that have their supported value."""
+    """Return a stored configuration without removed keys that had no effect or have their supported value."""
     result = dict(stored)
     for section, removed in REMOVED.items():
         if isinstance(values := stored.get(section), Mapping):
-            result[section] = {k: v for k, v in values.items() if k not in removed or v != removed[k]}
+            dropped = _WITHOUT_EFFECT.get(section, ())
+            result[section] = {
+                key: value
+                for key, value in values.items()
+                if key not in dropped and (key not in removed or value != removed[key])
+            }
     return result
 
 

@@ -8,15 +8,15 @@
       server.0007.safetensors           payloads of the server that the run's 7th exchange changed
       history.jsonl                     a record per evaluated round
       timing.jsonl                      seconds per exchange
-      clients/0003.0007.safetensors     state of client 3 since the run's 7th exchange
-      legs/0008/0003.safetensors         reply of client 3 in the current exchange (0003.json: its failure)
+      clients/0007.safetensors          states of clients since the run's 7th exchange
+      legs/0008/0000.safetensors        replies in an exchange that lasts more than ``engine.durable_every`` seconds
 
 A round has one exchange with nearly every method; then exchanges count rounds. The state names the exchange of every
 payload and client state, and the number of committed lines. Anything else in the folder, such as a client state of the
 interrupted exchange or later lines, is reused or dropped. No pickle: safetensors and JSON.
 
-Every file has a check sum and names its run, client and exchange: a flipped bit would otherwise change later results. A
-changed or moved file is refused; a changed reply is made again.
+Every file has check sums and names its run and exchange: a flipped bit would otherwise change later results. A changed
+or moved file is refused; a changed reply is made again.
 
 A commit survives a kill. It survives a power failure if ``engine.durable_every`` seconds have passed since the last
 durable commit (0: always): syncing at every exchange would take a quarter of the time of small models. If a power
@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import Cure, DataError, RunError
-from flcore.engine.client_results import ClientResults, Clock
+from flcore.engine.client_results import ClientResults, Clock, StateFiles
 from flcore.engine.committed_log import CommittedLog
+from flcore.engine.exchange import Reply
 from flcore.engine.run_state import RunName, RunState
 from flcore.engine.tagged_records import Snapshots, load_tagged, save_tagged
 from flcore.io import disk
@@ -63,7 +64,8 @@ class Checkpoint:
         self._synced: set[Path] = set()  # files of the last durable state
         self._server: dict[str, tuple[int, Payload]] = {}
         self.client_results = ClientResults(directory, durable_every, clock)
-        self._run = ""
+        self.states = StateFiles(directory)
+        self.run = ""
         """Digest of the run's name; empty until it is known."""
         self._log = CommittedLog(directory)
 
@@ -102,8 +104,9 @@ class Checkpoint:
         elif self._holds_a_run():
             raise RunError(f"{self.directory}: holds the checkpoint of a run; {CURE}")
         self.client_results.clear()
+        self.states.close()
         self._server, self._synced = {}, set()
-        self._run = state.run.digest
+        self.run = state.run.digest
         self._log.start()
         disk.make_folder(self.directory / "clients")
         self._write_state(state, durable=True)
@@ -188,10 +191,12 @@ class Checkpoint:
             fields: dict[str, Any] = {name: content[name] for name in _AS_THEY_ARE}
             fields |= {name: {kind: Size(**size) for kind, size in content[name].items()} for name in _TRAFFIC}
             name = RunName(content["run"], content["code"])
-            self._run = name.digest
+            self.run = name.digest
             return RunState(
                 server=self._read_server(content["server"]),
-                client_states={int(client): exchange for client, exchange in content["memories"].items()},
+                client_states={
+                    client: int(exchange) for exchange, clients in content["states"].items() for client in clients
+                },
                 metrics=[
                     {**exchange, "server": {name: float(value) for name, value in exchange["server"].items()}}
                     for exchange in content["told"]
@@ -205,7 +210,7 @@ class Checkpoint:
 
     def _read_server(self, exchanges: Mapping[str, int]) -> Record:
         missing = {exchange for name, exchange in exchanges.items() if self._server.get(name, (None,))[0] != exchange}
-        files = {exchange: load_tagged(self.server_file(exchange), exchange, self._run) for exchange in sorted(missing)}
+        files = {exchange: load_tagged(self.server_file(exchange), exchange, self.run) for exchange in sorted(missing)}
         self._server = {
             name: (exchange, files[exchange][name] if exchange in files else self._server[name][1])
             for name, exchange in exchanges.items()
@@ -214,7 +219,6 @@ class Checkpoint:
 
     def commit(self, state: RunState, history: Mapping[str, Any] | None, timing: Mapping[str, Any]) -> None:
         """Commit an exchange: append its records, replace the state, and remove files no longer needed."""
-        self.client_results.flush(state.client_states, self._run)
         lengths = self._log.append(history, timing)
         self._write_state(state, lengths.check, durable=self._clock() - self._synced_at >= self.durable_every)
         self._log.committed = lengths  # last: a failed commit is repeated
@@ -229,14 +233,14 @@ class Checkpoint:
         }
         changed = state.server.without(*known)
         if changed:
-            save_tagged(self.server_file(state.exchanges), changed, state.exchanges, self._run)
+            save_tagged(self.server_file(state.exchanges), changed, state.exchanges, self.run)
         exchanges = {name: known.get(name, state.exchanges) for name in state.server}
         content = {
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
             "run": state.run.run,
             "code": dict(state.run.code),
             "server": exchanges,
-            "memories": {str(client): exchange for client, exchange in state.client_states.items()},
+            "states": _by_exchange(state.client_states),
             **{name: {kind: vars(size) for kind, size in getattr(state, name).items()} for name in _TRAFFIC},
             "failures": list(state.failures),
             # NaN and infinity as text: a resumed round has the record of an uninterrupted one.
@@ -260,15 +264,15 @@ class Checkpoint:
         replace_file(path, lambda file: file.write(text.encode()), durable=durable)
 
     def _files_of(self, content: Mapping[str, Any]) -> set[Path]:
-        client_states = {
-            self.client_results.state_file(exchange, int(client)) for client, exchange in content["memories"].items()
-        }
-        return client_states | {self.server_file(exchange) for exchange in content["server"].values()}
+        states = {self.states.path(int(exchange)) for exchange in content["states"]}
+        return states | {self.server_file(exchange) for exchange in content["server"].values()}
 
     def _clear(self, state: RunState) -> None:
         """Remove files that the state does not name; ignore errors, since the exchange is committed."""
         disk.try_to_remove(self.directory / "legs")
-        named = {self.client_results.state_file(exchange, client) for client, exchange in state.client_states.items()}
+        exchanges = set(state.client_states.values())
+        self.states.close(but=exchanges)
+        named = set(map(self.states.path, exchanges))
         named |= {self.server_file(exchange) for exchange, _ in self._server.values()} | self._synced
         with suppress(OSError):  # an unavailable file system
             unfinished = self.directory.glob(".*.tmp")  # by a process that was killed
@@ -280,7 +284,7 @@ class Checkpoint:
 
     @property
     def snapshots(self) -> Snapshots:
-        return Snapshots(self.directory, self._run)
+        return Snapshots(self.directory, self.run)
 
     def keep_round(self, state: RunState) -> None:
         """Write a snapshot of a round that is about to be committed."""
@@ -289,14 +293,24 @@ class Checkpoint:
         }
         self.snapshots.keep_round(state.round, state.server, client_states)
 
-    def flush(self, client_states: Mapping[int, int]) -> str:
-        """Write buffered client states for workers to read; return the digest of the run's name.
+    def keep_states(self, before: Mapping[int, int], replies: Mapping[int, Reply], exchange: int) -> dict[int, int]:
+        """Write the states after an exchange's replies; return by client the exchange with its state's file.
+
+        A file is never changed. If less than half of all written states are valid, the new file takes over the rest.
 
         Args:
-            client_states: client to the exchange that left its state.
+            before: what the last call returned. replies: by client; each replaces or drops a state.
+            exchange: of the run, from 1.
         """
-        self.client_results.flush(client_states, self._run)
-        return self._run
+        states = self.client_results.states(exchange, [k for k, reply in replies.items() if reply.has_state], self.run)
+        left = {client: number for client, number in before.items() if client not in replies}
+        written = len(states) + sum(len(self.states.rows(number, self.run)) for number in set(left.values()))
+        if written > 2 * (len(states) + len(left)):
+            states |= {client: self.states.rows(number, self.run)[client].record for client, number in left.items()}
+            left = {}
+        if states:
+            self.states.save(exchange, states, self.run)
+        return left | dict.fromkeys(states, exchange)
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of ``history.jsonl`` or ``timing.jsonl``, oldest first."""
@@ -310,7 +324,15 @@ class Checkpoint:
         """
         if client not in client_states:
             return Record()
-        return self.client_results.client_state(client_states[client], client, self._run)
+        return self.states.load(client_states[client], client, self.run)
+
+
+def _by_exchange(client_states: Mapping[int, int]) -> dict[str, list[int]]:
+    """Return clients, ascending, by the exchange with their states' file."""
+    found: dict[str, list[int]] = {}
+    for client, exchange in sorted(client_states.items()):
+        found.setdefault(str(exchange), []).append(client)
+    return found
 
 
 def _jsonable(value: float) -> float | str:
@@ -319,4 +341,4 @@ def _jsonable(value: float) -> float | str:
 
 _AS_THEY_ARE = ("round", "steps", "exchange", "exchanges", "evaluated", "simulated_seconds")
 _TRAFFIC = ("up", "down", "eval_up", "eval_down")
-_STATE = {*_AS_THEY_ARE, *_TRAFFIC, "told", "run", "code", "server", "memories", "failures", "history"}
+_STATE = {*_AS_THEY_ARE, *_TRAFFIC, "told", "run", "code", "server", "states", "failures", "history"}

@@ -1,163 +1,186 @@
-"""Replies of the current exchange and clients' states: buffered in memory, then written to files.
+"""Clients' states and replies on the disk, a row per client (:mod:`flcore.io.rows`).
 
-The committing process buffers them until the commit (``engine.durability: leg``) or for ``durable_every`` seconds.
-After a kill, buffered ones are trained again. Workers write client states, which they alone read, and send replies.
-
-A reply is a safetensors file, a failure a JSON file. Each names its run, exchange and client. A damaged or foreign file
-counts as missing: the client trains again, with the same bytes.
+A finished exchange leaves one file of states. Replies of the current exchange wait in memory for its commit;
+after ``engine.durable_every`` seconds those that wait are written to a file, with their states, so that a kill costs no
+more than these seconds. A damaged row counts as missing: the client trains again, with the same bytes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from flcore.core.errors import DataError
+from flcore.core.errors import Cure, DataError
 from flcore.engine.exchange import ClientResult, Failure, Reply
-from flcore.engine.tagged_records import load_tagged, save_tagged
 from flcore.io import disk
-from flcore.io.files import read_json, sealed, unsealed, write_json
-from flcore.io.records import Record, load_record, save_record
+from flcore.io.messages import Payload
+from flcore.io.records import Payloads, Record, aligned
+from flcore.io.rows import Row, Rows, save_rows
 
 Clock = Callable[[], float]
 
 
-class ClientResults:
-    """Replies, failures and client states in a checkpoint's folder, by exchange (of the run, from 1) and client."""
+class StateFiles:
+    """Clients' states in a checkpoint's folder: per exchange a file of those that it left."""
 
-    def __init__(self, directory: Path, durable_every: float = 0.0, clock: Clock = time.monotonic) -> None:
-        """Start with an empty buffer.
+    def __init__(self, directory: Path) -> None:
+        """Read nothing yet; ``directory`` is the checkpoint's."""
+        self._directory = directory
+        self._open: dict[int, Rows] = {}
 
-        Args:
-            directory: of the checkpoint.
-            durable_every: seconds after which :meth:`buffer` may write the buffer to files. clock: of these seconds.
+    def path(self, exchange: int) -> Path:
+        return self._directory / "clients" / f"{exchange:04d}.safetensors"
+
+    def save(self, exchange: int, states: Mapping[int, Payloads], run: str) -> None:
+        """Write states by client; the commit that names them makes them valid. ``run``: digest of the run's name."""
+        save_rows(self.path(exchange), {client: Row(state) for client, state in states.items()}, exchange, run)
+        self._open.pop(exchange, None)
+
+    def rows(self, exchange: int, run: str) -> Rows:
+        """Return the states that an exchange left, as views of the mapped file.
+
+        Raises:
+            DataError: the file is missing, damaged or of another run.
         """
-        self._directory, self._durable_every, self._clock = directory, durable_every, clock
-        self._written_at = clock()
-        self._buffer: dict[tuple[int, int], tuple[ClientResult, Record | None]] = {}
-        self._lock = threading.Lock()  # a pool's results come on several threads
+        rows = self._open.get(exchange)
+        if rows is None:
+            rows = self._open[exchange] = Rows(self.path(exchange), exchange, run)
+        return rows
 
-    def reply_file(self, exchange: int, client: int) -> Path:
-        return self._directory / "legs" / f"{exchange:04d}" / f"{client:04d}.safetensors"
-
-    def state_file(self, exchange: int, client: int) -> Path:
-        return self._directory / "clients" / f"{client:04d}.{exchange:04d}.safetensors"
-
-    def buffer(
-        self,
-        exchange: int,
-        client: int,
-        result: ClientResult,
-        client_state: Record | None,
-        run: str,
-        *,
-        spill: bool = False,
-    ) -> None:
-        """Keep a result in memory until the commit. Thread-safe.
-
-        Args:
-            exchange, client: of the result. result: to keep.
-            client_state: to keep; None if it is on the disk (:meth:`save_client_state`).
-            run: digest of the run's name.
-            spill: write the buffer to files if that was not done for ``durable_every`` seconds.
-        """
-        with self._lock:
-            self._buffer[exchange, client] = result, client_state
-            if spill and self._clock() - self._written_at >= self._durable_every:
-                for key, buffered in self._buffer.items():
-                    self.save(*key, *buffered, run)
-                self.clear()
-
-    def save(
-        self, exchange: int, client: int, result: ClientResult, client_state: Record | None, run: str = ""
-    ) -> None:
-        """Write a client's state, then its reply or failure: a reply on disk is complete."""
-        if isinstance(result, Reply) and result.has_state and client_state is not None:
-            self.save_client_state(exchange, client, client_state, run)
-        path, tag = self.reply_file(exchange, client), {"place": [exchange, client], "run": run}
-        if isinstance(result, Failure):
-            write_json(path.with_suffix(".json"), sealed({**vars(result), **tag}))
-            return
-        values = {name: getattr(result, name) for name in ("losses", "steps", "has_state", "seconds")}
-        save_record(path, result.message, {**values, **tag, "losses": dict(result.losses)})
-
-    def save_client_state(self, exchange: int, client: int, client_state: Record, run: str) -> None:
-        """Write a client's state after an exchange; the commit that names it makes it valid."""
-        save_tagged(self.state_file(exchange, client), client_state, [exchange, client], run)
-
-    def flush(self, exchanges: Mapping[int, int], run: str) -> None:
-        """Write the buffered client states that a run state names: by client the exchange that left it."""
-        for (exchange, client), (_, client_state) in self._buffer.items():
-            if client_state is not None and exchanges.get(client) == exchange:
-                self.save_client_state(exchange, client, client_state, run)
-
-    def load(self, exchange: int, client: int, run: str | None = None) -> ClientResult | None:
-        """Return a result; None if it is missing, damaged or of another ``run`` (None: any).
-
-        After its parent was killed, a worker finishes its stack, perhaps in the folder of a later run.
-        """
-        buffered = self._buffer.get((exchange, client))
-        if buffered is not None:
-            return buffered[0]
-        result = self._read(exchange, client, run)
-        if isinstance(result, Reply) and result.has_state:
-            try:  # a power failure may damage the state and not the reply
-                load_tagged(self.state_file(exchange, client), [exchange, client], run or "")
-            except DataError:
-                return None
-        return result
-
-    def _read(self, exchange: int, client: int, run: str | None) -> ClientResult | None:
-        path = self.reply_file(exchange, client)
-        try:
-            message: Record | None = None
-            if path.with_suffix(".json").exists():
-                content = unsealed(read_json(path.with_suffix(".json"), ""))
-            elif path.exists():
-                message, content = load_record(path)
-            else:
-                return None
-            if content is None or content.pop("place") != [exchange, client]:
-                return None
-            if content.pop("run") != run and run is not None:
-                return None
-            return Failure(**content) if message is None else Reply(message, **content)
-        except (DataError, KeyError, TypeError, AttributeError):
-            return None
-
-    def load_all(self, exchange: int, clients: Iterable[int], run: str) -> dict[int, ClientResult | None]:
-        """Return results by client; look at the disk once if it has none of the exchange."""
-        buffered = {client: self._buffer.get((exchange, client), (None, None))[0] for client in clients}
-        # Look at the disk second: another thread spills to the disk before it clears the buffer.
-        on_disk = self.reply_file(exchange, 0).parent.exists()
-        return {
-            client: self.load(exchange, client, run) if on_disk and result is None else result
-            for client, result in buffered.items()
-        }
-
-    def missing(self, exchange: int, stacks: Sequence[Sequence[int]], run: str) -> list[list[int]]:
-        """Return the stacks with a missing result. They train whole; existing results get the same bytes."""
-        results = self.load_all(exchange, [client for stack in stacks for client in stack], run)
-        return [list(stack) for stack in stacks if any(results[client] is None for client in stack)]
-
-    def client_state(self, exchange: int, client: int, run: str) -> Record:
+    def load(self, exchange: int, client: int, run: str) -> Record:
         """Return a client's state after an exchange.
 
         Raises:
-            DataError: it is missing or damaged.
+            DataError: it is missing, damaged or of another run.
         """
-        _, client_state = self._buffer.get((exchange, client), (None, None))
-        if client_state is not None:
-            return client_state
-        return load_tagged(self.state_file(exchange, client), [exchange, client], run)
+        rows = self.rows(exchange, run)
+        if client not in rows:
+            raise DataError(f"{self.path(exchange)}: has no state of client {client}; {Cure.START_OVER}")
+        return aligned(rows[client].record)
+
+    def close(self, but: Collection[int] = ()) -> None:
+        """Close the files of all exchanges ``but`` these; a removed file keeps its space while it is mapped."""
+        self._open = {exchange: rows for exchange, rows in self._open.items() if exchange in but}
+
+
+class ClientResults:
+    """Replies and failures of the current exchange, with the clients' states. Thread-safe."""
+
+    def __init__(self, directory: Path, durable_every: float = 0.0, clock: Clock = time.monotonic) -> None:
+        """Start without results.
+
+        Args:
+            directory: of the checkpoint.
+            durable_every: seconds of results that may be lost. clock: of these seconds.
+        """
+        self._directory, self._durable_every, self._clock = directory, durable_every, clock
+        self._written_at = clock()
+        self._lock = threading.RLock()
+        self._leg = (0, "")
+        self._buffer: dict[int, tuple[ClientResult, Record]] = {}
+        self._written: dict[int, Rows] = {}
+        self._parts = 0
+
+    def part_file(self, exchange: int, number: int) -> Path:
+        """Return the file of results that were written together, from 0."""
+        return self._directory / "legs" / f"{exchange:04d}" / f"{number:04d}.safetensors"
+
+    def add(self, exchange: int, client: int, result: ClientResult, client_state: Record, run: str) -> None:
+        """Take a result; write all that wait if the last time is ``durable_every`` seconds ago.
+
+        Args:
+            exchange, client: of the result. result: to keep.
+            client_state: after it. run: digest of the run's name.
+        """
+        with self._lock:
+            self._begin(exchange, run)
+            self._buffer[client] = result, client_state
+            if self._clock() - self._written_at >= self._durable_every:
+                path = self.part_file(exchange, self._parts)
+                save_rows(path, {client: _row(*result) for client, result in self._buffer.items()}, exchange, run)
+                self._written |= dict.fromkeys(self._buffer, Rows(path, exchange, run))
+                self._buffer, self._parts, self._written_at = {}, self._parts + 1, self._clock()
+
+    def load(self, exchange: int, client: int, run: str) -> ClientResult | None:
+        """Return a result; None if it is missing, damaged or of another run."""
+        found = self._find(exchange, client, run)
+        return None if found is None else found[0]
+
+    def states(self, exchange: int, clients: Iterable[int], run: str) -> dict[int, Payloads]:
+        """Return the states of clients with replies; those on the disk are views of mapped files.
+
+        Raises:
+            DataError: a client's reply is missing or damaged.
+        """
+        states: dict[int, Payloads] = {}
+        for client in clients:
+            found = self._find(exchange, client, run)
+            if found is None:
+                folder = self.part_file(exchange, 0).parent
+                raise DataError(f"{folder}: client {client}'s reply is missing or damaged; resume the run")
+            states[client] = found[1]
+        return states
+
+    def _find(self, exchange: int, client: int, run: str) -> tuple[ClientResult, Payloads] | None:
+        with self._lock:
+            self._begin(exchange, run)
+            if client in self._buffer:
+                return self._buffer[client]
+            try:
+                return _result(self._written[client][client]) if client in self._written else None
+            except (DataError, KeyError, TypeError):
+                return None
+
+    def load_all(self, exchange: int, clients: Iterable[int], run: str) -> dict[int, ClientResult | None]:
+        """Return results by client; None without one."""
+        return {client: self.load(exchange, client, run) for client in clients}
+
+    def missing(self, exchange: int, stacks: Sequence[Sequence[int]], run: str) -> list[list[int]]:
+        """Return the stacks with a missing result. They train whole; existing results get the same bytes."""
+        return [list(stack) for stack in stacks if any(self.load(exchange, client, run) is None for client in stack)]
 
     def clear(self) -> None:
-        """Empty the buffer: its content is on the disk or no longer valid."""
-        self._buffer, self._written_at = {}, self._clock()
+        """Forget all results: they are committed, or no longer valid."""
+        with self._lock:
+            self._leg, self._buffer, self._written, self._parts = (0, ""), {}, {}, 0
+            self._written_at = self._clock()
 
     def discard(self, exchange: int) -> None:
         """Delete the results of an exchange that will be repeated."""
-        disk.remove_tree(self.reply_file(exchange, 0).parent)
-        self._buffer = {}
+        disk.remove_tree(self.part_file(exchange, 0).parent)
+        self.clear()
+
+    def _begin(self, exchange: int, run: str) -> None:
+        """Look for an exchange's results on the disk, once."""
+        if self._leg == (exchange, run):
+            return
+        self.clear()
+        self._leg = exchange, run
+        for path in sorted(self.part_file(exchange, 0).parent.glob("*.safetensors")):
+            self._parts = int(path.stem) + 1
+            try:
+                rows = Rows(path, exchange, run)
+            except DataError:
+                continue
+            self._written |= dict.fromkeys(rows, rows)  # a later one replaces a damaged one
+
+
+def _row(result: ClientResult, client_state: Record) -> Row:
+    if isinstance(result, Failure):
+        return Row({}, {"failure": vars(result)})
+    values = {name: getattr(result, name) for name in ("losses", "steps", "has_state", "seconds")}
+    payloads = {f"message:{name}": payload for name, payload in result.message.items()}
+    return Row({**payloads, **{f"state:{name}": payload for name, payload in client_state.items()}}, values)
+
+
+def _result(row: Row) -> tuple[ClientResult, Payloads]:
+    """Return what :func:`_row` was given; the state's tensors are views."""
+    if "failure" in row.values:
+        return Failure(**row.values["failure"]), {}
+    parts: dict[str, dict[str, Payload]] = {"message": {}, "state": {}}
+    for key, payload in row.record.items():
+        part, _, name = key.partition(":")
+        parts[part][name] = payload
+    return Reply(aligned(parts["message"]), **row.values), parts["state"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flcore.io.messages import Weights
-from flcore.io.records import Record, pack_record, unpack_record
+from flcore.io.records import Record, pack_records, unpack_records
 from flcore.methods.api import Method
 from flcore.methods.types import Exchange, FederationContext, RoundContext
 
@@ -85,18 +85,18 @@ def round_context(method: Method, setting: FederationContext, round_number: int,
     return RoundContext(setting, round_number, exchange.name, is_later_leg=exchange.name != first.name)
 
 
-def pack_result(result: ClientResult) -> tuple[dict[str, Any], list[memoryview]]:
-    """Return a result as plain values, and the values of its message in pieces; none for a failure."""
+def pack_result(result: ClientResult, client_state: Record) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return a result as plain values, and the values of its message and of the client's state in pieces."""
     if isinstance(result, Failure):
         return {"failure": vars(result)}, []
-    message, values = pack_record(result.message)
+    records, values = pack_records([result.message, client_state])
     # The weights on the worker's device stay there.
-    return {"reply": {**vars(result), "message": message, "trained": None}}, values
+    return {"reply": {**vars(result), "message": None, "trained": None}, "records": records}, values
 
 
-def unpack_result(packed: dict[str, Any], values: Tensor) -> ClientResult:
-    """Return the result that :func:`pack_result` packed; tensors are views of ``values``, uint8 [n]."""
+def unpack_result(packed: dict[str, Any], values: Tensor) -> tuple[ClientResult, Record]:
+    """Return the result and the state that :func:`pack_result` packed into ``values``, uint8 [n]."""
     if "failure" in packed:
-        return Failure(**packed["failure"])
-    reply = packed["reply"]
-    return Reply(**{**reply, "message": unpack_record(reply["message"], values)})
+        return Failure(**packed["failure"]), Record()
+    message, client_state = unpack_records(packed["records"], values)
+    return Reply(**{**packed["reply"], "message": message}), client_state

@@ -278,7 +278,7 @@ def _run_exchange(
     after = replace(
         state,
         server=server,
-        client_states=_left_states(state.client_states, replies, work.number),
+        client_states=run.checkpoint.keep_states(state.client_states, replies, work.number),
         up=added(state.up, cost(messages.values(), experiment)),
         down=added(state.down, cost(work.received.values(), experiment)),
         steps=state.steps + sum(reply.steps for reply in replies.values()),
@@ -288,12 +288,6 @@ def _run_exchange(
         metrics=[*state.metrics, metrics],
     )
     return after, replies, sum(reply.steps for client, reply in replies.items() if client in missing)
-
-
-def _left_states(client_states: Mapping[int, int], replies: Mapping[int, Reply], exchange: int) -> dict[int, int]:
-    """Return the exchange that left each client's state; a reply replaces or drops it."""
-    unchanged = {client: number for client, number in client_states.items() if client not in replies}
-    return unchanged | {client: exchange for client, reply in replies.items() if reply.has_state}
 
 
 def _all_failed(number: int, exchange: Exchange, failures: Mapping[int, Failure]) -> RunError:

@@ -161,20 +161,21 @@ def payload_sizes(record: Payloads) -> dict[str, Size]:
 
 def serialise(record: Payloads) -> bytes:
     """Return the bytes of a message; their number equals the sizes of :func:`payload_sizes`."""
-    flat = _flatten(record)
+    flat = flattened(record)
     return b"".join(flat[name].detach().cpu().contiguous().numpy().tobytes() for name in sorted(flat))
 
 
-def _flatten(record: Payloads) -> dict[str, Tensor]:
+def flattened(record: Payloads) -> dict[str, Tensor]:
+    """Return a record's arrays as ``<payload's name>/<array's name>``."""
     return {f"{name}/{key}": tensor for name, payload in record.items() for key, tensor in payload.arrays().items()}
 
 
 def pack_record(record: Payloads) -> tuple[dict[str, Any], list[memoryview]]:
     """Return a description of a record and its values, to be sent to another process in this order."""
-    arrays = _flatten(record)
+    arrays = flattened(record)
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # aligned
     described = {
-        "payloads": _kinds(record),
+        "payloads": kinds(record),
         "arrays": [[name, arrays[name].dtype, list(arrays[name].shape)] for name in order],
     }
     return described, [raw_values(arrays[name]) for name in order]
@@ -187,7 +188,7 @@ def unpack_record(described: Mapping[str, Any], values: Tensor) -> Record:
         end = begin + dtype.itemsize * math.prod(shape)
         arrays[name] = values[begin:end].view(dtype).reshape(shape)
         begin = end
-    return _restored(arrays, described["payloads"])
+    return from_flattened(arrays, described["payloads"])
 
 
 def pack_records(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memoryview]]:
@@ -199,25 +200,32 @@ def pack_records(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memo
     return {"records": places, **described}, values
 
 
+def aligned(record: Payloads) -> Record:
+    """Return a record with its tensors copied to aligned memory, because last bits of sums depend on alignment."""
+    return Record({name: _map(payload, Tensor.clone) for name, payload in record.items()})
+
+
 def unpack_records(described: Mapping[str, Any], values: Tensor) -> list[Record]:
     """Restore the records of :func:`pack_records`, with shared payloads.
 
-    Tensors are copied to aligned memory, because last bits of sums depend on alignment.
+    Tensors are :func:`aligned`.
     """
-    shared = {name: _map(payload, Tensor.clone) for name, payload in unpack_record(described, values).items()}
+    shared = aligned(unpack_record(described, values))
     return [Record({name: shared[number] for name, number in places.items()}) for places in described["records"]]
 
 
-def _kinds(record: Payloads) -> dict[str, Any]:
+def kinds(record: Payloads) -> dict[str, Any]:
+    """Return, by payload's name, the JSON values for restoring it with its arrays."""
     return {str(name): {"type": payload.type_name, **payload.header()} for name, payload in record.items()}
 
 
-def _restored(arrays: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> Record:
-    by_name: dict[str, dict[str, Tensor]] = {name: {} for name in kinds}
+def from_flattened(arrays: Mapping[str, Tensor], described: Mapping[str, Any]) -> Record:
+    """Return the record of :func:`flattened` arrays and their :func:`kinds`."""
+    by_name: dict[str, dict[str, Tensor]] = {name: {} for name in described}
     for key, tensor in arrays.items():
         name, _, inner = key.partition("/")
         by_name[name][inner] = tensor
-    return Record({name: PAYLOADS[kind["type"]].from_arrays(by_name[name], kind) for name, kind in kinds.items()})
+    return Record({name: PAYLOADS[kind["type"]].from_arrays(by_name[name], kind) for name, kind in described.items()})
 
 
 def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = None) -> None:
@@ -225,8 +233,8 @@ def save_record(path: Path, record: Payloads, extra: Mapping[str, Any] | None = 
 
     Tensors that payloads share are written repeatedly. ``extra`` holds further JSON values for the header.
     """
-    header = json.loads(json.dumps({"payloads": _kinds(record), "extra": dict(extra or {})}))  # as it will be read
-    arrays = _flatten(record)
+    header = json.loads(json.dumps({"payloads": kinds(record), "extra": dict(extra or {})}))  # as it will be read
+    arrays = flattened(record)
     write_tensors(path, arrays, {**header, _CHECK: check_sum(arrays, header)})
 
 
@@ -243,7 +251,7 @@ def load_record(path: Path, cure: str = "make it again") -> tuple[Record, dict[s
     if written != check_sum(arrays, header):
         raise DataError(f"{path}: damaged, its content is not what was written; {cure}")
     try:
-        return _restored(arrays, header["payloads"]), header["extra"]
+        return from_flattened(arrays, header["payloads"]), header["extra"]
     # Errors of payloads with inconsistent arrays.
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RuntimeError) as error:
         raise DataError(f"{path}: not a record of protofl ({shorten(repr(error))}); {cure}") from error

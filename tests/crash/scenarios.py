@@ -64,10 +64,9 @@ SCENARIOS = {
     "fedavg": _run("`run`, FedAvg"),
     "gfpl": _run("`run`, GFPL: memories, server steps", method=GFPL),
     "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED, data=LARGER),
-    "leg": _run(
-        "`run`, FedProto, snapshots, `engine.durability: leg`",
+    "fedproto": _run(
+        "`run`, FedProto, snapshots",
         method={"name": "fedproto"},
-        engine={"durability": "leg", "durable_every": 0},
         evaluation={"snapshots": [0, 1]},
     ),
     "spaced": _run(

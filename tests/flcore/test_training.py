@@ -65,8 +65,8 @@ def test_replies_from_before_an_interruption_are_no_speed(
     The clients have 43, 50, 62 and 85 samples: 3, 4, 4 and 6 batches of 16, 17 steps a round. Of the two rounds 6 and
     17 steps are measured, in a second each.
     """
-    config = lab.config(federation__rounds=2, engine__durability="reply", engine__durable_every=0.0)
-    experiment = lab.experiment(federation__rounds=2, engine__durability="reply", engine__durable_every=0.0)
+    config = lab.config(federation__rounds=2, engine__durable_every=0.0)
+    experiment = lab.experiment(federation__rounds=2, engine__durable_every=0.0)
 
     class Stopping(InlineOrchestrator):
         def map(self, name: str, function: Any, items: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from flcore.data.sources.imagefiles import ImageFiles, depth_of, faults_of, is_g
 from flcore.data.sources.layouts import EXPECTED, SPLITS, Listing, Sample, Tree, list_images, natural_order, open_tree
 
 _TITLE = re.compile(r"\w([\w .+()-]{0,58}[\w)])?")
-"""Of experiments, registered models and labels of LaTeX, which all refuse other signs."""
+"""A name that experiments, registered models and labels of LaTeX accept."""
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class _Zip(Tree):
         self._sizes: dict[str, int] = {}
         self._inside: dict[str, set[str]] = {"": set()}
         for info in self._archive.infolist():
-            if not info.filename.endswith("/"):  # of folders it does; `is_dir` fails for an empty name
+            if not info.filename.endswith("/"):  # no folder; `is_dir` fails for an empty name
                 self._add(info)
 
     def _add(self, info: zipfile.ZipInfo) -> None:

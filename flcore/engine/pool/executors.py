@@ -1,8 +1,7 @@
 """Executors train clients in this process or in long-lived workers: same interface, bytes and errors.
 
-An executor trains a group of stacks and returns results by client id, without repeating existing results. This process
-keeps all results, in memory and on the disk, as ``engine.durability`` says: reading replies that workers wrote took
-longer than sending them.
+An executor trains a group of stacks and returns results by client id, without repeating existing results. Workers send
+replies and clients' states to this process, which alone writes them: reading what workers wrote took longer.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Group = Sequence[Sequence[int]]
 
 Results = Mapping[int, ClientResult]
 
-Keep = Callable[[int, ClientResult, Record | None], None]
-"""Takes a client's result and its state; the state is None if it was written already."""
+Keep = Callable[[int, ClientResult, Record], None]
+"""Takes a client's result and its state."""
 
 
 class StoppedError(LocatedError):
@@ -123,12 +122,11 @@ class _KeepingExecutor:
     """Keeps results in ``checkpoint``: the object that commits, since it may hold them in memory."""
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
-        self._experiment, self._checkpoint = experiment, checkpoint
+        self._experiment, self.checkpoint = experiment, checkpoint
         self._results = checkpoint.client_results
 
-    def _keep(self, work: ExchangeWork, client: int, result: ClientResult, client_state: Record | None) -> None:
-        spill = self._experiment.config.engine.durability == "reply"
-        self._results.buffer(work.number, client, result, client_state, work.run, spill=spill)
+    def _keep(self, work: ExchangeWork, client: int, result: ClientResult, client_state: Record) -> None:
+        self._results.add(work.number, client, result, client_state, work.run)
 
     def _missing(self, work: ExchangeWork, group: Group) -> list[list[int]]:
         return self._results.missing(work.number, group, work.run)
@@ -160,7 +158,7 @@ class InlineExecutor(_KeepingExecutor):
     def train(self, work: ExchangeWork, group: Group) -> Results:
         """Train the group on this thread."""
         with self._one_at_a_time:
-            client_states = partial(self._checkpoint.client_state, client_states=work.client_states)
+            client_states = partial(self.checkpoint.client_state, client_states=work.client_states)
             missing, keep = self._missing(work, group), partial(self._keep, work)
             train_group(self._runner, work, missing, client_states, lambda: self._closed, keep)
             return self._collected(work, group)
@@ -261,7 +259,7 @@ class PoolExecutor(_KeepingExecutor):
         """Score on the workers, a piece each; return None if they share no disk with this process."""
         if not all(worker.shares_scoring for worker in self._workers.values()):
             return None
-        run = self._checkpoint.flush(client_states)
+        run = self.checkpoint.run
         size = -(-len(parts) // len(self._workers))
         pieces = [parts[start : start + size] for start in range(0, len(parts), size)]
 
@@ -333,7 +331,7 @@ class PoolExecutor(_KeepingExecutor):
         for client in stack:
             if not _drops_failures(self._experiment):
                 raise ClientError.of(work, client, Failure(cause))
-            self._keep(work, client, Failure(cause), None)
+            self._keep(work, client, Failure(cause), Record())
 
     def close(self) -> None:
         """Stop all workers; waiting threads get a StoppedError."""

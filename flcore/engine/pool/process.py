@@ -17,8 +17,8 @@ from torch import Tensor
 from flcore.config.schema import Config
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
-from flcore.engine.client_results import ClientResults
-from flcore.engine.exchange import ClientResult, ExchangeWork, Reply, pack_result, unpack_result
+from flcore.engine.client_results import StateFiles
+from flcore.engine.exchange import ClientResult, ExchangeWork, pack_result, unpack_result
 from flcore.engine.failures import error_context, pack_error, unpack_error
 from flcore.engine.numerics import set_numerics, single_thread
 from flcore.engine.pool.child import WorkerProcess
@@ -45,8 +45,8 @@ _AT_ONCE = 512  # pieces in one system call; systems take 1,024
 def local_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint: Checkpoint) -> PoolExecutor:
     """Return a pool of processes on this machine.
 
-    Messages and replies travel through pipes; workers read and write their clients' states on the disk. The data are
-    mapped from the prepared files, so all processes share their pages.
+    Messages, replies and new states travel through pipes; workers read clients' states on the disk. The data are mapped
+    from the prepared files, so all processes share their pages.
     """
     config = experiment.config
     arguments = (config.to_mapping(), str(prepared), str(partition), str(checkpoint.directory))
@@ -63,7 +63,7 @@ class _Process(WorkerHandle):
 
     def train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
         def unpack(client: int, packed: Any, values: Tensor) -> None:
-            keep(client, unpack_result(packed, values), None)
+            keep(client, *unpack_result(packed, values))
 
         stacks = [list(stack) for stack in group]
         arguments = replace(work, received={}), stacks, list(work.received)
@@ -172,7 +172,7 @@ class _Worker:
     ) -> None:
         self._number, self._config = number, config
         self._data = Path(prepared), Path(partition)
-        self._results = ClientResults(Path(folder))
+        self._states = StateFiles(Path(folder))
         self._runner: ClientRunner | None = None
 
     @cached_property
@@ -207,18 +207,17 @@ class _Worker:
             if self._runner is None:
                 self._runner = ClientRunner(self._experiment)
         work = replace(work, received=dict(zip(clients, records, strict=True)))
+        self._states.close(but=set(work.client_states.values()))
 
-        def send(client: int, result: ClientResult, client_state: Record | None) -> None:
-            if isinstance(result, Reply) and result.has_state and client_state is not None:
-                self._results.save_client_state(work.number, client, client_state, work.run)
-            _send(pipe, client, *pack_result(result))
+        def send(client: int, result: ClientResult, client_state: Record) -> None:
+            _send(pipe, client, *pack_result(result, client_state))
 
         state_of = partial(self._client_state, work.client_states, work.run)
         # Between a request and its answer the parent is silent: readable means that the pipe is closed.
         train_group(self._runner, work, group, state_of, pipe.poll, send)
 
     def _client_state(self, client_states: Mapping[int, int], run: str, client: int) -> Record:
-        return self._results.client_state(client_states[client], client, run) if client in client_states else Record()
+        return self._states.load(client_states[client], client, run) if client in client_states else Record()
 
 
 def prepare_process(number: int, precision: str) -> None:

@@ -30,14 +30,12 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.core.text import shorten
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
-from flcore.engine.client_results import ClientResults
-from flcore.engine.exchange import ClientResult, ExchangeWork, Reply, pack_result, unpack_result
+from flcore.engine.exchange import ClientResult, ExchangeWork, pack_result, unpack_result
 from flcore.engine.failures import LocatedError, error_context, pack_error, unpack_error
 from flcore.engine.pool.executors import Group, Keep, PoolExecutor, WorkerHandle, WorkerLostError, train_group
 from flcore.engine.pool.process import prepare_process
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import refuse_edited_code
-from flcore.io import disk
 from flcore.io.files import replace_file
 from flcore.io.records import Record, pack_records, unpack_records
 
@@ -192,21 +190,13 @@ class _Actor(WorkerHandle):
             if not self._get(self._actor.find_data.remote(folders, shared.descriptions)):
                 self._get(self._actor.take_data.remote([shared.data()]))
             self._has_data = True
-        client_states = {
-            path.relative_to(checkpoint.directory).as_posix(): path.read_bytes()
-            for stack in group
-            for client in stack
-            if client in work.client_states
-            for path in (checkpoint.client_results.state_file(work.client_states[client], client),)
-        }
-        packed, pieces = pack_records(list(work.received.values()))
-        bare, clients = replace(work, received={}), list(work.received)
-        error, files, results = self._get(
-            self._actor.train.remote(bare, clients, packed, b"".join(pieces), client_states, group)
-        )
-        _write(checkpoint.directory, files)  # client states, before the replies that name them
+        states = {client: checkpoint.client_state(client, work.client_states) for client in work.client_states}
+        packed, pieces = pack_records([*work.received.values(), *states.values()])
+        bare = replace(work, received={}, client_states={})
+        clients = list(work.received), list(states)
+        error, results = self._get(self._actor.train.remote(bare, clients, packed, b"".join(pieces), group))
         for client, (packed, values) in results.items():
-            keep(client, unpack_result(packed, _bytes_in(values)), None)
+            keep(client, *unpack_result(packed, _bytes_in(values)))
         if error is not None:
             raise unpack_error(error)
 
@@ -249,7 +239,7 @@ def _bytes_in(values: bytes) -> Tensor:
 
 
 class RayWorker:
-    """The worker in an actor, with its own checkpoint folder."""
+    """The worker in an actor."""
 
     def __init__(self, number: int, config: Mapping[str, Any], plugins: Files, digests: Mapping[str, str]) -> None:
         """Keep the arguments; the first request loads the data."""
@@ -258,7 +248,6 @@ class RayWorker:
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
-        self._results = ClientResults(self._root / "checkpoint")
         self._runner: ClientRunner | None = None
 
     def close(self) -> None:
@@ -281,41 +270,35 @@ class RayWorker:
     def train(
         self,
         work: ExchangeWork,
-        clients: Sequence[int],
+        clients: tuple[Sequence[int], Sequence[int]],
         packed: Mapping[str, Any],
         values: bytes,
-        client_states: Files,
         group: Group,
-    ) -> tuple[dict[str, Any] | None, dict[str, bytes], dict[int, tuple[dict[str, Any], bytes]]]:
-        """Train a group; return an error or None, files of new client states, and results by client."""
+    ) -> tuple[dict[str, Any] | None, dict[int, tuple[dict[str, Any], bytes]]]:
+        """Train a group.
+
+        Args:
+            work: the exchange, without messages. clients: of the packed messages, and of the packed states.
+            packed, values: messages and states. group: of stacks.
+
+        Returns:
+            An error or None, and results by client.
+        """
         error = None
         results: dict[int, tuple[dict[str, Any], bytes]] = {}
-        directory = self._root / "checkpoint"
         try:
-            _write(directory, client_states)
-            received = unpack_records(packed, _bytes_in(values))
-            whole = replace(work, received=dict(zip(clients, received, strict=True)))
+            records = iter(unpack_records(packed, _bytes_in(values)))
+            received, states = (dict(zip(names, records, strict=False)) for names in clients)
 
-            def keep(client: int, result: ClientResult, client_state: Record | None) -> None:
-                if isinstance(result, Reply) and result.has_state and client_state is not None:
-                    self._results.save_client_state(work.number, client, client_state, work.run)
-                packed, pieces = pack_result(result)
-                results[client] = packed, b"".join(pieces)
+            def keep(client: int, result: ClientResult, client_state: Record) -> None:
+                described, pieces = pack_result(result, client_state)
+                results[client] = described, b"".join(pieces)
 
-            def state_of(client: int) -> Record:
-                known = work.client_states
-                return self._results.client_state(known[client], client, work.run) if client in known else Record()
-
-            train_group(self._loaded(), whole, group, state_of, lambda: False, keep)
+            whole = replace(work, received=received)
+            train_group(self._loaded(), whole, group, lambda client: states.get(client, Record()), lambda: False, keep)
         except Exception as raised:
             error = pack_error(raised)
-        files: dict[str, bytes] = {}
-        for path in sorted((directory / "clients").glob("*.*")):
-            name = path.relative_to(directory).as_posix()
-            if name not in client_states:
-                files[name] = path.read_bytes()
-            disk.remove(path)  # the next group brings its own
-        return error, files, results
+        return error, results
 
     def _loaded(self) -> ClientRunner:
         if self._runner is None:

@@ -217,7 +217,6 @@ FREE = {
     ("engine", "workers"),
     ("engine", "name"),
     ("engine", "clients_per_task"),
-    ("engine", "durability"),
     ("engine", "durable_every"),
     ("engine", "ray_address"),
     ("engine", "gpus_per_worker"),

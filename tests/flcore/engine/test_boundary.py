@@ -43,7 +43,6 @@ class Walled(InlineExecutor):
 
     def __init__(self, experiment: Experiment, checkpoint: Checkpoint) -> None:
         super().__init__(experiment, checkpoint)
-        self._checkpoint = checkpoint
         self._answerer = Answerer(experiment)
         self.asked = 0
 
@@ -52,14 +51,14 @@ class Walled(InlineExecutor):
         messages = over_together([work.received[client] for client in clients])
         bare = replace(work.of(clients), received=dict(zip(clients, messages, strict=True)))
         keeper, states = (
-            self._checkpoint.client_state,
-            partial(self._checkpoint.client_state, client_states=work.client_states),
+            self.checkpoint.client_state,
+            partial(self.checkpoint.client_state, client_states=work.client_states),
         )
-        self._checkpoint.client_state = lambda client, client_states: over(states(client))  # type: ignore[method-assign]
+        self.checkpoint.client_state = lambda client, client_states: over(states(client))  # type: ignore[method-assign]
         try:
             return super().train(bare, group)
         finally:
-            self._checkpoint.client_state = keeper  # type: ignore[method-assign]
+            self.checkpoint.client_state = keeper  # type: ignore[method-assign]
 
     def score(
         self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
@@ -67,7 +66,7 @@ class Walled(InlineExecutor):
         if any(part.client is None for part in parts):
             return None  # the global model is the server's, which scores it itself
         self.asked += len(parts)
-        states = {part.client: over(self._checkpoint.client_state(part.client, client_states)) for part in parts}  # type: ignore[arg-type]
+        states = {part.client: over(self.checkpoint.client_state(part.client, client_states)) for part in parts}  # type: ignore[arg-type]
         known = over_together([part.known for part in parts])
         bare = [replace(part, known=message) for part, message in zip(parts, known, strict=True)]
         return [over(self._answerer.answer(request, part, lambda client: states[client])) for part in bare]

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,32 +19,30 @@ from flcore.core.errors import Cure, DataError, RunError
 from flcore.core.host import host_id
 from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client_results import StateFiles
 from flcore.engine.exchange import Failure, Reply
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.rounds import Observers, run_name, run_rounds
 from flcore.engine.run_state import RunName, RunState
-from flcore.engine.tagged_records import save_tagged
 from flcore.experiment import provenance
 from flcore.io import disk
-from flcore.io.files import sealed
+from flcore.io.files import read_tensors, sealed
 from flcore.io.messages import Count, Size, TensorDict
 from flcore.io.records import Record, save_record
+from flcore.io.rows import Rows
 from flcore.methods.fedavg import FedAvg
 from tests.cases import quick
 
 
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
-@pytest.mark.parametrize("durability", quick(["reply", "leg"], 1))
-def test_stopped_at_every_operation_on_the_disk(
-    lab: Any, stops: Any, durability: str, after: bool, tmp_path: Path
-) -> None:
+def test_stopped_at_every_operation_on_the_disk(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
     """Two rounds of two of four clients with memories: stopping anywhere and going on gives the same bytes."""
     changes = {"method__name": "fedproto", "federation": {"rounds": 2, "participation": 0.5}}
-    experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes, engine__durability=durability)
+    experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
     seen = stops.everywhere(lab, experiment, tmp_path, after=after)
-    # 4 replies unless they are held, 4 memories, 3 servers, 3 states: every appearance of a file was a crash once.
-    assert seen["replace"] >= (14 if durability == "reply" else 10)
+    # 4 replies, 2 files of memories, 3 servers, 3 states: every appearance of a file was a crash once.
+    assert seen["replace"] >= 12
 
 
 @pytest.mark.slow
@@ -54,8 +51,8 @@ def test_stopped_at_every_operation_on_the_disk_with_stacks(lab: Any, stops: Any
     changes = {"engine": {"stack": True, "stack_size": 2}, "federation__rounds": 1, "method__name": "fedproto"}
     experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
     assert (
-        stops.everywhere(lab, experiment, tmp_path, after=True)["replace"] >= 12
-    )  # 4 replies, 4 memories, 2 servers, 2 states
+        stops.everywhere(lab, experiment, tmp_path, after=True)["replace"] >= 9
+    )  # 4 replies, 1 file of memories, 2 servers, 2 states
 
 
 KILLED = """
@@ -64,6 +61,7 @@ from pathlib import Path
 import torch
 from flcore.config.schema import Config
 from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client_results import StateFiles
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor
 from flcore.engine.pool.process import local_pool
@@ -151,7 +149,7 @@ def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path:
 
 
 KILLABLE = {
-    "held": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "engine__durability": "leg"},
+    "held": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "engine__durable_every": 1e9},
     "fedproto": {"method__name": "fedproto", "evaluation__snapshots": [0, 3]},
     "stacked": {"method__name": "fedproto", "engine__stack": True, "engine__stack_size": 2},
 }
@@ -188,7 +186,7 @@ def test_killed_twenty_times_and_resumed_gives_the_same_bytes(
 
 
 def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
-    """A reply that was cut off, one whose memory is gone, and a whole one that is used as it is."""
+    """A reply that was cut off, one of whose memory a byte has changed, and whole ones that are used as they are."""
     experiment = lab.experiment(method__name="fedproto", federation__rounds=1)
     expected = lab.run(experiment, tmp_path / "whole").bytes
     checkpoint = Checkpoint(tmp_path / "run")
@@ -196,20 +194,20 @@ def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
     checkpoint.start(RunState(0, start, run=run_name(experiment)))
     executor = InlineExecutor(experiment, checkpoint)
     executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
-    damaged = checkpoint.client_results.reply_file(1, 0)
-    damaged.write_bytes(damaged.read_bytes()[:-5])
-    checkpoint.client_results.state_file(1, 1).unlink()
-    client_state = checkpoint.client_results.state_file(1, 3)
-    client_state.write_bytes(client_state.read_bytes()[:-5])
-    assert (
-        checkpoint.client_results.load(1, 0)
-        is checkpoint.client_results.load(1, 1)
-        is checkpoint.client_results.load(1, 3)
-        is None
-    )
-    whole = checkpoint.client_results.reply_file(1, 2).stat().st_mtime_ns
-    mended = executor.train(lab.handed_out(experiment, checkpoint.read_state()), [[0], [1], [2], [3]])
-    assert checkpoint.client_results.reply_file(1, 2).stat().st_mtime_ns == whole
+    parts = [checkpoint.client_results.part_file(1, client) for client in range(4)]  # one by one, in this order
+    parts[0].write_bytes(parts[0].read_bytes()[:-5])
+    content = bytearray(parts[1].read_bytes())
+    content[-1] ^= 1  # the arrays stand at the end
+    parts[1].write_bytes(content)
+    again = Checkpoint(tmp_path / "run")
+    state = again.load(run_name(experiment))
+    assert [again.client_results.load(1, client, state.run.digest) is None for client in range(4)] == [
+        *(True, True, False, False)
+    ]
+    whole = [part.stat().st_mtime_ns for part in parts[2:]]
+    mended = InlineExecutor(experiment, again).train(lab.handed_out(experiment, state), [[0], [1], [2], [3]])
+    assert [part.stat().st_mtime_ns for part in parts[2:]] == whole
+    assert [path.name for path in sorted(parts[0].parent.iterdir())] == [f"{n:04d}.safetensors" for n in range(6)]
     assert set(mended) == {0, 1, 2, 3}
     assert lab.run(experiment, tmp_path / "run").bytes == expected
 
@@ -249,7 +247,7 @@ def test_records_behind_the_commit_are_dropped(lab: Any, tmp_path: Path) -> None
 
 def test_only_the_current_memories_are_kept(lab: Any, tmp_path: Path) -> None:
     run = lab.run(lab.experiment(method__name="fedproto", federation__participation=0.5), tmp_path / "run")
-    names = {f"{client:04d}.{number:04d}.safetensors" for client, number in run.state.client_states.items()}
+    names = {f"{number:04d}.safetensors" for number in run.state.client_states.values()}
     assert {path.name for path in (tmp_path / "run" / "clients").iterdir()} == names
     took_part = {client: record["round"] for record in run.history for client in record["participants"]}
     assert dict(run.state.client_states) == took_part
@@ -286,13 +284,13 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
         [
             ("server.0003.safetensors", b"short"),
             ("history.jsonl", None),
-            ("clients/0002.0003.safetensors", b"short"),
+            ("clients/0003.safetensors", b"short"),
             ("state.json", b'{"round": 3, "ser'),
             ("state.json", None),
             ("state.json", "timing.jsonl"),
             ("history.jsonl", b'{"round": 1}\n{"rou'),
             ("timing.jsonl", b""),
-            ("clients/0002.0003.safetensors", None),
+            ("clients/0003.safetensors", None),
         ],
         3,
     ),
@@ -416,7 +414,7 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     )
     checkpoint = Checkpoint(tmp_path / "c")
     for client, exchange in state.client_states.items():
-        save_tagged(checkpoint.client_results.state_file(exchange, client), Record(), [exchange, client], name.digest)
+        checkpoint.states.save(exchange, {client: Record()}, name.digest)
     checkpoint.start(state)
     assert Checkpoint(tmp_path / "c").read_state() == checkpoint.read_state() == state
     assert state.place == (4, 1)
@@ -426,33 +424,75 @@ def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True)
     failure = Failure("too large: 1e+30", "reply", "Traceback\n  line 1")
-    checkpoint.client_results.save(1, 4, reply, {"kept": Count(2)}, "run")
-    checkpoint.client_results.save(1, 5, failure, Record(), "run")
-    assert checkpoint.client_results.load(1, 4) == checkpoint.client_results.load(1, 4, "run") == reply
-    assert checkpoint.client_state(4, {4: 1}) == {"kept": Count(2)}
-    assert checkpoint.client_results.load(1, 5) == checkpoint.client_results.load(1, 5, "run") == failure
-    assert (
-        checkpoint.client_results.load(1, 6)
-        is checkpoint.client_results.load(2, 4)
-        is checkpoint.client_results.load(2, 5)
-        is None
-    )
-    assert checkpoint.client_results.load(1, 4, "another") is checkpoint.client_results.load(1, 5, "another") is None
-    assert {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()} == {"0004.safetensors", "0005.json"}
-    checkpoint.client_results.reply_file(1, 5).with_suffix(".json").write_text('{"cause": "too')
-    assert checkpoint.client_results.load(1, 5) is None
+    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), "run")
+    checkpoint.client_results.add(1, 5, failure, Record(), "run")
+    for results in (checkpoint.client_results, Checkpoint(tmp_path / "c").client_results):
+        assert results.load_all(1, (4, 5, 6), "run") == {4: reply, 5: failure, 6: None}
+        assert results.states(1, (4, 5), "run") == {4: {"kept": Count(2)}, 5: {}}
+        with pytest.raises(DataError):
+            results.states(1, (4, 6), "run")
+        assert results.load_all(2, (4, 5), "run") == results.load_all(1, (4, 5), "another") == {4: None, 5: None}
+
+
+def test_one_damaged_row_is_no_damage_to_the_others(tmp_path: Path) -> None:
+    """Three clients' states in a file, the arrays of two of them stacked; a bit of client 5's array changes."""
+    states = {4: {"n": Count(2)}, 5: {"n": Count(3)}, 6: {"table": TensorDict({"x": torch.arange(3.0)})}}
+    files = StateFiles(tmp_path)
+    files.save(7, states, "run")
+    arrays, _ = read_tensors(files.path(7), "")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "0/n/value": [[2], [3]],
+        "1/table/x": [[0.0, 1.0, 2.0]],
+    }
+    assert [files.load(7, client, "run")["n"].value for client in (4, 5)] == [2, 3]
+    content = files.path(7).read_bytes()
+    three = (3).to_bytes(8, "little")
+    assert content.count(three) == 1
+    files.path(7).write_bytes(content.replace(three, (2).to_bytes(8, "little")))
+    files.close()
+    assert files.load(7, 4, "run") == states[4]
+    assert files.load(7, 6, "run")["table"].named["x"].tolist() == [0.0, 1.0, 2.0]
+    for client, exchange, run in ((5, 7, "run"), (8, 7, "run"), (4, 7, "another"), (4, 6, "run")):
+        files.close()
+        with pytest.raises(DataError):
+            files.load(exchange, client, run)
+
+
+def test_a_file_of_states_takes_over_older_ones_when_most_are_obsolete(tmp_path: Path) -> None:
+    """Four clients have states. Rows in files with a valid one: 4, 4 + 3 = 7, 4 + 3 + 2 = 9 > 2 · 4, then 4 + 1."""
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.start(RunState(0, Record()))
+    states: dict[int, int] = {}
+    files = []
+    for exchange, clients in enumerate([(0, 1, 2, 3), (0, 1, 2), (0, 1), (2,)], start=1):
+        replies = {client: Reply(Record(), {}, 1, True) for client in clients}
+        for client, reply in replies.items():
+            kept = Record({"n": Count(10 * exchange + client)})
+            checkpoint.client_results.add(exchange, client, reply, kept, checkpoint.run)
+        states = checkpoint.keep_states(states, replies, exchange)
+        after = RunState(exchange, Record(), client_states=states, exchanges=exchange)
+        checkpoint.commit(after, None, {"round": exchange, "seconds": {}})
+        files.append(sorted(path.stem for path in (tmp_path / "clients").iterdir()))
+    assert files == [["0001"], ["0001", "0002"], ["0003"], ["0003", "0004"]]
+    kept_by = {client: checkpoint.client_state(client, states)["n"] for client in range(4)}
+    assert kept_by == {0: Count(30), 1: Count(31), 2: Count(42), 3: Count(13)}
+    without = Reply(Record(), {}, 1, False)
+    checkpoint.client_results.add(5, 2, without, Record(), checkpoint.run)
+    assert checkpoint.keep_states(states, {2: without}, 5) == {0: 3, 1: 3, 3: 3}
 
 
 def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True)
-    checkpoint.client_results.save(1, 4, reply, {"kept": Count(2)})
-    checkpoint.client_results.save(1, 5, reply, {"kept": Count(3)})
-    (tmp_path / "c" / "clients" / ".0005.0001.safetensors.77.tmp").write_bytes(b"of a process that was killed")
-    checkpoint.commit(RunState(1, Record(), client_states={4: 1}, exchanges=1), None, {"round": 1, "seconds": {}})
+    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), checkpoint.run)
+    states = checkpoint.keep_states({}, {4: reply}, 1)
+    checkpoint.states.save(2, {5: {"kept": Count(3)}}, checkpoint.run)  # of an exchange that was interrupted
+    (tmp_path / "c" / "clients" / ".0005.safetensors.77.tmp").write_bytes(b"of a process that was killed")
+    assert (tmp_path / "c" / "legs").exists()
+    checkpoint.commit(RunState(1, Record(), client_states=states, exchanges=1), None, {"round": 1, "seconds": {}})
     assert not (tmp_path / "c" / "legs").exists()
-    assert [path.name for path in (tmp_path / "c" / "clients").iterdir()] == ["0004.0001.safetensors"]
+    assert [path.name for path in (tmp_path / "c" / "clients").iterdir()] == ["0001.safetensors"]
     checkpoint.start(RunState(0, Record()), replace=True)
     assert list((tmp_path / "c" / "clients").iterdir()) == []
     assert checkpoint.records("timing.jsonl") == []
@@ -557,9 +597,8 @@ def test_what_the_server_did_not_change_is_not_written_again(lab: Any, tmp_path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
-@pytest.mark.parametrize("durability", ["reply", "leg"])
 def test_all_that_a_state_names_is_durable_before_it_is(
-    lab: Any, durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every appearance of a state: the files that it names, the records, and the folders that name them."""
     sync, rename, synced, appearances = os.fsync, Path.replace, set[Path](), []
@@ -572,9 +611,7 @@ def test_all_that_a_state_names_is_durable_before_it_is(
         if target.name == "state.json":
             state, folder = json.loads(path.read_text()), target.parent
             named = {path} | {folder / f"server.{exchange:04d}.safetensors" for exchange in state["server"].values()}
-            named |= {
-                folder / f"clients/{int(k):04d}.{exchange:04d}.safetensors" for k, exchange in state["memories"].items()
-            }
+            named |= {folder / f"clients/{int(exchange):04d}.safetensors" for exchange in state["states"]}
             if state["exchanges"]:
                 named |= {folder, folder / "history.jsonl", folder / "timing.jsonl", folder / "clients"}
             assert named <= synced
@@ -584,7 +621,7 @@ def test_all_that_a_state_names_is_durable_before_it_is(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
-    lab.run(lab.experiment(method__name="fedproto", engine__durability=durability), tmp_path / "run")
+    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
     assert appearances == [0, 1, 2, 3]
     assert tmp_path / "run" in synced  # the name of the last state
 
@@ -680,58 +717,16 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     checkpoint.start(RunState(0, Record()))
     reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True), Failure("too large")
     now = 1.0
-    checkpoint.client_results.buffer(1, 4, reply, Record({"kept": Count(2)}), "run", spill=True)
+    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), "run")
     assert not (tmp_path / "c" / "legs").exists()
-    now = 2.0
-    checkpoint.client_results.buffer(1, 5, failure, Record(), "run", spill=True)
     now = 3.0
-    checkpoint.client_results.buffer(1, 6, reply, Record(), "run", spill=True)
-    names = {path.name for path in (tmp_path / "c" / "legs" / "0001").iterdir()}
-    assert names == {"0004.safetensors", "0005.json"}
+    checkpoint.client_results.add(1, 5, failure, Record(), "run")
+    now = 4.0
+    checkpoint.client_results.add(1, 6, reply, Record(), "run")
+    (part,) = (tmp_path / "c" / "legs" / "0001").iterdir()
+    assert part.name == "0000.safetensors"
+    assert set(Rows(part, 1, "run")) == {4, 5}
     assert [checkpoint.client_results.load(1, client, "run") for client in (4, 5, 6)] == [reply, failure, reply]
-
-
-def test_an_answer_that_is_written_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
-    """Another group's thread spills as soon as the first client is looked up; its own answer came for client 9."""
-    now = 0.0
-    contexts = Checkpoint(tmp_path / "c", durable_every=2.0, clock=lambda: now).client_results
-    reply = Reply(Record({"n": Count(1)}), {}, 3, True)
-    for client in (4, 5):
-        contexts.buffer(1, client, reply, Record({"kept": Count(2)}), "run", spill=True)
-
-    class Clients(tuple[int, ...]):
-        def __iter__(self) -> Iterator[int]:
-            contexts.buffer(1, 9, reply, Record(), "run", spill=True)
-            return super().__iter__()
-
-    now = 2.0
-    assert contexts.load_all(1, Clients((4, 5, 6)), "run") == {4: reply, 5: reply, 6: None}
-    assert (tmp_path / "c" / "legs" / "0001" / "0009.safetensors").exists()
-
-
-def test_held_replies_are_not_on_the_disk_before_the_commit(lab: Any, tmp_path: Path) -> None:
-    """``engine.durability: leg`` writes nothing while clients are trained; the bytes are those of ``reply``."""
-    found: dict[str, list[list[str]]] = {}
-
-    class Looking(InlineOrchestrator):
-        def __init__(self, durability: str) -> None:
-            super().__init__()
-            self.durability = durability
-
-        def call(self, name: str, function: Any, *arguments: Any) -> Any:
-            if name == "aggregate-prototypes":
-                folder = tmp_path / self.durability
-                names = [*folder.glob("legs/*/*"), *folder.glob("clients/*")]
-                found.setdefault(self.durability, []).append(sorted(path.name for path in names))
-            return super().call(name, function, *arguments)
-
-    def run(durability: str) -> Any:
-        experiment = lab.experiment(method__name="fedproto", federation__rounds=2, engine__durability=durability)
-        return lab.run(experiment, tmp_path / durability, orchestrator=Looking(durability)).bytes
-
-    assert run("leg") == run("reply")
-    assert [len(names) for names in found["reply"]] == [4 + 4, 4 + 4 + 4]
-    assert found["leg"] == [[], [f"{client:04d}.0001.safetensors" for client in range(4)]]
 
 
 @pytest.mark.slow

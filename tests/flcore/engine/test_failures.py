@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from flcore.engine.exchange import ExchangeWork, Failure
 from flcore.engine.failures import ClientError, LocatedError, client_step, error_context, pack_error, unpack_error
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool.executors import InlineExecutor, StoppedError
+from flcore.engine.rounds import run_name
 from flcore.engine.run_state import RunState
-from flcore.io.files import sealed, unsealed
 from flcore.io.messages import Weights
 from flcore.io.records import Record, serialise
+from flcore.io.rows import Row, save_rows
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedproto import FedProto
 from flcore.methods.types import ClientContext, LossInputs, Replies, RoundContext
@@ -242,12 +242,9 @@ def test_a_failure_on_the_disk_is_not_tried_again(lab: Any, tmp_path: Path) -> N
     executor = InlineExecutor(experiment, checkpoint)
     work = lab.handed_out(experiment, checkpoint.read_state())
     assert isinstance(executor.train(work, [[2]])[2], Failure)
-    path = checkpoint.client_results.reply_file(1, 2).with_suffix(".json")
-    told = unsealed(json.loads(path.read_text()))
-    assert told is not None
-    path.write_text(json.dumps(sealed(json.loads(json.dumps(told).replace("training diverged", "as it was")))))
-    again = executor.train(work, [[2]])[2]
-    assert isinstance(again, Failure) and again.cause.startswith("as it was")
+    checkpoint.client_results.clear()
+    save_rows(checkpoint.client_results.part_file(1, 0), {2: Row({}, {"failure": {"cause": "as it was"}})}, 1, work.run)
+    assert executor.train(work, [[2]])[2] == Failure("as it was")
 
 
 def test_a_disk_that_fails_drops_no_client(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +332,10 @@ def test_an_answer_that_does_not_fit_what_was_sent_is_not_folded(
     experiment = lab.experiment(algorithm=Misfit(kind=kind), spec=lab.ToySpec())
     with pytest.raises(ClientError, match=rf"^round 1, client 2 \(train-clients, reply\): its model {said}$"):
         lab.run(experiment, tmp_path / "run")
-    assert not Checkpoint(tmp_path / "run").client_results.reply_file(1, 2).exists()
+    checkpoint = Checkpoint(tmp_path / "run")
+    run = checkpoint.load(run_name(experiment)).run
+    found = checkpoint.client_results.load_all(1, range(4), run.digest)
+    assert [result is not None for result in found.values()] == [True, True, False, False]
     dropped = lab.run(dropping(lab, Misfit(kind=kind)), tmp_path / "dropped")
     assert [record["participants"] for record in dropped.history] == [[0, 1, 3]] * 3
 

@@ -12,7 +12,7 @@ import torch
 
 from flcore.aggregation.mean import average_weights
 from flcore.engine.exchange import Reply, pack_result, unpack_result
-from flcore.io.messages import Weights
+from flcore.io.messages import Count, Weights
 from flcore.io.records import Record, on_device
 from flcore.io.twins import moved, on_the_cpu, pair, twin
 
@@ -94,7 +94,8 @@ def test_what_lies_on_a_workers_device_is_not_sent() -> None:
     """A reply says where its weights were trained, for who folds in the same process."""
     copies = Weights({"w": torch.arange(3.0)})
     reply = Reply(Record({"model": copies}), {}, 1, False, trained=Weights({"w": torch.empty(3, device="meta")}))
-    described, (values,) = pack_result(reply)
-    arrived = unpack_result(described, torch.frombuffer(bytearray(values), dtype=torch.uint8))
+    described, values = pack_result(reply, Record({"n": Count(5)}))
+    arrived, state = unpack_result(described, torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8))
+    assert state == {"n": Count(5)}
     assert isinstance(arrived, Reply) and arrived.trained is None
     assert arrived.message["model"].arrays()["params/w"].tolist() == [0.0, 1.0, 2.0]

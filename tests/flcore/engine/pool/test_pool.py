@@ -26,6 +26,7 @@ from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
 from flcore.engine.pool.executors import Keep, PoolExecutor, StoppedError, WorkerHandle, WorkerLostError
 from flcore.engine.pool.process import local_pool
+from flcore.engine.rounds import run_name
 from flcore.engine.run_state import RunState
 from flcore.io.records import Record
 from flcore.methods import METHODS
@@ -207,7 +208,8 @@ def test_a_client_that_kills_its_worker_every_time_stops_the_run(lab: Any, death
     with pytest.raises(RunError, match=r"^round 1, client 2 \(train-clients\): workers died again and again"):
         lab.run_in_pool(tmp_path / "pool", InlineOrchestrator(), **changes)
     checkpoint = Checkpoint(tmp_path / "pool")
-    assert checkpoint.client_results.load(1, 0) is not None and checkpoint.client_results.load(1, 2) is None
+    run = run_name(lab.experiment(**changes)).digest
+    assert checkpoint.client_results.load(1, 0, run) is not None and checkpoint.client_results.load(1, 2, run) is None
     expected = lab.run(lab.experiment(**changes), tmp_path / "inline").bytes
     assert lab.run(lab.experiment(**changes), tmp_path / "pool").bytes == expected
 
@@ -303,7 +305,7 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
 
 
 def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
-    pool, work, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, None), 1)
+    pool, work, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, Record()), 1)
     with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing$"):
         pool.train(work, [[0], [1]])
 
@@ -314,7 +316,7 @@ def test_what_a_worker_sent_before_it_died_is_not_asked_for_again(lab: Any, tmp_
 
     def die_after_one(hand: Hand) -> None:
         asked.append(hand.group)
-        hand.keep(hand.group[0][0], NOTHING, None)
+        hand.keep(hand.group[0][0], NOTHING, Record())
         if len(asked) < 2:
             raise WorkerLostError("by SIGKILL")
 
