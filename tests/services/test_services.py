@@ -351,7 +351,7 @@ def the_flow_run(
     [run] = folder.ask(f"{api}/flow_runs/filter", asked)
     assert run["state_type"] == state and run["parent_task_run_id"] is None
     artifacts = folder.ask(f"{api}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    return run, {artifact["key"].rpartition("-")[2]: artifact["data"] for artifact in artifacts}
+    return run, {str(artifact["key"]).rpartition("-")[2]: artifact["data"] for artifact in artifacts}
 
 
 def tasks_of(folder: Folder, api: str, flow_run: str, last: str) -> dict[str, int]:
@@ -460,6 +460,10 @@ def test_it_is_trained_anew_when_the_data_are_new(deployed: Folder) -> None:
     assert len(runs) == 2 and last["run"] in runs
     [first] = [run for run in runs if run != last["run"]]
     assert first in said[1] and first in said[2]
+    limits = {"gate": {"mean_local": 2.0}, "overrides": ["data.limit_per_class=20"]}  # no accuracy is above 1
+    missed = ended(folder, api, started(folder, api, "retrain-on-new-data", **limits))["state"]
+    assert missed["type"] == "FAILED" and "gate missed: mean_local = 0." in missed["message"]
+    assert json.loads((home / "last.json").read_text()) == last
 
 
 @pytest.mark.parametrize(
