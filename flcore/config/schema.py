@@ -33,6 +33,7 @@ from flcore.config.sections import (
     TrackingConfig,
 )
 from flcore.config.stored import with_removed
+from flcore.config.tuning import TuneConfig
 from flcore.core.errors import ConfigError
 from flcore.core.params import LARGEST, build, declared
 from flcore.core.text import nearest, shorten, to_yaml, unknown_key
@@ -63,6 +64,7 @@ _NOT_IDENTITY = {
     "engine": {"name", "workers", "clients_per_task", "ray_address", "gpus_per_worker", "durable_every"},
     "tracking": None,
     "compare": None,
+    "tune": None,
 }
 
 _CLAIM = ("better", "than", "metric", "by", "says")
@@ -97,6 +99,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Config:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flcore.aggregation.settings import Aggregation
 from flcore.config.analyses import AnalysisName
+from flcore.config.tuning import TuneConfig
 from flcore.core.errors import ConfigError
 from flcore.core.host import physical_cores
 from flcore.core.params import declared, param
@@ -294,9 +295,7 @@ class TrackingConfig:
     """Logging to MLflow."""
 
     enabled: bool = param(True, "log runs to MLflow")
-    uri: str | None = param(
-        None, "tracking server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db"
-    )
+    uri: str | None = param(None, "server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlruns/mlflow.db")
     log_model: bool = param(True, "log the final model with its signature: the global one, or the clients' own")
     register: bool = param(False, "also register it under the experiment's name")
 
@@ -343,6 +342,7 @@ PLAIN: Mapping[str, type] = {
     "evaluation": EvaluationConfig,
     "tracking": TrackingConfig,
     "compare": CompareConfig,
+    "tune": TuneConfig,
 }
 """Sections without a registry."""
 

@@ -100,7 +100,7 @@ def write_run_config(directory: Path, config: Config, run_hash: str, **content: 
         content: further JSON values, such as ``code``, ``environment`` and ``decision``.
     """
     mapping = config.to_mapping()
-    del mapping["tracking"]  # no part of the run, and may hold a password
+    del mapping["tracking"], mapping["tune"]  # no part of the run; the first may hold a password
     for entry in mapping.get("plugins", ()):
         entry["path"] = Path(entry["path"]).relative_to(directory.absolute()).as_posix()
     header = {"config": mapping, "identity": config.identity(), "config_hash": run_hash}

@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +86,12 @@ def sweep(arguments: argparse.Namespace) -> int:
 def tune(arguments: argparse.Namespace) -> int:
     """``protofl tune``: search a method's hyper-parameters."""
     from pipelines.orchestration import commands
-    from pipelines.tuning.asked import Asked
+    from pipelines.tuning.request import StudyRequest
 
-    out = arguments.out or Path("runs") / f"tune-{arguments.method}"
-    asked = Asked(**{field.name: getattr(arguments, field.name) for field in fields(Asked)})
-    commands.tune(_entry(arguments), asked, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
+    request = StudyRequest(**{key: getattr(arguments, key) for key in StudyRequest.__dataclass_fields__})
+    raw, out = _entry(arguments), arguments.out or Path(f"runs/tune-{arguments.method}")
+    raw |= {"tune": {**(raw.get("tune") or {}), "parallel": arguments.at_once}} if arguments.at_once else {}
+    commands.tune(raw, request, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
     return 0
 
 
@@ -99,7 +99,7 @@ def _how(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"orchestrator": arguments.orchestrator, "restart": arguments.restart, "wait": arguments.wait}
 
 
-_KEYS = {"method": "method.name", "seed": "seed"}
+_KEYS = {"method": "method.name", "seed": "seed", "at_once": "tune.parallel"}
 _KEYS_OF_SEVERAL = {
     "methods": "compare.methods",
     "seeds": "compare.seeds",

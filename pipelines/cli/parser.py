@@ -183,7 +183,7 @@ def _add_runs(add: _Commands) -> None:
         type=whole_number(1),
         default=20,
         metavar="N",
-        help="trials wanted in all: finished, given up early or failed (default: 20)",
+        help="total number of trials: finished, pruned or failed (default: 20)",
     )
     tune.add_argument(
         "--objective",
@@ -215,10 +215,12 @@ def _add_runs(add: _Commands) -> None:
         "--at-once",
         type=whole_number(1),
         metavar="N",
-        help="trials under way at the same time, by this command and others in the same folder; a trial is chosen "
-        "without knowing the N - 1 before it (default: 4)",
+        help="run N trials in parallel, by all commands in the same folder; each is sampled without the results of the "
+        "N - 1 still running (default: tune.parallel)",
     )
-    tune.add_argument("--storage", metavar="URL", help="Optuna storage (default: a journal in the study's folder)")
+    tune.add_argument(
+        "--storage", metavar="URL", help="Optuna storage, or a journal file (default: .protofl/studies.journal)"
+    )
     options.out(tune, "runs/tune-<method>", "the study's folder")
     options.orchestration(tune, may_restart=False)
 

@@ -26,7 +26,7 @@ from flcore.methods import METHODS
 from pipelines.config import yaml_text
 from pipelines.config.params import for_entry, with_values
 
-_WITHOUT_EFFECT = ("compare", "tracking")
+_WITHOUT_EFFECT = ("compare", "tune", "tracking")
 _MOST_RUNS = 100_000
 
 

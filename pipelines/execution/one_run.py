@@ -5,12 +5,11 @@ Both the process that a command runs in and the workers of :mod:`pipelines.execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flcore import running
 from flcore.config.schema import Config
@@ -34,44 +33,13 @@ from flcore.io.files import sealed
 from flcore.io.locks import run_lock
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
-from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
 from pipelines.runs.ownership import claim_names, may_be_replaced
 from pipelines.runs.provenance import environment
 
 
-class GivenUpError(RunError):
-    """A run was given up at a hurdle; what it has done stays in its checkpoint."""
-
-
-@dataclass(frozen=True)
-class Hurdles:
-    """What a run must have reached by some rounds to go on; a trial of a study that is no match for others has not.
-
-    Attributes:
-        metric: of a history's records, more is better.
-        at: by round: the best value until then must be at least this.
-    """
-
-    metric: str = "top1_global"
-    at: Mapping[int, float] = field(default_factory=dict)
-
-    def failed_at(self, history: Iterable[Mapping[str, Any]]) -> int | None:
-        """The first round at which a history, in order, is below a hurdle; None if it passes all that it has come to.
-
-        A value that is no number, as of a model that has diverged, is below any.
-        """
-        best = float("-inf")
-        for record in history:
-            value = record.get(self.metric)
-            if value is not None and value == value:
-                best = max(best, float(value))
-            if best < self.at.get(record["round"], float("-inf")):
-                return int(record["round"])
-        return None
-
-
-NO_HURDLES = Hurdles()
+class PrunedError(RunError):
+    """An observer stopped the run; its checkpoint stays."""
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:
@@ -93,7 +61,6 @@ class PlacedRun:
         directory: where it goes.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: what messages call it.
-        hurdles: where it may be given up; mostly none.
     """
 
     config: Config
@@ -102,7 +69,6 @@ class PlacedRun:
     hash: str
     code: str
     label: str
-    hurdles: Hurdles = NO_HURDLES
 
     @property
     def is_finished(self) -> bool:
@@ -222,8 +188,8 @@ def carry_out(
             checkpoint that can be used is gone on with.
 
     Raises:
-        RunError: training failed; or, as a :class:`GivenUpError`, it did not pass a hurdle. Or other code has finished
-            it there, or another process is at work there.
+        RunError: training failed; or, as a :class:`PrunedError`, an observer stopped it. Or other code has finished it
+            there, or another process is at work there.
         DataError: data are damaged.
     """
     with run_lock(run.directory):
@@ -257,7 +223,7 @@ def _carry_out(
             run.config,
             *folders,
             orchestrator=orchestrator,
-            observers=_with_hurdles(run, observers),
+            observers=observers,
             restart=restart,
             environment=environment(run.config),
         )
@@ -283,31 +249,6 @@ def _throw_away_damaged(directory: Path) -> None:
     except DataError:
         forget_results(directory)  # first: results without a description are taken for somebody else's
         disk.remove(config, missing_ok=True)
-
-
-def _with_hurdles(run: PlacedRun, observers: Observers | None) -> Observers | None:
-    """Observers that stop a run at its first hurdle which it does not pass; rounds of a killed process count."""
-    if not run.hurdles.at:
-        return observers
-    told, seen = observers or Observers(), list[Mapping[str, Any]]()
-
-    def check(records: Iterable[Mapping[str, Any]]) -> None:
-        seen.extend(records)
-        failed = run.hurdles.failed_at(seen)
-        if failed is not None:
-            raise GivenUpError(f"given up after round {failed}")
-
-    def on_start(complete: int) -> None:
-        told.on_start(complete)
-        files = RunFiles(run.directory)
-        check(read_lines(files.checkpoint / files.history.name))
-
-    def on_round(number: int, record: Mapping[str, Any] | None) -> None:
-        told.on_round(number, record)
-        if record is not None:
-            check([record])
-
-    return replace(told, on_start=on_start, on_round=on_round)
 
 
 def _silent(function: Callable[..., object]) -> Callable[..., None]:

@@ -110,12 +110,12 @@ class Recorder:
         asked = {"do": kind, "config": dict(config), "runs": folders, "directory": str(directory.absolute())}
         return self._ask(asked | {"facts": facts})
 
-    def trial(self, study: Path, number: int) -> None:
-        """Log an ended trial of a study, which has its outcome on disk."""
-        self._send({"do": "trial", "study": str(study.absolute()), "trial": number})
+    def trial(self, study: Path) -> None:
+        """Log the trials of a study that ended, whose results are on disk."""
+        self._send({"do": "trial", "study": str(study.absolute())})
 
     def study(self, study: Path) -> Future[dict[str, Any]]:
-        """Draw and log a study, whose results are on disk.
+        """Log a study, whose results are on disk.
 
         Returns:
             To be asked for ``{"store": where it is logged, or null}``.

@@ -10,9 +10,8 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,24 +25,33 @@ from flcore.engine.pool.child import WorkerProcess, end_with_parent
 from flcore.engine.pool.executors import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.provenance import refuse_edited_code
-from pipelines.execution.one_run import GivenUpError, Hurdles, PlacedRun, carry_out, is_of_the_machine
+from pipelines.execution.one_run import PlacedRun, PrunedError, carry_out, is_of_the_machine
 from pipelines.execution.progress import Watcher
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
-_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, GivenUpError)}
+_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, PrunedError)}
 _SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
+_STOP = "stop"
+
+Prune = Callable[[str], bool]
+"""Called with a run's label after each of its rounds; True stops the run with a :class:`PrunedError`."""
 
 
 class RunPool:
     """Processes that carry out runs; they end with this one, however it ends."""
 
-    def __init__(self, size: int, watcher: Watcher) -> None:
-        """Have so many at most, each of which is started when a run is the first one that needs it."""
-        self._size, self._watcher = size, watcher
+    def __init__(self, size: int, watcher: Watcher, prune: Prune | None = None) -> None:
+        """Start no process yet: each one starts when a run needs it.
+
+        Args:
+            size: most processes. watcher: is called after each round.
+            prune: stops runs; one that is stopped may have trained further rounds by then.
+        """
+        self._size, self._watcher, self._prune = size, watcher, prune
         self._idle: list[_Worker] = []
         self._at: dict[str, _Worker] = {}
         self._all: list[_Worker] = []
@@ -78,7 +86,7 @@ class RunPool:
         try:
             for _ in range(_TRIES):
                 try:
-                    return worker.carry_out(run, self._watcher, restart=restart)
+                    return worker.carry_out(run, self._watcher, self._prune, restart=restart)
                 except _DiedError as error:
                     death = str(error)
                     worker = self._new(worker.place)
@@ -148,9 +156,9 @@ class RunPool:
 class ThisProcess:
     """Carries out runs where it is called, one at a time: that needs no process of its own."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        """Say who is told of rounds."""
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, prune: Prune | None = None) -> None:
+        """Set what is called after each round; as for :class:`RunPool`."""
+        self._watcher, self._prune = watcher, prune
 
     def __enter__(self) -> ThisProcess:
         """Use it until the end of the block."""
@@ -162,7 +170,13 @@ class ThisProcess:
     def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
         """Carry out a run; as :meth:`RunPool.carry_out`."""
         watcher, rounds = self._watcher, run.config.federation.rounds
-        observers = Observers(partial(watcher.round, run.label), on_start=partial(watcher.run, run.label, rounds))
+
+        def on_round(number: int, record: Mapping[str, Any] | None) -> None:
+            watcher.round(run.label, number, record)
+            if self._prune is not None and self._prune(run.label):
+                raise PrunedError(f"pruned after round {number}")
+
+        observers = Observers(on_round, on_start=partial(watcher.run, run.label, rounds))
         try:
             with alone():
                 carry_out(run, Cache.here(), observers=observers, restart=restart)
@@ -197,7 +211,7 @@ class _Worker:
         self._process = WorkerProcess(_work, place)
         self._pipe, self.number = self._process.pipe, self._process.pid
 
-    def carry_out(self, run: PlacedRun, watcher: Watcher, *, restart: bool) -> ProtoflError | None:
+    def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None, *, restart: bool) -> ProtoflError | None:
         """Carry out one run; what it tells of its rounds is handed on."""
         with self._alive():
             self._pipe.send((_as_values(run), restart))
@@ -208,6 +222,9 @@ class _Worker:
                 (error,) = content
                 return None if error is None else _error_of(*error)
             getattr(watcher, kind)(*content)
+            if kind == "round" and prune is not None and prune(content[0]):
+                with self._alive():
+                    self._pipe.send(_STOP)
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -227,7 +244,6 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
         "config": run.config.to_mapping(),
         "folders": [str(run.inputs.prepared), str(run.inputs.partition), str(run.directory)],
         "named": [run.hash, run.code, run.label],
-        "hurdles": [run.hurdles.metric, list(run.hurdles.at.items())],
     }
 
 
@@ -257,9 +273,12 @@ def _work(pipe: Connection, place: int) -> None:
         torch.cuda.set_device(place % torch.cuda.device_count())
     while True:
         try:
-            values, restart = pipe.recv()
+            message = pipe.recv()
         except (EOFError, OSError):
             return
+        if message == _STOP:  # its run had ended
+            continue
+        values, restart = message
         try:
             run = _run_of(values)
         except ProtoflError as raised:  # a plug-in was edited just now
@@ -271,9 +290,7 @@ def _work(pipe: Connection, place: int) -> None:
 def _run_of(values: Mapping[str, Any]) -> PlacedRun:
     prepared, partition, directory = map(Path, values["folders"])
     config = Config.from_mapping(values["config"])
-    metric, at = values["hurdles"]
-    run = PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
-    return replace(run, hurdles=Hurdles(metric, dict(at)))
+    return PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
 
 
 def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
@@ -283,6 +300,9 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
     def on_round(number: int, record: Mapping[str, Any] | None) -> None:
         told = None if record is None else {key: record[key] for key in _TOLD if key in record}
         pipe.send(("round", run.label, number, told))
+        if pipe.poll():
+            pipe.recv()
+            raise PrunedError(f"pruned after round {number}")
 
     # No meter: what the machine draws is that of all runs side by side.
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))

@@ -11,7 +11,7 @@ from functools import partial
 from flcore.core.errors import ProtoflError
 from flcore.engine.pool.executors import StoppedError
 from pipelines.execution.admission import Admission, More
-from pipelines.execution.one_run import GivenUpError, PlacedRun, was_stopped_by_the_machine
+from pipelines.execution.one_run import PlacedRun, PrunedError, was_stopped_by_the_machine
 from pipelines.execution.operation import Operation
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.runs.cache import Cache
@@ -66,7 +66,7 @@ def side_by_side(
             admission.ended(run)
             if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
                 watcher.run_ended(run.label)
-        return None if isinstance(error, GivenUpError | StoppedError) else error  # which somebody wanted
+        return None if isinstance(error, PrunedError | StoppedError) else error  # both intended
 
     admission = Admission(runs, Cache.here(), pool, more)
     operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flcore.config.schema import Config
     from pipelines.execution.operation import Operation
     from pipelines.execution.outcome import Outcome
-    from pipelines.tuning.asked import Asked
+    from pipelines.tuning.request import StudyRequest
 
 _WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
 
@@ -163,7 +163,9 @@ def sweep(
     say_table(outcome, len(planned.runs))
 
 
-def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str = "auto", wait: bool = True) -> None:
+def tune(
+    raw: Mapping[str, Any], request: StudyRequest, out: Path, *, orchestrator: str = "auto", wait: bool = True
+) -> None:
     """``protofl tune``: an Optuna study of one method, on validation data.
 
     Raises:
@@ -176,11 +178,11 @@ def tune(raw: Mapping[str, Any], asked: Asked, out: Path, *, orchestrator: str =
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
-            parameters = {key: value for key, value in asdict(asked).items() if key != "storage"}
+            parameters = {key: value for key, value in asdict(request).items() if key != "storage"}
             stored = without_tracking(raw)
-            outcome = as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=asked.storage)
+            outcome = as_flow(how, flows.tune, **parameters, out=str(out), config=stored, hidden=request.storage)
         else:
-            outcome = study(config, asked, out, how)
+            outcome = study(config, request, out, how)
     print_drawn(outcome.table)
     if outcome.store is not None:
         print(f"study in MLflow: {outcome.store}")

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from prefect import get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -38,10 +38,6 @@ from pipelines.orchestration.prefect_steps import PrefectSteps
 from pipelines.reporting.formats import plural
 from pipelines.runs.layout import read_json
 
-if TYPE_CHECKING:
-    from pipelines.tuning.search import StudyOutcome
-
-
 Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
 """A configuration, whose keys Prefect's parameter form offers."""
 Seed = Annotated[int, Field(ge=0)]
@@ -63,7 +59,7 @@ class Call:
     operation: Operation
     storage: str | None = None
     patience: int = 0
-    outcome: Outcome | StudyOutcome | None = None
+    outcome: Outcome | None = None
 
 
 CURRENT: ContextVar[Call] = ContextVar("call")
@@ -205,7 +201,7 @@ def _show_workers(config: Config) -> None:
 # ---- at its end --------------------------------------------------------------------------------------------------
 
 
-def left(outcome: Outcome | StudyOutcome) -> str:
+def left(outcome: Outcome) -> str:
     """The folder of a flow's results, which is what Prefect keeps; the rest goes to the command that called it."""
     call = CURRENT.get(None)
     if call is not None:
@@ -240,7 +236,7 @@ def show_run(outcome: Outcome) -> None:
         )
 
 
-def show_table(outcome: Outcome | StudyOutcome) -> None:
+def show_table(outcome: Outcome) -> None:
     """The table of many runs as an artifact; the command knows of it before."""
     left(outcome)
     with _at_the_end():

@@ -51,9 +51,9 @@ from pipelines.orchestration.gate import check_gate, pass_comparison, pass_run
 from pipelines.reporting.comparison import tuned_name
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
-from pipelines.tuning.asked import Asked
 from pipelines.tuning.comparing import check_claims, compare_methods
 from pipelines.tuning.metrics import check_metric
+from pipelines.tuning.request import StudyRequest
 
 STORAGE = "PROTOFL_STORAGE"
 """Variable of a worker: Optuna's storage for studies that name none. It may hold a password; a parameter may not."""
@@ -222,13 +222,12 @@ def tune(
     metric: str | None = None,
     storage: str | None = None,
     out: str = "runs/tune",
-    at_once: Count | None = None,
     config: Configuration | None = None,
     max_bytes: Count | None = None,
     max_steps: Count | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
-    """An Optuna study of one method on validation data, then its results, figures and MLflow runs.
+    """An Optuna study of one method on validation data, then its results and MLflow runs.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
@@ -236,10 +235,9 @@ def tune(
         trials: how many ended trials are wanted in all; a study goes on where it stopped.
         objective: ``accuracy``, or ``accuracy,bytes`` for the front of it against bytes sent.
         metric: a number of ``metrics.json``; None: the method's own accuracy.
-        storage: Optuna's storage as a URL without a password; None takes the worker's variable PROTOFL_STORAGE, else a
-            journal in the study's folder.
+        storage: Optuna's storage as a URL without a password; None takes the worker's variable PROTOFL_STORAGE, else
+            the journal of the working folder.
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
-        at_once: trials that are under way at the same time; None: as the study began, or four.
         config: parameters instead of a file and overrides.
         max_bytes: the most that a result may send; None: any number.
         max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
@@ -257,8 +255,7 @@ def tune(
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.display_name]
     with operation(checked, f"tune {folder.name}", tags, limit_hours=limit_hours) as how:
-        asked = Asked(trials, objective, metric, place, at_once, max_bytes, max_steps)
-        outcome = study(checked, asked, folder, how)
+        outcome = study(checked, StudyRequest(trials, objective, metric, place, max_bytes, max_steps), folder, how)
         show_table(outcome)
     return left(outcome)
 

@@ -214,15 +214,13 @@ class _Desk:
 
     def _trial(self, request: dict[str, Any]) -> None:
         if self._tracking["enabled"]:
-            self._study_tracker(request["study"]).log_trial(request["trial"])
+            self._study_tracker(request["study"]).log_ended()
 
     def _study(self, request: dict[str, Any]) -> dict[str, Any]:
-        from pipelines.orchestration.pages import runs_page
-        from pipelines.tuning import figures
-
-        figures.write(Path(request["study"]))
         if not self._tracking["enabled"]:
             return {"store": None}
+        from pipelines.orchestration.pages import runs_page
+
         tracker = self._study_tracker(request["study"])
         is_logged = tracker.finish()
         del self._studies[request["study"]]

@@ -28,8 +28,7 @@ def log_study(study: Path, uri: str | None) -> bool:
     tracker, files = StudyTracker(study, uri=uri), StudyFiles(study)
     if files.best.exists():
         return tracker.finish()
-    ended = [int(path.parent.name) for path in sorted(study.glob("trials/*/trial.json"))]
-    return all(map(tracker.log_trial, ended)) if ended else tracker.run.sync()
+    return tracker.log_ended()
 
 
 def _is_study(directory: Path) -> bool:

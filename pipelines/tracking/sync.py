@@ -247,7 +247,7 @@ class RunTracker:
             experiment_id,
             start_time=times_of(run).began,
             tags=description.tags(run) | self._given_tags,
-            run_name=description.run_name(run),
+            run_name=self._given_tags.get("mlflow.runName", description.run_name(run)),
         )
         return self._take_up(client, run, made, last_round=-1)
 

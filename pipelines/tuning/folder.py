@@ -1,7 +1,4 @@
-"""A study's folder: where things lie in it, whose study it is, and who may write there at this moment.
-
-Without torch: whoever draws and logs studies reads folders alone.
-"""
+"""A study's folder: its files, its owner, its lock. Without torch, for the processes that draw and log studies."""
 
 from __future__ import annotations
 
@@ -31,16 +28,6 @@ class StudyFiles:
     directory: Path
 
     @property
-    def journal(self) -> Path:
-        """Optuna's storage, unless another is named."""
-        return self.directory / "study.journal"
-
-    @property
-    def database(self) -> Path:
-        """Optuna's storage in a study that an earlier version began."""
-        return self.directory / "study.db"
-
-    @property
     def params(self) -> Path:
         """The given configuration, as a parameter file."""
         return self.directory / "params.yaml"
@@ -68,18 +55,9 @@ class StudyFiles:
         """All trials, for spreadsheets: a row each."""
         return self.directory / "trials.csv"
 
-    @property
-    def figures(self) -> Path:
-        """What Optuna draws of the results: ``<name>.svg``."""
-        return self.directory / "figures"
-
     def trial(self, number: int) -> RunFiles:
         """The run of a trial."""
         return RunFiles(self.directory / "trials" / f"{number:04d}")
-
-    def outcome(self, number: int) -> Path:
-        """How a trial has ended; not there before."""
-        return self.trial(number).directory / "trial.json"
 
     def claim(self, number: int) -> Path:
         """Locked by the process that carries a trial out; outside of its folder, which may be made anew."""
@@ -94,26 +72,28 @@ class StudyFiles:
 
 
 def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
-    """Stop before anything is written where a folder holds the study of another configuration.
+    """Stop before anything is written where a folder holds another study.
 
     Raises:
-        ConfigError: it does; names what differs.
+        ConfigError: it holds the study of another configuration, and which keys differ; or that of a version without
+            ``tune.sampler``.
     """
     if not files.record.config.exists():
         return
-    held = read_json(files.record.config)["identity"]
-    if held == problem.identity:
+    held = read_json(files.record.config)
+    if held["identity"] == problem.identity:
         return
-    shown = list_differences(config_differences(held, problem.identity))
-    raise ConfigError(
-        f"{files.directory}: holds the study of another configuration ({shown})\n"
-        "choose another --out, or delete that folder"
-    )
+    cure = "choose another --out, or delete that folder"
+    if "tune" not in held["identity"]:
+        commit = str(held["environment"].get("code_version"))[:8]
+        raise ConfigError(f"{files.directory}: an earlier version ({commit}) began this study; {cure}")
+    differences = list_differences(config_differences(held["identity"], problem.identity))
+    raise ConfigError(f"{files.directory}: holds the study of another configuration ({differences})\n{cure}")
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Have a study's storage and results to oneself for a moment; a process that ends, however, lets go of them.
+def exclusive_lock(directory: Path) -> Iterator[None]:
+    """Hold a study's folder: between the processes and threads that work on it, one asks or tells at a time.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -128,8 +108,8 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def claim(problem: Problem, files: StudyFiles) -> None:
-    """Mark a folder as a study's, with the given parameters beside."""
+def write_record(problem: Problem, files: StudyFiles) -> None:
+    """Mark a folder as a study's, with the given parameters."""
     from pipelines.runs.provenance import environment  # torch
 
     remove_stale_temp(files.record.directory)

@@ -1,10 +1,9 @@
-"""What a study asks: which configuration, searched over what, scored by which metric, always on validation data."""
+"""The question of a study: a configuration, its search space, a metric, limits; always on validation data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ from flcore.config.schema import Config
 from flcore.config.sections import TrackingConfig
 from flcore.core.errors import ConfigError
 from pipelines.runs.better import lower_is_better
-from pipelines.tuning.metrics import PER_ROUND, check_metric, value_of
+from pipelines.tuning.metrics import PER_ROUND, check_metric
 from pipelines.tuning.space import Dimension, Values, space, values_of, with_values, without_keys
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ Direction = Literal["maximize", "minimize"]
 OBJECTIVES = ("accuracy", "accuracy,bytes")
 """``accuracy`` stands for the metric, whatever it is."""
 VALIDATION_SHARE = 0.2
-_NOT_STORED = ("tracking", "compare")
+_NOT_STORED = ("tracking", "compare", "tune")
 """``tracking`` may hold a password; ``compare.settings`` would be put over the values in the file."""
 
 
@@ -33,13 +32,13 @@ class Problem:
     """A checked study.
 
     Attributes:
-        given: the configuration as given; what a run with the best values starts from.
+        given: the configuration as given; a run with the best values starts from it.
         config: the same with evaluation on validation data, and without a place to log to.
         dimensions: what is searched.
         objective: one of :data:`OBJECTIVES`.
         metric: the figure that is optimised, such as ``top1_global``; dotted where ``metrics.json`` nests it.
-        max_bytes: a trial that sends more is no result; None: any may be one.
-        max_steps: each trial has as many rounds as so many mini-batches are enough for; None: as many as given.
+        max_bytes: a trial that sends more is no result.
+        max_steps: mini-batches of a trial's clients, which decide on its rounds; None: as many rounds as given.
     """
 
     given: Config
@@ -59,14 +58,9 @@ class Problem:
         max_bytes: int | None = None,
         max_steps: int | None = None,
     ) -> Problem:
-        """The search around a configuration.
+        """Return the search around a run's configuration, whose method is tuned.
 
-        Args:
-            config: of a run, with the method that is tuned.
-            objective: what is optimised.
-            metric: the figure; None: the accuracy of the global model, or the clients' mean where there is none.
-            max_bytes: the most that a result may send.
-            max_steps: mini-batches that each trial's clients may train on in all.
+        ``metric`` None is the accuracy of the global model, or the clients' mean where there is none.
 
         Raises:
             ConfigError: there is no such objective or metric, or the method has no such metric.
@@ -91,32 +85,18 @@ class Problem:
 
     @property
     def prunes(self) -> bool:
-        """Whether trials can be given up on the way: the metric is there after every round, and nothing else counts.
-
-        Nor where trials differ in their rounds: the same one is a different share of each.
-        """
+        """Whether trials can be pruned: there is one objective, after every round, and all have the same rounds."""
         return len(self.directions) == 1 and self.metric in PER_ROUND and self.max_steps is None
 
-    def score(self, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
-        """The metric of a finished run.
-
-        Args:
-            metrics: the content of its ``metrics.json``. history: its records, oldest first.
-
-        Raises:
-            ConfigError: its runs have no such figure; says which they have. RunError: it is null.
-        """
-        return value_of(self.metric, metrics, history)
-
     def within(self, bytes: int) -> bool:
-        """Whether a trial that sends so much may be a result."""
+        """Return whether a trial that sends so much may be a result."""
         return self.max_bytes is None or bytes <= self.max_bytes
 
-    # ---- who asks ------------------------------------------------------------------------------------------------
+    # ---- identity ------------------------------------------------------------------------------------------------
 
     @property
     def space(self) -> dict[str, Any]:
-        """The values that are searched by dotted key, as JSON."""
+        """The searched values by dotted key, as JSON."""
         return {dimension.key: dimension.describe() for dimension in self.dimensions}
 
     @cached_property
@@ -125,6 +105,7 @@ class Problem:
         whole = without_keys(self.config.identity(), self.space)
         whole |= {"objective": self.objective, "metric": self.metric, "space": self.space, "max_bytes": self.max_bytes}
         whole |= {} if self.max_steps is None else {"max_steps": self.max_steps}
+        whole |= {"tune": self.config.to_mapping()["tune"]}
         return dict(json.loads(json.dumps(whole)))
 
     @property
@@ -143,10 +124,7 @@ class Problem:
         return values_of(self.config)
 
     def config_of(self, values: Values) -> Config:
-        """The configuration of a trial, scored on validation data; what has no value stays as given.
-
-        Args:
-            values: by dotted key.
+        """Return the configuration of a trial, from its values by dotted key.
 
         Raises:
             ConfigError: the values do not go together.
@@ -154,24 +132,21 @@ class Problem:
         return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
     def parameters_with(self, values: Values, rounds: int | None = None) -> dict[str, Any]:
-        """The given configuration with other values, as a parameter file has it: on all data, scored on test data.
+        """Return the given configuration with other values, for a parameter file: on all data, scored on test data.
 
         Args:
-            values: by dotted key. rounds: that the trial had, where trials differ in them.
+            values: by dotted key. rounds: of the trial, where trials differ in them.
         """
         mapping = {key: part for key, part in self.given.to_mapping().items() if key not in _NOT_STORED}
-        own = {} if rounds is None else {"federation.rounds": rounds}
-        return with_values(mapping, {**self._other(values), **own})
+        limited = {} if rounds is None else {"federation.rounds": rounds}
+        return with_values(mapping, {**self._other(values), **limited})
 
     def _other(self, values: Values) -> Values:
-        """Those that are not given.
-
-        A base's parameter that has its default is thus not written down, and the run is the same as without.
-        """
+        """Return the values that differ from the given ones: a base's default is not written down."""
         return {key: value for key, value in values.items() if value != self._given[key]}
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """A value for everything that has an effect beside the others; values that the trial has already stay."""
+        """Return a trial's value for everything that has an effect; values that it has already stay."""
         found: dict[str, Any] = {}
         for dimension in self.dimensions:
             if dimension.applies({**self._given, **found}):
@@ -180,14 +155,14 @@ class Problem:
 
     @property
     def given_values(self) -> dict[str, Any]:
-        """The given configuration's own values, of what has an effect there."""
+        """The values of the given configuration that have an effect."""
         return self._effective(self._given)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The values of the trials with which every study begins: those given, then those of the authors' preset.
+        """The values of the first trials: as given, then the searched part of the authors' preset.
 
-        Of the preset as much as is searched; it is left out where that changes nothing, or cannot be run.
+        The preset is left out where it changes nothing, or cannot be run.
         """
         said = {f"method.{name}": value for name, value in self.config.method.AUTHORS.items()}
         searched = {d.key: said[d.key] for d in self.dimensions if d.key in said and d.holds(said[d.key])}
@@ -205,7 +180,7 @@ class Problem:
 
 
 def on_validation(config: Config) -> Config:
-    """A configuration as trials have it: scored on validation data, without analyses and a place to log to."""
+    """Return a configuration as trials have it: scored on validation data, without analyses and a place to log to."""
     changed = replace(
         config,
         partition=replace(config.partition, validation=config.partition.validation or VALIDATION_SHARE),

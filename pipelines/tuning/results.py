@@ -1,6 +1,6 @@
-"""What a study has found: ``study.json``, ``study.md``, ``trials.csv``, ``best.yaml``, MLflow's record, printed lines.
+"""Results of a study: ``study.json``, ``study.md``, ``trials.csv``, ``best.yaml``, MLflow's record, printed lines.
 
-All of it follows from the trials in the storage, and the same trials give the same bytes.
+The same trials give the same bytes.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ from pipelines.runs.layout import write_json, write_text
 from pipelines.runs.standard_error import console
 from pipelines.tuning.folder import StudyFiles, write_params
 from pipelines.tuning.problem import Problem
-from pipelines.tuning.study import SAMPLER, best_trials, ended_trials, front
+from pipelines.tuning.study import best_trials, ended_trials, fingerprints_of, front
 
 _PRINTED_TRIALS = 5
 _SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else to_yaml(value))
 _NUMBER = Format(lambda value: MISSING if value is None else f"{value:.4g}")
 
 
-def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str, Any]:
-    """Write ``study.json``, ``study.md``, ``best.yaml`` and the record's history and summary.
-
-    Returns:
-        The content of ``study.json``.
-    """
+def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
+    """Write ``study.json``, ``study.md``, ``trials.csv``, ``best.yaml`` and the record's history and summary."""
     ended, best = ended_trials(study), best_trials(problem, study)
-    described = _described(problem, study, ended, best)
-    write_json(files.results, described)
+    write_json(files.results, _described(problem, study, ended, best))
     write_text(files.table, markdown(problem, study))
     write_text(files.trials, csv_text(records(_trials(problem, ended, best, with_values=True).columns)))
     rounds = "".join(json_text(_as_round(trial)) + "\n" for trial in ended)
@@ -56,15 +51,15 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> dict[str
     if best:
         write_params(files.best, problem.parameters_with(best[0].params, best[0].user_attrs.get("rounds")))
         summary = {problem.metric: best[0].values[0], "best_round": best[0].number}
-        write_json(files.record.metrics, {**study.user_attrs, **summary})
-    return described
+        write_json(files.record.metrics, fingerprints_of(study) | summary)
 
 
-def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, terminal: bool) -> str:
-    """The best trials, what was searched, and what to do next, as text.
+def printed(problem: Problem, study: Study, files: StudyFiles, dashboard: str, *, width: int, terminal: bool) -> str:
+    """Return the best trials, what was searched, and what to do next, as text.
 
     Args:
         problem: what was searched. study: with at least one finished trial. files: of the study.
+        dashboard: the command that shows the study's plots.
         width: of the tables, in columns. terminal: whether they are for one, with its bold letters.
     """
     best = best_trials(problem, study)
@@ -75,7 +70,7 @@ def printed(problem: Problem, study: Study, files: StudyFiles, *, width: int, te
     lines = [
         f"{problem.name}: {plural(len(best), 'finished trial')}, scored on validation data",
         text.getvalue().rstrip("\n"),
-        f"all trials: {files.table}, {files.trials}; figures: {files.figures}",
+        f"all trials: {files.table}, {files.trials}; plots: {dashboard}",
         f"the best one, on all training data and scored on test data:\n  {files.command}",
     ]
     return "\n".join(lines) + "\n"
@@ -90,13 +85,13 @@ def describe(problem: Problem, trial: FrozenTrial) -> str:
         return f"trial {trial.number}: {problem.metric} {reached}{unit}, {sent}{beyond}"
     if trial.state == TrialState.PRUNED:
         last = max(trial.intermediate_values)
-        return f"trial {trial.number}: given up after round {last}, {form.text(trial.intermediate_values[last])}{unit}"
+        return f"trial {trial.number}: pruned after round {last}, {form.text(trial.intermediate_values[last])}{unit}"
     return f"trial {trial.number} failed: {reason(trial)}"
 
 
 def reason(trial: FrozenTrial) -> str:
     """Why a trial has not finished."""
-    return str(trial.user_attrs.get("error", "given up" if trial.state == TrialState.PRUNED else "nobody said why"))
+    return str(trial.user_attrs.get("error", "pruned" if trial.state == TrialState.PRUNED else "unknown reason"))
 
 
 def _form(problem: Problem) -> tuple[Format, str]:
@@ -119,10 +114,10 @@ def _described(
         "max_bytes": problem.max_bytes,
         **({} if problem.max_steps is None else {"max_steps": problem.max_steps}),
         "split": problem.config.evaluation.split,
-        "sampler": SAMPLER,
+        "tune": problem.config.to_mapping()["tune"],
         "space": problem.space,
         "given": problem.given_values,
-        **study.user_attrs,
+        **fingerprints_of(study),
         "best": [trial.number for trial in front(best)],
         "trials": [
             {

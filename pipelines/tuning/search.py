@@ -1,20 +1,19 @@
 """``protofl tune``: a search of hyper-parameters on the clients' validation data; test data are never read.
 
 A study lives in one folder: a run per trial below ``trials/``, and the results in ``study.json``, ``study.md``,
-``trials.csv``, ``best.yaml`` and ``figures/``. Data and partition come from the cache. Trials are carried out side by
-side (:mod:`pipelines.execution.admission`). The study can be killed at any moment, and several processes may work on
-it: the same command goes on inside the interrupted rounds of the interrupted trials, or takes those that nobody
-carries out, and it ends with the same results.
+``trials.csv`` and ``best.yaml``. Trials run in parallel (:mod:`pipelines.execution.admission`), in
+several processes too. A study that was interrupted resumes inside the interrupted rounds of the interrupted trials, and
+ends with the same results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
@@ -26,53 +25,34 @@ from flcore.io import disk
 from flcore.io.files import remove_stale_temp
 from flcore.io.locks import run_lock, take_lock
 from pipelines.execution.admission import most_at_once
+from pipelines.execution.outcome import Outcome
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.side_by_side import side_by_side
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
-from pipelines.tuning.asked import Asked
-from pipelines.tuning.folder import StudyFiles, alone, claim, refuse_other_study
-from pipelines.tuning.meanwhile import Meanwhile
+from pipelines.tuning.folder import StudyFiles, exclusive_lock, refuse_other_study, write_record
 from pipelines.tuning.problem import VALIDATION_SHARE, Problem
+from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.results import describe, markdown, printed, reason, write_results
-from pipelines.tuning.study import Trials, best_trials, ended_trials, of_other_code, storage_errors
-from pipelines.tuning.trial import TrialRuns
+from pipelines.tuning.sampler import PruningCheck, budget_line
+from pipelines.tuning.storage import storage_errors
+from pipelines.tuning.study import Trials, best_trials, ended_trials, of_other_code
+from pipelines.tuning.trial import TrialEnd, TrialRuns
 
 if TYPE_CHECKING:
     from pipelines.execution.one_run import PlacedRun
     from pipelines.execution.operation import Operation
 
 
-@dataclass(frozen=True)
-class StudyOutcome:
-    """What a study leaves.
+def study(config: Config, request: StudyRequest, out: Path, operation: Operation) -> Outcome:
+    """Search the hyper-parameters of ``config.method``, or resume the search.
 
-    Attributes:
-        directory: its folder. best: in it, the parameter file with the best values.
-        table: what was found, for a terminal. markdown: the same for a page.
-        failed: by trial, why.
-        store: where it is logged: what to type, or an address; None where it is not, or where nobody waited.
-        was_finished: no trial had to be carried out.
-    """
-
-    directory: Path
-    best: Path
-    table: str
-    markdown: str
-    failed: Mapping[str, str]
-    store: str | None = None
-    was_finished: bool = False
-
-
-def study(config: Config, asked: Asked, out: Path, operation: Operation) -> StudyOutcome:
-    """Search the hyper-parameters of ``config.method``, or go on searching.
-
-    A trial that fails is named and counts; the next ones are carried out all the same.
+    A failed trial is named and counts; the others run all the same.
 
     Args:
         config: all values that are not searched, and those with which the study begins.
-        asked: what is wanted. out: the study's folder. operation: how.
+        request: what is wanted. out: the study's folder. operation: how.
 
     Raises:
         ConfigError: the configuration cannot be run or scored like that, the folder holds another study, or the
@@ -80,23 +60,23 @@ def study(config: Config, asked: Asked, out: Path, operation: Operation) -> Stud
         DataError: data are missing or damaged, or no client has validation data.
         RunError: no trial has finished, or the storage was lost on the way.
     """
-    search = Search(config, asked, out, operation)
-    carry_out([search], operation)
+    search = Search(config, request, out, operation)
+    run_trials([search], operation)
     return search.outcome()
 
 
-def carry_out(searches: Sequence[Search], operation: Operation, meanwhile: Meanwhile | None = None) -> None:
-    """Carry out the trials of studies, side by side; those of the study that has come least far first.
+def run_trials(searches: Sequence[Search], operation: Operation, backfill: Sequence[PlacedRun] = ()) -> None:
+    """Run the trials of studies in parallel; those of the study with the fewest trials first.
 
     Args:
-        searches: the studies.
-        operation: how.
-        meanwhile: has runs for cores that no trial can use, and is told of studies that have ended, by their folders'
-            names.
+        searches: the studies. operation: how.
+        backfill: runs for cores that no trial can use; those that have not begun when the last trial ends are left out.
     """
-    beside = meanwhile or Meanwhile(Path())
+    waiting = list(backfill)
     trials = sum(search.wanted for search in searches)
-    operation.watcher.runs(trials + len(beside.waiting), sum(search.ended for search in searches))
+    operation.watcher.runs(trials + len(waiting), sum(search.ended for search in searches))
+    for line in dict.fromkeys(budget_line(search.config.tune, search.wanted) for search in searches):
+        operation.watcher.say(line)
     by_label: dict[str, Search] = {}
 
     def more(room: int) -> list[PlacedRun] | None:
@@ -104,25 +84,27 @@ def carry_out(searches: Sequence[Search], operation: Operation, meanwhile: Meanw
         over = True
         for search in sorted(searches, key=lambda search: search.begun):
             appeared = search.more(room - len(found))
-            if appeared is None:
-                beside.study_ended(search.name)
-                continue
-            over = False
-            found += appeared
-            by_label.update((run.label, search) for run in appeared)
-        return None if over else [*found, *beside.more(room - len(found))]
+            over = over and appeared is None
+            found += appeared or []
+            by_label.update((run.label, search) for run in appeared or [])
+        while not over and waiting and len(found) < room:
+            found.append(waiting.pop(0))
+        return None if over else found
 
     def ended(run: PlacedRun, error: ProtoflError | None) -> None:
         if run.label in by_label:  # else the comparison looks at it
             by_label[run.label].note_end(run, error)
 
-    trying = [search.config for search in searches for _ in range(search.at_once)]
-    at_once = most_at_once([*trying, *beside.waiting])
-    pool = RunPool(at_once, operation.watcher) if at_once > 1 else ThisProcess(operation.watcher)
+    def prune(label: str) -> bool:
+        return label in by_label and by_label[label].prunes(label)
+
+    configs = [search.config for search in searches for _ in range(search.config.tune.parallel)]
+    parallel = most_at_once([*configs, *(run.config for run in waiting)])
+    pool = RunPool(parallel, operation.watcher, prune) if parallel > 1 else ThisProcess(operation.watcher, prune)
     with pool:
         side_by_side(
             pool,
-            at_once,
+            parallel,
             operation,
             lambda run: None,
             ended,
@@ -133,61 +115,55 @@ def carry_out(searches: Sequence[Search], operation: Operation, meanwhile: Meanw
 
 
 class Search:
-    """One study under way in this process: it begins trials, and tells Optuna and people how trials have ended."""
+    """One study in this process: asks Optuna for trials, and tells Optuna and people how they ended."""
 
-    def __init__(self, config: Config, asked: Asked, out: Path, operation: Operation, *, prefix: str = "") -> None:
+    def __init__(
+        self, config: Config, request: StudyRequest, out: Path, operation: Operation, prefix: str = ""
+    ) -> None:
         """Open or begin the study; its data are prepared.
 
         Args:
-            config: all values that are not searched. asked: what is wanted. out: the study's folder. operation: how.
-            prefix: what its trials are called by, beside ``trial 3``.
+            config: all values that are not searched. request: what is wanted. out: the study's folder.
+            operation: how. prefix: of its trials' names, such as ``fedavg:``.
 
         Raises:
-            ConfigError: see :func:`study`. DataError: likewise.
+            ConfigError, DataError: as :func:`study`.
         """
-        if asked.trials < 1:
-            raise ConfigError(f"--trials {asked.trials}: must be at least 1")
-        self._problem, self._files = _problem_of(config, asked), StudyFiles(out)
-        self._operation, self._prefix, self.wanted = operation, prefix, asked.trials
+        if request.trials < 1:
+            raise ConfigError(f"--trials {request.trials}: must be at least 1")
+        limits = request.max_bytes, request.max_steps
+        self._problem = Problem.of(config, request.objective, request.metric, *limits)
+        self._files, self._operation, self._prefix, self.wanted = StudyFiles(out), operation, prefix, request.trials
         claim_folder("study", out)
         refuse_missing(config)
         refuse_other_study(self._problem, self._files)
-        with alone(out), storage_errors():
+        with exclusive_lock(out), storage_errors():
             remove_stale_temp(out)
-            self._found = Trials(self._problem, self._files, asked.storage, asked.at_once)
+            self._trials = Trials(self._problem, self._files, request.storage)
             self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here(), operation.copies)
-            claim(self._problem, self._files)
-            self.ended = len(ended_trials(self._found.study))
-            self._was_finished = self.ended >= self.wanted
-            others = len(of_other_code(self._found.study, self._runs.code))
+            write_record(self._problem, self._files)
+            self.ended = len(ended_trials(self._trials.study))
+            others = len(of_other_code(self._trials.study, self._runs.code))
+        self._was_finished = self.ended >= self.wanted
         if others:
             operation.watcher.say(
-                f"{others} of the {self.ended} trials were carried out by other code than today's; choose another "
-                "--out for a study by one code"
+                f"{others} of the {self.ended} trials ran with another code version; choose another --out for a study "
+                "by one version"
             )
         self.begun = 0
-        self._trials: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._running: dict[str, tuple[int, PruningCheck]] = {}
         self._claims: dict[int, disk.LockFile] = {}
         self._broken: ProtoflError | None = None
-
-    @property
-    def name(self) -> str:
-        return self._files.directory.name
 
     @property
     def config(self) -> Config:
         """What trials have in common."""
         return self._problem.config
 
-    @property
-    def at_once(self) -> int:
-        """So many trials may be under way."""
-        return self._found.at_once
-
     # ---- trials --------------------------------------------------------------------------------------------------
 
     def more(self, room: int) -> list[PlacedRun] | None:
-        """At most so many trials that may begin and that nobody carries out; None if all that are wanted have ended.
+        """Return up to ``room`` trials that may begin and that no process runs; None if all that are wanted have ended.
 
         Raises:
             ProtoflError: a trial ended with what is no failure of its own; or the storage is lost.
@@ -195,48 +171,65 @@ class Search:
         if self._broken is not None:
             raise self._broken
         offered: list[PlacedRun] = []
-        with alone(self._files.directory), storage_errors():
+        with exclusive_lock(self._files.directory), storage_errors():
             while True:
-                self._tell_what_has_ended()
+                self.ended = len(ended_trials(self._trials.study))
                 if self.ended >= self.wanted:
                     return None
-                while self.ended + len(self._found.under_way()) < self.wanted and self._found.ask():
+                while self.ended + len(self._trials.running()) < self.wanted and self._trials.ask():
                     pass
-                news = False
-                for trial in self._found.under_way():
-                    if len(offered) < room and self._take(trial.number):
-                        run = self._place(trial)
+                ended = False
+                for number in self._trials.running():
+                    if len(offered) < room and self._take(number):
+                        run = self._begin(number)
                         offered += [] if run is None else [run]
-                        news = news or run is None
-                if not news:
+                        ended = ended or run is None
+                if not ended:
                     return offered
 
-    def note_end(self, run: PlacedRun, error: ProtoflError | None) -> None:
-        """A trial has ended; called from any thread. :meth:`more` tells of it."""
-        number, values = self._trials[run.label]
+    def prunes(self, label: str) -> bool:
+        """Report the rounds of a running trial; return whether it is to stop. From any thread."""
+        number, check = self._running[label]
         try:
-            if not isinstance(error, StoppedError):
-                self._runs.end(number, values, run, error)
+            with storage_errors():
+                self._report(number, check)
+        except ProtoflError as error:
+            self._broken = error
+        return check.pruned_at is not None or self._broken is not None
+
+    def note_end(self, run: PlacedRun, error: ProtoflError | None) -> None:
+        """Tell how a trial ended; from any thread. What is no failure of its own is raised by :meth:`more`."""
+        number, check = self._running.pop(run.label)
+        try:
+            if not isinstance(error, StoppedError) and self._broken is None:
+                with exclusive_lock(self._files.directory), storage_errors():
+                    self._end(number, check, error)
         except ProtoflError as raised:
             self._broken = raised
         self._claims.pop(number).close()
 
-    def _place(self, trial: Trial) -> PlacedRun | None:
-        """The run of a trial that is ours to carry out; None if its outcome is known."""
-        number, values = trial.number, self._problem.suggest(trial)
-        run = None
-        if self._runs.outcome(number, values) is None:
-            run = self._runs.place(number, values, self._found.hurdles(number))
-        if run is None:
+    def _begin(self, number: int) -> PlacedRun | None:
+        """Return the run of a claimed trial; None if the trial has ended already."""
+        values = self._trials.values(number)
+        try:
+            run, is_finished = self._runs.place(number, values)
+        except ConfigError as error:  # values that do not go together, or with these data
+            self._tell(number, TrialEnd(TrialState.FAIL, error=str(error)))
+            self._claims.pop(number).close()
+            return None
+        check = self._trials.check(number, run.config.federation.rounds)
+        self._report(number, check)
+        if is_finished or check.pruned_at is not None:
+            self._end(number, check, None)
             self._claims.pop(number).close()
             return None
         run = replace(run, label=f"{self._prefix}trial {number}")
-        self._trials[run.label] = number, values
+        self._running[run.label] = number, check
         self.begun += 1
         return run
 
     def _take(self, number: int) -> bool:
-        """Have a trial to ourselves; False if somebody carries it out."""
+        """Claim a trial for this process; return False if one runs it."""
         if number in self._claims:
             return False
         file = disk.open_lock(self._files.claim(number))
@@ -246,41 +239,47 @@ class Search:
         self._claims[number] = file
         return True
 
-    def _tell_what_has_ended(self) -> None:
-        """Tell Optuna, people and MLflow of trials that have ended, whoever carried them out."""
-        for trial in self._found.under_way():
-            number = trial.number
-            outcome = self._runs.outcome(number, self._problem.suggest(trial))
-            if outcome is None:
-                continue
-            self._found.tell(trial, outcome, self._runs.code)
-            told = self._found.study.get_trials(deepcopy=False)[number]
-            self._operation.watcher.say(self._prefix + describe(self._problem, told))
-            write_results(self._problem, self._found.study, self._files)
-            self._operation.recorder.trial(self._files.directory, number)
-        self.ended = len(ended_trials(self._found.study))
+    def _report(self, number: int, check: PruningCheck) -> None:
+        if len(self._problem.directions) > 1:  # Optuna takes no values of rounds then
+            return
+        values = {record["round"]: record.get(self._problem.metric) for record in self._runs.history(number)}
+        # Of a round, bytes are by kind of message.
+        check.report({at: float(value) for at, value in values.items() if isinstance(value, int | float)})
+
+    def _end(self, number: int, check: PruningCheck, error: ProtoflError | None) -> None:
+        self._report(number, check)
+        self._tell(number, self._runs.end(number, check.pruned_at, error))
+
+    def _tell(self, number: int, end: TrialEnd) -> None:
+        """Tell Optuna, people and MLflow how a trial ended."""
+        problem, study, operation = self._problem, self._trials.study, self._operation
+        values = [float(value) for value in (end.score, end.bytes) if value is not None][: len(problem.directions)]
+        rounds = end.rounds if problem.max_steps is not None else None
+        attributes = {"bytes": end.bytes, "error": end.error, "code": self._runs.code, "rounds": rounds}
+        self._trials.tell(number, end.state, values or None, **attributes)
+        operation.watcher.say(self._prefix + describe(problem, study.get_trials(deepcopy=False)[number]))
+        write_results(problem, study, self._files)
+        operation.recorder.trial(self._files.directory)
 
     # ---- before and after them -----------------------------------------------------------------------------------
 
-    def outcome(self) -> StudyOutcome:
-        """What was found, written, and logged where somebody waits for that.
+    def outcome(self) -> Outcome:
+        """Return what was found, written, and logged where the operation waits for that.
 
         Raises:
             RunError: none of the trials has finished.
         """
-        files, operation = self._files, self._operation
-        with alone(files.directory), storage_errors():
-            found = self._found.study
-            write_results(self._problem, found, files)
-            ended = ended_trials(found)
-            if not best_trials(self._problem, found):
+        files, operation, problem, study = self._files, self._operation, self._problem, self._trials.study
+        with exclusive_lock(files.directory), storage_errors():
+            write_results(problem, study, files)
+            ended = ended_trials(study)
+            if not best_trials(problem, study):
                 last = reason(ended[-1])
                 raise RunError(f"{files.directory}: none of the {len(ended)} trials has finished; the last one: {last}")
-            outcome = StudyOutcome(
+            outcome = Outcome(
                 files.directory,
-                files.best,
-                table=printed(self._problem, found, files, **operation.console),
-                markdown=markdown(self._problem, found),
+                table=printed(problem, study, files, self._trials.dashboard, **operation.console),
+                markdown=markdown(problem, study),
                 failed={f"trial {trial.number}": reason(trial) for trial in ended if trial.state == TrialState.FAIL},
                 was_finished=self._was_finished,
             )
@@ -291,7 +290,7 @@ class Search:
         return replace(outcome, store=operation.steps.call("report", lambda: record(files.directory).result())["store"])
 
     def _inputs(self) -> Inputs:
-        """Data and partition, once for all trials.
+        """Prepare data and partition, once for all trials.
 
         Raises:
             ConfigError: the given configuration does not fit the data, or the study began with others.
@@ -319,17 +318,13 @@ class Search:
             "data_fingerprint": Dataset.load(prepared).meta.fingerprint,
             "partition_fingerprint": partition.fingerprint,
         }
-        if not self._found.same_data(fingerprints):
+        if not self._trials.is_of_data(fingerprints):
             raise ConfigError(f"{self._files.directory}: this study began with other data; choose another --out")
         return inputs
 
 
-def _problem_of(config: Config, asked: Asked) -> Problem:
-    return Problem.of(config, asked.objective, asked.metric, asked.max_bytes, asked.max_steps)
-
-
 def _is_in_use(run: Path) -> bool:
-    """Whether a process trains in a folder, such as one whose parent was just killed."""
+    """Return whether a process trains in a folder, such as one whose parent was just killed."""
     try:
         with run_lock(run):
             return False

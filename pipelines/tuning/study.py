@@ -1,146 +1,115 @@
-"""The trials of a study, in Optuna's storage: which one is next, when one is given up, and how each has ended.
-
-Several trials are under way at once, and yet a study does not depend on how fast each of them is, on the number of
-cores or processes, or on interruptions: of ``at_once`` trials, number n is chosen when all up to n - at_once have
-ended, and from those alone; of the others it is only known that they are under way. Its sampler is seeded by the
-study's seed and by n, so that nothing of a sampler has to be stored. So the storage is a record of what was chosen,
-and the choice itself is a function (:func:`chosen`).
-"""
+"""A study's trials in Optuna's storage: begin, end and rank them."""
 
 from __future__ import annotations
 
-import statistics
+import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from flcore.core.errors import ConfigError, RunError
-from flcore.core.rng import numpy_stream
 from flcore.io import disk
-from pipelines.addresses import redact, remember, sqlite_address, without_password
-from pipelines.execution.one_run import NO_HURDLES, Hurdles
+from pipelines.addresses import without_password
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.journal import open_journal
 from pipelines.tuning.problem import Problem
-from pipelines.tuning.trial import TrialOutcome
+from pipelines.tuning.sampler import LaggedPruner, LaggedSampler, PruningCheck, pruner_by_name, sampler_by_name
+from pipelines.tuning.storage import JOURNAL, open_storage
 
-SAMPLER = "TPESampler(multivariate, group, constant_liar), seeded per trial"
-AT_ONCE = 4
-"""Trials under way at the same time, where nobody says. More fill more cores, and know less of one another."""
-_STARTUP_TRIALS = 10  # at random, before the sampler has something to learn from
-_TRIALS_BEFORE_PRUNING = 5
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-_STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "fail": TrialState.FAIL}
+_IDENTITY = "identity"  # user attribute of the study
 
 
 class Trials:
-    """A study's trials; one process at a time may ask, tell or look."""
+    """A study's trials. Ask and tell under the lock of its folder."""
 
-    def __init__(self, problem: Problem, files: StudyFiles, storage: str | None, at_once: int | None) -> None:
+    def __init__(self, problem: Problem, files: StudyFiles, storage: str | None) -> None:
         """Open or create the study.
 
         Args:
-            problem: what is searched.
-            files: of the study.
-            storage: Optuna's storage as an SQLAlchemy URL, in which there may be trials of other folders; None for a
-                journal in the study's own.
-            at_once: so many trials are under way at most, in all processes of this folder; None: as the study began.
+            problem: what is searched. files: of the study.
+            storage: as for :func:`~pipelines.tuning.storage.open_storage`. One that is named may be shared: it may have
+                trials of the same study by other folders.
 
         Raises:
-            ConfigError: the storage cannot be opened, or the study began with another ``at_once``.
+            ConfigError, DataError: as :func:`~pipelines.tuning.storage.open_storage`.
         """
-        self._problem, self._files = problem, files
-        self._is_shared = storage is not None
-        self._storage = _open_storage(storage, files)
-        directions = problem.directions
+        tune, rounds = problem.config.tune, problem.config.federation.rounds
+        self._problem, self._files, self._lag = problem, files, tune.parallel
+        self._url, self._is_shared = storage, storage is not None
+        self._storage = open_storage(storage)
+        name = problem.name if self._is_shared else _place(files.directory)
+        if not self._is_shared:
+            self._delete_replaced(name)
+        make, pruner = sampler_by_name(tune.sampler, tune.startup), tune.pruner if problem.prunes else "none"
         self.study = optuna.create_study(
-            storage=self._storage, study_name=problem.name, directions=list(directions), load_if_exists=True
+            storage=self._storage,
+            study_name=name,
+            directions=list(problem.directions),
+            sampler=LaggedSampler(make, problem.config.seed, self._lag, problem.starts),
+            pruner=LaggedPruner(pruner_by_name(pruner, rounds), self._lag),
+            load_if_exists=True,
         )
         if self.study.metric_names is None:
             with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
-                self.study.set_metric_names([problem.metric, "bytes"][: len(directions)])  # for Optuna's dashboard
-        self.at_once = int(self.study.user_attrs.get("at_once", at_once or AT_ONCE))
-        if at_once not in (None, self.at_once):
-            raise ConfigError(
-                f"--at-once {at_once}: this study began with {self.at_once}, which its trials depend on; leave it out, "
-                "or choose another --out"
-            )
-        if "at_once" not in self.study.user_attrs:
-            self.study.set_user_attr("at_once", self.at_once)
+                self.study.set_metric_names([problem.metric, "bytes"][: len(problem.directions)])
+            self.study.set_user_attr(_IDENTITY, problem.hash)
 
-    def under_way(self) -> list[Trial]:
-        """The trials of this folder that were begun and have not ended, in order; killed processes leave some too."""
+    @property
+    def dashboard(self) -> str:
+        """The command that shows the study's plots."""
+        return f"optuna-dashboard {shlex.quote(without_password(self._url or str(JOURNAL)))}"
+
+    def running(self) -> list[int]:
+        """Return the trials of this folder that have begun and not ended, in order; killed processes leave some."""
         begun = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [self._trial(one.number) for one in begun if self._is_ours(one.number)]
+        return [trial.number for trial in begun if self._is_ours(trial.number)]
 
     def ask(self) -> bool:
-        """Begin the next trial if it may: False where it has to wait for one that is under way."""
-        known = self.study.get_trials(deepcopy=False)
-        waiting = [trial.number for trial in known if trial.state == TrialState.WAITING]
-        number = waiting[0] if waiting else len(known)
-        ours = [trial.number for trial in self.under_way()]
-        if len(ours) >= self.at_once or (ours and ours[0] <= number - self.at_once and not self._is_shared):
+        """Begin the next trial; return False where it has to wait for a running one."""
+        trials = self.study.get_trials(deepcopy=False)
+        # One that the dashboard was asked to add, or a new one.
+        number = next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
+        all_running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
+        running = list(filter(self._is_ours, all_running))
+        # The trials of other folders would have to be waited for too, and their processes may have been killed.
+        is_behind = running == all_running and min(running, default=number) <= number - self._lag
+        if len(running) >= self._lag or is_behind:
             return False
-        if not waiting:  # else a killed process had chosen it
-            self.study.enqueue_trial(chosen(self._problem, known, self.at_once))
+        for earlier in running:
+            self.values(earlier)  # of a process that was killed while it asked
         trial = self.study.ask()
-        disk.make_folder(self._files.trial(trial.number).directory)  # which makes it ours
+        disk.make_folder(self._files.trial(trial.number).directory)  # makes it this folder's
         self._problem.suggest(trial)
         return True
 
-    def hurdles(self, number: int) -> Hurdles:
-        """Where a trial is to be given up: below the median of what the earlier ones that it knows had there.
+    def values(self, number: int) -> dict[str, Any]:
+        """Return a trial's values by dotted key."""
+        return self._problem.suggest(Trial(self.study, self._id(number)))
 
-        From a third of the rounds on, if five of those have finished. Not at the last round, where nothing is saved,
-        and never where there are several objectives, or less is better.
-        """
-        rounds = self._problem.config.federation.rounds
-        known = [
-            trial.intermediate_values
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if trial.number <= number - self.at_once
-        ]
-        prunes = self._problem.prunes and self._problem.direction == "maximize"
-        if not prunes or len(known) < _TRIALS_BEFORE_PRUNING:
-            return NO_HURDLES
-        there = {at: [values[at] for values in known if at in values] for at in range(max(rounds // 3, 1), rounds)}
-        return Hurdles(self._problem.metric, {at: statistics.median(values) for at, values in there.items() if values})
+    def check(self, number: int, rounds: int) -> PruningCheck:
+        """Return what a trial's rounds are reported to."""
+        return PruningCheck(self.study, self._storage, number, rounds)
 
-    def tell(self, trial: Trial, outcome: TrialOutcome, code: str) -> None:
-        """Store how a trial has ended, and under which code; told once more after an interruption, rounds stay."""
-        known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        if len(self.study.directions) == 1:
-            for number, value in sorted(outcome.rounds.items()):
-                if number not in known:
-                    trial.report(value, number)
-        for name, found in (("bytes", outcome.bytes), ("error", outcome.error), ("code", code)):
-            if found is not None:
-                trial.set_user_attr(name, found)
-        if self._problem.max_steps is not None and outcome.last_round is not None:
-            trial.set_user_attr("rounds", outcome.last_round)
-        if self._problem.max_bytes is not None and outcome.bytes is not None:
-            trial.set_constraint("bytes", float(outcome.bytes - self._problem.max_bytes))
-        values = [outcome.accuracy, outcome.bytes][: len(self.study.directions)]
-        self.study.tell(
-            trial,
-            [float(value) for value in values if value is not None] if outcome.state == "complete" else None,
-            state=_STATES[outcome.state],
-        )
+    def tell(self, number: int, state: TrialState, values: Sequence[float] | None, **attributes: Any) -> None:
+        """Store how a trial ended; attributes are the trial's user attributes."""
+        trial_id = self._id(number)
+        for name, value in attributes.items():
+            if value is not None:
+                self._storage.set_trial_user_attr(trial_id, name, value)
+        if self._problem.max_bytes is not None and attributes.get("bytes") is not None:
+            Trial(self.study, trial_id).set_constraint("bytes", float(attributes["bytes"] - self._problem.max_bytes))
+        self.study.tell(number, values, state=state)
 
-    def same_data(self, fingerprints: Mapping[str, str]) -> bool:
-        """Whether the study began on these data; a new one does now."""
+    def is_of_data(self, fingerprints: Mapping[str, str]) -> bool:
+        """Return whether the study began with these data; a new one begins with them."""
         known = self.study.user_attrs
-        if any(known.get(name, fingerprint) != fingerprint for name, fingerprint in fingerprints.items()):
-            return False
         for name, fingerprint in fingerprints.items():
+            if known.get(name, fingerprint) != fingerprint:
+                return False
             if name not in known:
                 self.study.set_user_attr(name, fingerprint)
         return True
@@ -148,47 +117,44 @@ class Trials:
     def _is_ours(self, number: int) -> bool:
         return not self._is_shared or self._files.trial(number).directory.exists()
 
-    def _trial(self, number: int) -> Trial:
-        """A trial that perhaps another process began: the storage knows the id that a Trial is made from."""
+    def _id(self, number: int) -> int:
         study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        return Trial(self.study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+    def _delete_replaced(self, name: str) -> None:
+        """Delete a study from the journal whose folder was deleted, or holds another one now."""
+        if name not in optuna.get_all_study_names(self._storage):
+            return
+        study = optuna.load_study(study_name=name, storage=self._storage)
+        if not self._files.record.config.exists() or study.user_attrs.get(_IDENTITY) != self._problem.hash:
+            optuna.delete_study(study_name=name, storage=self._storage)
 
 
-def chosen(problem: Problem, known: Sequence[FrozenTrial], at_once: int) -> dict[str, Any]:
-    """The values of the trial after these.
-
-    Args:
-        problem: what is searched.
-        known: all trials so far, in order.
-        at_once: of the last ``at_once`` - 1 of them only the values are looked at, not how they have ended.
-    """
-    number = len(known)
-    starts = problem.starts
-    if number < len(starts):
-        return dict(starts[number])
-    seen = optuna.create_study(directions=list(problem.directions), sampler=_sampler(problem.config.seed, number))
-    seen.add_trials([trial if trial.number <= number - at_once else _as_under_way(trial) for trial in known])
-    return problem.suggest(seen.ask())
+def _place(directory: Path) -> str:
+    """Return a folder as the dashboard shows it: relative to the current one, where it is inside."""
+    absolute, here = directory.absolute(), Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
-def _as_under_way(trial: FrozenTrial) -> FrozenTrial:
-    return create_trial(state=TrialState.RUNNING, params=trial.params, distributions=trial.distributions)
+def fingerprints_of(study: Study) -> dict[str, Any]:
+    """Return the fingerprints of the data that a study began with."""
+    return {name: value for name, value in study.user_attrs.items() if name.endswith("_fingerprint")}
 
 
 def of_other_code(study: Study, code: str) -> list[FrozenTrial]:
-    """Trials that ended under other code than this, by its fingerprint."""
+    """Return the trials that ended under another code fingerprint."""
     return [trial for trial in ended_trials(study) if trial.user_attrs.get("code", code) != code]
 
 
 def ended_trials(study: Study) -> list[FrozenTrial]:
-    """Finished, pruned and failed trials, in order."""
+    """Return the finished, pruned and failed trials, in order."""
     return study.get_trials(deepcopy=False, states=_ENDED)
 
 
 def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
-    """Finished trials, the best first, and among equals the one that sends least, then the earliest.
+    """Return the finished trials, the best first; among equals the one that sends least, then the earliest.
 
-    Without those that send more than is allowed.
+    Trials that send more than is allowed are left out.
     """
     sign = -1 if problem.direction == "maximize" else 1
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -197,51 +163,9 @@ def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
 
 
 def front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Of :func:`best_trials` those that no other beats in everything: for one objective the best, for two the front."""
+    """Return those of :func:`best_trials` that no other dominates: the best one, or the front of two objectives."""
     found = list(best[:1])
     for trial in best[1:]:  # a worse one belongs to the front if it sends less
         if len(trial.values) > 1 and trial.values[1] < found[-1].values[1]:
             found.append(trial)
     return found
-
-
-@contextmanager
-def storage_errors() -> Iterator[None]:
-    """Turn a storage that is lost in the middle into an error of one line."""
-    try:
-        yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = redact(str(error.__cause__ or error)).partition("\n")[0]
-        raise RunError(f"--storage: lost during the study ({reason}); the same command goes on") from error
-
-
-def _open_storage(url: str | None, files: StudyFiles) -> BaseStorage:
-    """Open Optuna's storage, making it where there is none."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if url is None and not files.database.exists():  # as earlier versions made it
-        return open_journal(files.journal)
-    remember(url or "")
-    try:
-        return RDBStorage(sqlite_address(files.database.resolve()) if url is None else url)
-    # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
-    # another version of Optuna.
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError, RuntimeError) as error:
-        reason = redact(str(error)).partition("\n")[0]
-        if url is None:
-            raise ConfigError(f"{files.database}: cannot be opened ({reason}); delete it, or that folder") from error
-        raise ConfigError(
-            f"--storage {without_password(url)}: cannot be opened ({reason}); expected such as sqlite:///study.db"
-        ) from error
-
-
-def _sampler(seed: int, number: int) -> TPESampler:
-    """The sampler of one trial: a function of seed and number, whichever process asks."""
-    stream = numpy_stream(seed, "tuning", number)
-    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
-        return TPESampler(
-            seed=int(stream.integers(2**31)),
-            n_startup_trials=_STARTUP_TRIALS,
-            multivariate=True,
-            group=True,  # keys that only some trials have are learnt from those
-            constant_liar=True,
-        )

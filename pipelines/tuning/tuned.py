@@ -3,34 +3,35 @@
 A learning rate alone decides more than a method does, so that a method whose parameters somebody has tuned is always
 ahead of one that has its defaults. Here each method, FedAvg and Local included, has a study of N trials over its own
 and the shared parameters (:mod:`pipelines.tuning.space`), on validation data, at the comparison's number of rounds and
-its own seed; all studies side by side. Every seed is run on test data with the values given and with those found, as
-soon as these are known and cores are free; differences are taken to the tuned baseline. A method whose study ends
-without a finished trial has no tuned row.
+its own seed; all studies in parallel. Every seed is run on test data with the values given (also while cores are free
+of trials) and with those found; differences are taken to the tuned baseline. A method whose study ends without a
+finished trial has no tuned row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.config.schema import Config
-from flcore.core.errors import RunError
+from flcore.core.errors import ProtoflError, RunError
 from pipelines.config.grid import PlannedRun
 from pipelines.config.params import for_entry, without_tracking
 from pipelines.execution.bodies import comparison, comparison_runs, inputs_of_runs
 from pipelines.execution.budget import Budget, planned_within, steps_of
+from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.reporting.comparison import Tuned, tuned_name
-from pipelines.runs.inputs import Inputs
+from pipelines.runs.cache import Cache
 from pipelines.runs.layout import read_json
-from pipelines.tuning.asked import Asked
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.meanwhile import Meanwhile
 from pipelines.tuning.problem import on_validation
-from pipelines.tuning.search import Search, carry_out
+from pipelines.tuning.request import StudyRequest
+from pipelines.tuning.search import Search, run_trials
 from pipelines.tuning.space import with_values
 
 if TYPE_CHECKING:
@@ -71,14 +72,14 @@ def tuned_comparison(
     searches = [
         Search(
             _searched(raw, name, rounds[name] if spent.bytes is not None else None),
-            Asked(trials, max_bytes=spent.max_bytes, max_steps=steps),
+            StudyRequest(trials, max_bytes=spent.max_bytes, max_steps=steps),
             out / "tuning" / name,
             operation,
-            prefix=f"{name}: ",
+            f"{name}: ",
         )
         for name in names
     ]
-    carry_out(searches, operation, _meanwhile(as_given, spent, out, operation))
+    run_trials(searches, operation, _unfinished(as_given, out, operation))
     found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
     planned = list(_planned(as_given, found, spent))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found], "budget": spent.words}
@@ -94,17 +95,15 @@ def _steps_of_a_trial(raw: Mapping[str, Any], baseline: str) -> int:
     return steps_of(on_validation(Config.from_mapping(for_entry(raw, baseline, None))))
 
 
-def _meanwhile(as_given: Sequence[PlannedRun], budget: Budget, out: Path, operation: Operation) -> Meanwhile:
-    """The runs as given, and those with the values that studies have found: for cores that no trial can use."""
-    home = out / "runs"
-    runs = list(zip(as_given, inputs_of_runs(as_given, operation), strict=True))
-
-    def then(method: str) -> list[tuple[PlannedRun, Inputs]]:
-        own = [(run, inputs) for run, inputs in runs if run.name == method]
-        tuned = _with_values([run for run, _ in own], _read(method, out), budget)
-        return [(run, inputs) for run, (_, inputs) in zip(tuned, own, strict=True)]
-
-    return Meanwhile(home, runs, then, copies=operation.copies)
+def _unfinished(as_given: Sequence[PlannedRun], out: Path, operation: Operation) -> list[PlacedRun]:
+    """Return the runs as given that have not finished. The comparison refuses those that cannot be run."""
+    runs: dict[Path, PlacedRun] = {}
+    for planned, inputs in zip(as_given, inputs_of_runs(as_given, operation), strict=True):
+        with suppress(ProtoflError):
+            run = placed(planned.config, inputs, out / "runs", label=planned.label)
+            if run.directory not in runs and not fetch(run, Cache.here(), copies=operation.copies):
+                runs[run.directory] = run
+    return list(runs.values())
 
 
 def _found(method: str, search: Search, out: Path) -> Tuned:

@@ -158,7 +158,7 @@ def state(folder: Path) -> str:
         content = path.read_bytes().replace(str(folder).encode(), b"@") if path.is_file() else b"a folder"
         if path.name in scenarios.TIMES or path.parent.name in scenarios.TIMES:
             content = re.sub(rb"\d+(\.\d+)?(e-\d+)?", b"#", content)
-        if path.name == "study.journal":
+        if path.name == "studies.journal":
             content = re.sub(rb'"(datetime_\w+|worker_id)":"[^"]*"', b"#", content)
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -116,13 +116,11 @@ SCENARIOS = {
 }
 """By name."""
 
-NAMES_A_MOMENT = frozenset(
-    {"timing.json", ".running", ".lock", "study.journal", ".study.journal.lock", ".study.journal.check"}
-)
-"""Files that hold times, or their check sums, or that are only there to be locked."""
+NAMES_A_MOMENT = frozenset({"timing.json", ".running", ".lock"})
+"""Files that hold times, or that are only there to be locked."""
 
 
-TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory", ".study.journal.check"})
+TIMES = frozenset({"timing.json", "timing.jsonl", "seconds", "memory"})
 """Files, and folders of them, whose numbers are those of a moment."""
 
 

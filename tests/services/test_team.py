@@ -321,7 +321,7 @@ def test_two_workers_share_a_schedule_and_a_study(team: Team) -> None:
 
     counted = team.sql("optuna", "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')")
     assert int(counted) == 3
-    assert not (team.folder / "runs" / "study" / "study.journal").exists()
+    assert not (team.folder / ".protofl" / "studies.journal").exists()
     assert int(team.sql("prefect", "SELECT count(*) FROM flow_run WHERE state_type = 'COMPLETED'")) >= 2
     print(f"taken: {taken}", file=sys.stderr)
 

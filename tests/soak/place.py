@@ -51,7 +51,7 @@ WORKS: Mapping[str, tuple[str, ...]] = {
     "compare": ("compare",),
     "tune": ("tune", "--method", "fedproto", "--trials", "2"),
 }
-SIDE_FILES = {"config.json", "timing.json", "inputs.json", "times.csv", "study.journal"}
+SIDE_FILES = {"config.json", "timing.json", "inputs.json", "times.csv"}
 """What names this machine, this moment or what was asked of Optuna, and is no result."""
 _TELLS_TIMES = "report.html"
 """A comparison's page, which shows what is in ``times.csv``; the pages of its runs do not."""

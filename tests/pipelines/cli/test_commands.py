@@ -25,7 +25,7 @@ from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
 from pipelines.runs.standard_error import COMMANDS
 from pipelines.stages import commands as stages
-from pipelines.tuning.asked import Asked
+from pipelines.tuning.request import StudyRequest
 from tests.cases import quick
 
 TINY = (
@@ -260,11 +260,11 @@ def test_parameters_are_handed_on_as_they_are_given(
     assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
     how = {"orchestrator": "auto", "wait": True}
-    assert asked.pop() == ("tune", moon, Asked(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
+    assert asked.pop() == ("tune", moon, StudyRequest(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
     limited = ["--objective", "accuracy,bytes", "--metric", "mean_local", "--max-bytes", "5kB", "--at-once", "2"]
     assert main(["tune", "--method", "moon", *limited, *more]) == 0
-    study = Asked(20, "accuracy,bytes", "mean_local", at_once=2, max_bytes=5000)
-    assert asked.pop() == ("tune", moon, study, Path("runs/tune-moon"), how)
+    study = StudyRequest(20, "accuracy,bytes", "mean_local", max_bytes=5000)
+    assert asked.pop() == ("tune", {**moon, "tune": {"parallel": 2}}, study, Path("runs/tune-moon"), how)
     assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
     named = {**raw, "method": {"name": "moon"}}
     assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})

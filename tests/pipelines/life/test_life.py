@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 MAY_RESTART = ("run", "again", "sweep")
 REFUSED = (2, 3, 4)
-SIDE_FILES = {"config.json", "timing.json", "inputs.json", "study.journal"}
+SIDE_FILES = {"config.json", "timing.json", "inputs.json"}
 """What names this machine, this moment or what was asked of Optuna, and is no result."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration import commands
 from pipelines.orchestration.studies import study_of
-from pipelines.tuning.asked import Asked
+from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
 
 SETTINGS: dict[str, Any] = {
@@ -31,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 class NobodyLogs(Silence):
     """Says nothing, and is told of trials while the store is away."""
 
-    def trial(self, study: Path, number: int) -> None:
+    def trial(self, study: Path) -> None:
         """Not logged."""
 
     def study(self, study: Path) -> Future[dict[str, Any]]:
@@ -46,8 +47,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, told = tmp_path_factory.mktemp("tuned"), NobodyLogs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
         operation = Operation(InlineSteps(), told, cast(Recorder, told), True)
-        study(Config.from_mapping(SETTINGS), Asked(2, at_once=1), folder / "study-of-mu", operation)
+        study(Config.from_mapping(SETTINGS), StudyRequest(2), folder / "study-of-mu", operation)
     return folder / "study-of-mu"
 
 
@@ -88,8 +90,10 @@ def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(
 ) -> None:
     """Its second trial has not ended, and nothing is known to be the best."""
     going = shutil.copytree(finished, tmp_path / "going")
-    for left in ("best.yaml", "study.json", "study.md", "study/metrics.json", "trials/0001/trial.json"):
-        (going / left).unlink()
+    for path in ("best.yaml", "study.md", "study/metrics.json"):
+        (going / path).unlink()
+    results = json.loads((going / "study.json").read_text())
+    (going / "study.json").write_text(json.dumps({**results, "best": [], "trials": results["trials"][:1]}))
     assert commands.track([going], fresh_store)
     found = runs_in(fresh_store)
     assert {name: run.info.status for name, run in found.items()} == {"study": "RUNNING", "0": "FINISHED"}

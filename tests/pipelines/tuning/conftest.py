@@ -12,11 +12,12 @@ import pytest
 
 from flcore.config.schema import Config
 from pipelines.execution.operation import Operation
+from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
-from pipelines.tuning.asked import Asked
-from pipelines.tuning.search import StudyOutcome, study
+from pipelines.tuning.request import StudyRequest
+from pipelines.tuning.search import study
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -32,15 +33,15 @@ class Told(Silence):
     """Remembers lines for people, and what it is asked to draw and log."""
 
     lines: list[str] = field(default_factory=list)
-    trials: list[int] = field(default_factory=list)
+    trials: int = 0
     studies: int = 0
 
     def say(self, text: str) -> None:
         self.lines.append(text)
 
-    def trial(self, study: Path, number: int) -> None:
-        assert (study / "trials" / f"{number:04d}" / "trial.json").exists()
-        self.trials.append(number)
+    def trial(self, study: Path) -> None:
+        assert (study / "study.json").exists()
+        self.trials += 1
 
     def study(self, study: Path) -> Future[dict[str, Any]]:
         assert (study / "study.json").exists()
@@ -66,10 +67,11 @@ def _search(
     told: Told | None = None,
     wait: bool = True,
     at_once: int = 1,
-) -> StudyOutcome:
+) -> Outcome:
     told = told or Told()
     operation = Operation(InlineSteps(), told, cast(Recorder, told), wait)
-    return study(config, Asked(trials, objective, metric, storage, at_once), out, operation)
+    config = Config.from_mapping({**config.to_mapping(), "tune": {**config.to_mapping()["tune"], "parallel": at_once}})
+    return study(config, StudyRequest(trials, objective, metric, storage), out, operation)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +81,7 @@ def config_with() -> Callable[..., Config]:
 
 
 @pytest.fixture(scope="session")
-def search() -> Callable[..., StudyOutcome]:
+def search() -> Callable[..., Outcome]:
     """Carries out a study inline."""
     return _search
 
@@ -90,6 +92,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(directory / "cache"))
+        patch.chdir(directory)
         _search(_configure(), 2, directory / "study")
     return directory / "study"
 

@@ -7,37 +7,39 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking.client import MlflowClient
+from optuna.pruners import BasePruner
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
 from flcore.config.schema import Config
 from flcore.io.files import read_json
-from pipelines.execution.one_run import NO_HURDLES, Hurdles
-from pipelines.tuning import figures
+from pipelines.execution.outcome import Outcome
+from pipelines.tuning import study
 from pipelines.tuning.log import StudyTracker
-from pipelines.tuning.search import StudyOutcome
-from pipelines.tuning.study import Trials
 from tests.cases import quick
 
 
-def all_but_the_first(trials: Trials, number: int) -> Hurdles:
-    """A hurdle that no accuracy passes."""
-    return Hurdles("top1_global", {1: 1.1}) if number else NO_HURDLES
+class AllButTheFirst(BasePruner):
+    """Stops every trial but the first."""
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        return trial.number > 0
 
 
 def test_mlflow_shows_the_study_with_its_trials_below_it(
     tmp_path: Path,
     fresh_store: str,
     config_with: Callable[..., Config],
-    search: Callable[..., StudyOutcome],
+    search: Callable[..., Outcome],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store that refuses connections takes nothing and stops nothing; another one is given everything, once."""
-    monkeypatch.setattr(Trials, "hurdles", all_but_the_first)
+    monkeypatch.setattr(study, "pruner_by_name", lambda name, rounds: AllButTheFirst())
     out, uri = tmp_path / "study", fresh_store
     search(config_with(), 2, out)
-    figures.write(out)
-    assert not StudyTracker(out, uri="http://127.0.0.1:9").log_trial(0)
+    assert not StudyTracker(out, uri="http://127.0.0.1:9").log_ended()
     while_it_grows = StudyTracker(out, uri=uri)
-    assert while_it_grows.log_trial(0)
+    assert while_it_grows.log_ended()
     for _ in range(2):
         assert StudyTracker(out, uri=uri).finish()
 
@@ -49,11 +51,13 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     assert {run.data.tags["mlflow.parentRunId"] for run in trials.values()} == {parent.info.run_id}
     assert [trials[number].info.status for number in ("0", "1")] == ["FINISHED", "KILLED"]
     assert parent.info.status == "FINISHED"
-    assert parent.info.run_name == parent.data.tags["study"] == trials["0"].data.tags["study"]
+    name = parent.info.run_name
+    assert name == parent.data.tags["study"] == trials["0"].data.tags["study"]
+    assert [trials[number].info.run_name for number in ("0", "1")] == [f"{name} trial 0", f"{name} trial 1"]
     assert parent.data.metrics["study/best_trial"] == 0
     assert parent.data.metrics["study/best_top1_global"] == trials["0"].data.metrics["accuracy/top1_global"]
     logged = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert logged >= {"study.json", "study.md", "trials.csv", "best.yaml", "figures"}
+    assert logged >= {"study.json", "study.md", "trials.csv", "best.yaml"}
     assert trials["0"].data.params["method.mu"] == "0.01"
 
 
@@ -61,7 +65,7 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     "metric", quick(["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"], 1)
 )
 def test_mlflow_has_whatever_figure_a_study_optimises(
-    metric: str, fresh_store: str, config_with: Callable[..., Config], search: Callable[..., StudyOutcome]
+    metric: str, fresh_store: str, config_with: Callable[..., Config], search: Callable[..., Outcome]
 ) -> None:
     """One of which a round tells bytes by kind of message, one that no round tells, and one within others."""
     config = config_with(method={"name": "fedcspc"}, federation={"rounds": 1}, model={"projection_dim": 8})

@@ -20,7 +20,7 @@ from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from pipelines.runs.folder import read_lines
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.metrics import FIGURES, NESTED, PER_ROUND
+from pipelines.tuning.metrics import FIGURES, NESTED, PER_ROUND, value_of
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.results import describe, markdown
 
@@ -55,12 +55,12 @@ def test_costs_are_minimised_and_what_every_round_has_can_prune(
     assert (both.directions, both.prunes) == ((direction, "minimize"), False)
 
 
-def test_any_number_of_a_finished_run_is_its_score(config_with: Configure, finished: Path) -> None:
+def test_any_number_of_a_finished_run_is_its_score(finished: Path) -> None:
     run = StudyFiles(finished).trial(0)
     metrics, history = json.loads(run.metrics.read_text()), read_lines(run.history)
 
     def score(metric: str) -> float:
-        return Problem.of(config_with(), "accuracy", metric).score(metrics, history)
+        return value_of(metric, metrics, history)
 
     assert score("mean_local") == history[-1]["mean_local"]
     assert score("bytes_up") == sum(history[-1]["bytes_up"].values())
@@ -71,16 +71,16 @@ def test_any_number_of_a_finished_run_is_its_score(config_with: Configure, finis
     assert all(record.keys() >= set(PER_ROUND) for record in history)
 
 
-def test_a_figure_that_is_not_there_is_told_with_those_that_are(config_with: Configure, finished: Path) -> None:
+def test_a_figure_that_is_not_there_is_told_with_those_that_are(finished: Path) -> None:
     run = StudyFiles(finished).trial(0)
     metrics, history = json.loads(run.metrics.read_text()), read_lines(run.history)
     with pytest.raises(ConfigError, match=r"did you mean bytes_up_by_kind\.model\b") as error:
-        Problem.of(config_with(), "accuracy", "bytes_up_by_kind.modl").score(metrics, history)
+        value_of("bytes_up_by_kind.modl", metrics, history)
     assert "bytes_up_by_kind.num_samples, bytes_up_per_round, client_std," in str(error.value)
     assert "class_acc.3" not in str(error.value)  # not every class
     assert "method" not in str(error.value).split("runs have")[1]  # no number
     with pytest.raises(RunError, match="mean_local is null: nobody could be scored"):
-        Problem.of(config_with(), "accuracy", "mean_local").score({}, [{"round": 1, **dict.fromkeys(PER_ROUND)}])
+        value_of("mean_local", {}, [{"round": 1, **dict.fromkeys(PER_ROUND)}])
 
 
 # ---- the limit ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
 from pipelines.config.files import read_params
+from pipelines.execution.outcome import Outcome
 from pipelines.runs.folder import read_lines
 from pipelines.tuning import search as searching
 from pipelines.tuning import trial as trials
@@ -31,7 +32,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 RESULTS = ("study.json", "study.md", "trials.csv", "best.yaml", "params.yaml")
 
 Configure = Callable[..., Config]
-Search = Callable[..., searching.StudyOutcome]
+Search = Callable[..., Outcome]
 
 
 def results_of(directory: Path) -> dict[str, Any]:
@@ -95,7 +96,7 @@ MOMENTS: list[tuple[object, str]] = [
     (Problem, "suggest"),
     (running, "train"),
     (running, "evaluate"),
-    (trials, "write_json"),
+    (trials.TrialRuns, "end"),
     (optuna.study.Study, "tell"),
     (searching, "write_results"),
 ]
@@ -139,7 +140,7 @@ def test_the_first_trial_has_the_given_values_and_more_trials_are_added(
     assert both[1]["params"] != before[0]["params"]
     again = search(given, 2, tmp_path, told=told, wait=False)
     assert (again.was_finished, again.store) == (True, None)
-    assert (told.trials, told.studies) == ([0, 1], 3)
+    assert (told.trials, told.studies) == (2, 3)
 
 
 def test_the_best_file_gives_the_given_configuration_with_the_best_values_on_test_data(
@@ -150,7 +151,7 @@ def test_the_best_file_gives_the_given_configuration_with_the_best_values_on_tes
     results = results_of(tmp_path)
     best = results["trials"][results["best"][0]]
     assert best["accuracy"] == max(trial["accuracy"] for trial in results["trials"])
-    config = Config.from_mapping(read_params(outcome.best))
+    config = Config.from_mapping(read_params(outcome.directory / "best.yaml"))
     mapping = given.to_mapping()
     for key, value in best["params"].items():
         section, name = key.split(".")
@@ -158,8 +159,9 @@ def test_the_best_file_gives_the_given_configuration_with_the_best_values_on_tes
     mapping["tracking"] = Config.from_mapping({}).to_mapping()["tracking"]
     assert config.to_mapping() == mapping
     assert config.evaluation.split == "test"
+    assert any(line.startswith("2 trials: all given or random") for line in told.lines)
     assert "partition.validation is 0: the study sets aside 0.2 of each client's training data" in told.lines
-    assert outcome.table.endswith(f"protofl run --params {outcome.best}\n")
+    assert outcome.table.endswith(f"protofl run --params {outcome.directory}/best.yaml\n")
     assert f"**{best['number']}**" in outcome.markdown
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
     assert not any(b"secret" in text for text in texts)
@@ -208,8 +210,10 @@ def test_the_folder_of_another_study_is_refused(config_with: Configure, search: 
         search(config_with(local={"batch_size": 8}), 3, finished)
     with pytest.raises(ConfigError, match="objective is accuracy there"):
         search(config_with(), 3, finished, objective="accuracy,bytes")
-    with pytest.raises(ConfigError, match="--at-once 2: this study began with 1"):
+    with pytest.raises(ConfigError, match=r"tune\.parallel is 1 there"):
         search(config_with(), 3, finished, at_once=2)
+    with pytest.raises(ConfigError, match=r"tune\.sampler is tpe there"):
+        search(config_with(tune={"sampler": "random"}), 3, finished)
     assert (finished / "study.json").read_bytes() == before
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import optuna
+import pytest
+from optuna.trial import TrialState
 
 from flcore.config.schema import Config
+from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
-from pipelines.tuning.study import best_trials, front
+from pipelines.tuning.study import Trials, best_trials, front
 
 
 def test_the_front_is_what_no_other_trial_beats_in_both(config_with: Callable[..., Config]) -> None:
@@ -39,3 +46,47 @@ def test_of_a_cost_less_is_better(config_with: Callable[..., Config]) -> None:
     best = best_trials(Problem.of(config_with(), "accuracy", "bytes_up"), study)
     assert [trial.number for trial in best] == [1, 2, 0]
     assert [trial.number for trial in front(best)] == [1]
+
+
+@pytest.mark.parametrize("storage", [None, "named.journal"])
+def test_a_trial_waits_for_the_results_that_it_is_sampled_from(
+    config_with: Callable[..., Config], storage: str | None
+) -> None:
+    """Two at the same time: trial 2 waits for trial 0, also where trial 1 has ended."""
+    trials = Trials(Problem.of(config_with(tune={"parallel": 2}), "accuracy"), StudyFiles(Path("study")), storage)
+    assert [trials.ask() for _ in range(3)] == [True, True, False]
+    trials.tell(1, TrialState.COMPLETE, [0.5], bytes=1)
+    assert not trials.ask()
+    trials.tell(0, TrialState.COMPLETE, [0.5], bytes=1)
+    assert [trials.ask() for _ in range(3)] == [True, True, False]
+
+
+def test_folders_that_share_a_storage_are_given_seeded_values(
+    config_with: Callable[..., Config],
+) -> None:
+    """None waits for another's trial, or takes it. Trials 0 to 3 are given or random, by seed and number."""
+    problem = Problem.of(config_with(tune={"parallel": 1}), "accuracy")
+
+    def values_by(storage: str, folders: str) -> list[dict[str, Any]]:
+        opened = {name: Trials(problem, StudyFiles(Path(storage, name)), f"{storage}.journal") for name in folders}
+        for name in folders:
+            assert opened[name].ask()
+        study = opened[folders[0]].study
+        assert {number for trials in opened.values() for number in trials.running()} == set(range(len(folders)))
+        return [trial.params for trial in study.trials]
+
+    assert values_by("first", "abcd") == values_by("second", "dbca")
+    alone = Trials(problem, StudyFiles(Path("alone")), None)
+    for number in range(4):
+        assert alone.ask()
+        alone.tell(number, TrialState.COMPLETE, [0.5], bytes=1)
+    assert values_by("third", "dcba") == [trial.params for trial in alone.study.trials]
+
+
+def test_who_logs_studies_imports_no_torch_and_who_trains_no_mlflow() -> None:
+    code = (
+        "import sys; import pipelines.tuning.log; assert not {'torch', 'optuna'} & set(sys.modules);"
+        "import pipelines.tuning.search; assert not {'mlflow', 'matplotlib', 'pandas'} & set(sys.modules)"
+    )
+    project = Path(__file__).resolve().parents[3]
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=project).returncode == 0

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from optuna.pruners import BasePruner
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
 from flcore import running
 from flcore.config.schema import Config
@@ -19,17 +22,15 @@ from flcore.core.loaded_code import EditedError
 from flcore.core.params import Search as Range
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, unsealed
-from pipelines.execution.one_run import NO_HURDLES, Hurdles
+from pipelines.execution.outcome import Outcome
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of
-from pipelines.tuning import space
+from pipelines.tuning import space, study
 from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.search import StudyOutcome
-from pipelines.tuning.study import Trials
 
 Configure = Callable[..., Config]
-Search = Callable[..., StudyOutcome]
+Search = Callable[..., Outcome]
 
 
 def results_of(directory: Path) -> dict[str, Any]:
@@ -67,7 +68,6 @@ def test_a_trial_that_other_code_began_is_begun_again(
 ) -> None:
     """Rounds of two versions of the code are never mixed, and that the code has changed is no failure of a trial."""
     with monkeypatch.context() as patch:
-        patch.setattr(trials, "write_json", interrupt)
         patch.setattr(running, "evaluate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             search(config_with(), 2, tmp_path / "study")
@@ -81,8 +81,8 @@ def test_a_trial_that_other_code_began_is_begun_again(
 
     monkeypatch.setattr(trials, "code_fingerprint", lambda config: "of tomorrow")
     search(config_with(), 2, tmp_path / "study", told=told)
-    assert told.lines == [
-        "2 of the 2 trials were carried out by other code than today's; choose another --out for a study by one code"
+    assert told.lines[:1] == [
+        "2 of the 2 trials ran with another code version; choose another --out for a study by one version"
     ]
 
 
@@ -116,7 +116,7 @@ def test_values_that_the_data_refuse_are_a_failed_trial_and_the_study_goes_on(
     assert outcome.failed
     assert set(outcome.failed.values()) == {refused}
     assert f"{next(iter(outcome.failed))} failed: {refused}" in told.lines
-    assert yaml.safe_load(outcome.best.read_text())["method"]["projection_dim"] is None
+    assert yaml.safe_load((outcome.directory / "best.yaml").read_text())["method"]["projection_dim"] is None
 
 
 def test_a_trial_that_diverges_counts_and_a_study_without_any_other_says_why(
@@ -172,27 +172,31 @@ def test_an_edited_file_stops_the_study_and_is_no_failure_of_a_trial(
     assert states_of(tmp_path) == [("complete", None)]
 
 
-def all_but_the_first(trials: Trials, number: int) -> Hurdles:
-    """A hurdle that no accuracy passes."""
-    return Hurdles("top1_global", {1: 1.1}) if number else NO_HURDLES
+class AllButTheFirst(BasePruner):
+    """Stops every trial but the first, at its second round."""
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        return trial.number > 0 and trial.last_step == 2
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_a_trial_that_is_given_up_counts_and_leaves_its_history_alone(
+def test_a_pruned_trial_counts_and_leaves_its_history_alone(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
-    """At the same round if a process was killed after that was committed, and before anybody asked."""
-    monkeypatch.setattr(Trials, "hurdles", all_but_the_first)
-    config = config_with(federation={"rounds": 3})
+    """At the same round if the process was killed after that was reported, and before the pruner was asked."""
+    monkeypatch.setattr(study, "pruner_by_name", lambda name, rounds: AllButTheFirst())
+    config = config_with(federation={"rounds": 4})
     if is_interrupted:
         search(config, 1, tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(Hurdles, "failed_at", interrupt)
+            patch.setattr(AllButTheFirst, "prune", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 search(config, 2, tmp_path)
     search(config, 2, tmp_path)
     first, pruned = results_of(tmp_path)["trials"]
     assert (first["state"], pruned["state"], pruned["accuracy"]) == ("complete", "pruned", None)
-    assert list(pruned["rounds"]) == ["1"]
+    assert list(pruned["rounds"]) == ["1", "2"]
     left = sorted(path.name for path in StudyFiles(tmp_path).trial(1).directory.rglob("*"))
-    assert left == ["checkpoint", "config.json", "history.jsonl", "inputs.json", "trial.json"]
+    assert left == ["checkpoint", "config.json", "history.jsonl", "inputs.json"]
+    rounds = [record["round"] for record in read_lines(StudyFiles(tmp_path).trial(1).checkpoint / "history.jsonl")]
+    assert rounds == [1, 2]

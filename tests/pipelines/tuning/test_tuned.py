@@ -52,7 +52,7 @@ class Comparing:
     def finish(self, directory: Path) -> Future[dict[str, Any]]:
         return _done({"report": "", "store": None})
 
-    def trial(self, study: Path, number: int) -> None:
+    def trial(self, study: Path) -> None:
         self.trials += 1
 
     def study(self, study: Path) -> Future[dict[str, Any]]:
@@ -143,10 +143,10 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
 def test_runs_take_the_cores_that_no_trial_can_use(
     carried_out: tuple[Operation, Comparing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FedProto's last trial ends after FedAvg's runs, as given and tuned; else this would wait two minutes and fail."""
+    """FedProto's last trial ends after FedAvg's run as given; else this would wait two minutes and fail."""
     together, _ = carried_out
     tuned_comparison(RAW, None, [0], 2, tmp_path / "one-after-the-other", together)
-    ended = {"fedavg seed 0": threading.Event(), "fedavg seed 0, tuned": threading.Event()}
+    ended = {"fedavg seed 0": threading.Event()}
 
     class Threads(ThisProcess):
         def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
@@ -160,7 +160,7 @@ def test_runs_take_the_cores_that_no_trial_can_use(
 
     monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(admission, "physical_cores", lambda: 3)
-    monkeypatch.setattr(search, "RunPool", lambda size, watcher: Threads(watcher))
+    monkeypatch.setattr(search, "RunPool", lambda size, watcher, prune: Threads(watcher, prune))
     monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: Threads(watcher))
     tuned_comparison(RAW, None, [0], 2, tmp_path / "meanwhile", together)
     for name in ("runs.csv", "comparison.csv"):

@@ -1,4 +1,4 @@
-"""What a study is asked for; without torch, so that a command line can say it."""
+"""What ``protofl tune`` is asked for; without torch, for the command line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of a study.
+class StudyRequest:
+    """What a study is asked for, beside its configuration.
 
     Attributes:
-        trials: how many ended trials (finished, given up or failed) are wanted in all.
+        trials: total number of trials (finished, pruned or failed).
         objective: ``accuracy`` or ``accuracy,bytes``.
         metric: a number of ``metrics.json``, dotted where it is nested; None: ``top1_global``, or ``mean_local`` for a
             method without a global model.
-        storage: Optuna's storage as an SQLAlchemy URL; None for a journal in the folder.
-        at_once: trials that are under way at the same time, at most, and so how many of those before it a trial is
-            chosen without; None: as the study began, or four.
+        storage: Optuna's storage, as a URL or a journal's path; None: the journal of this folder.
         max_bytes: the most that a result may send; None: any number.
         max_steps: mini-batches that the clients of each trial may train on in all, of their own images, which says how
             many rounds it has; None: all have those of the configuration.
@@ -26,6 +24,5 @@ class Asked:
     objective: str = "accuracy"
     metric: str | None = None
     storage: str | None = None
-    at_once: int | None = None
     max_bytes: int | None = None
     max_steps: int | None = None
