@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from pipelines.execution.progress import Watcher
 from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import Steps
+
+
+class PrintTarget(TypedDict):
+    """What tables are printed for: a ``terminal`` or a log, and its ``width`` in columns."""
+
+    width: int
+    terminal: bool
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Operation:
         recorder: logs, draws and writes pages, in a process of its own.
         wait: whether a body ends only when the recorder has done what it was asked.
         copies: whether the results of a run that has finished in another folder are copied, instead of training again.
-        console: ``width`` of tables in columns, and whether they are for a ``terminal``.
+        console: what tables are printed for.
         command: as typed, for pages; None if another program calls.
     """
 
@@ -30,5 +36,5 @@ class Operation:
     recorder: Recorder
     wait: bool = True
     copies: bool = True
-    console: Mapping[str, Any] = field(default_factory=lambda: {"width": 150, "terminal": False})
+    console: PrintTarget = field(default_factory=lambda: PrintTarget(width=150, terminal=False))
     command: str | None = None

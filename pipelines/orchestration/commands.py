@@ -23,7 +23,7 @@ from pipelines.runs.standard_error import print_drawn, tell
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
-    from pipelines.execution.operation import Operation
+    from pipelines.execution.operation import Operation, PrintTarget
     from pipelines.execution.outcome import Outcome
     from pipelines.tuning.request import StudyRequest
 
@@ -230,7 +230,7 @@ def operation(
 # ---- what is printed ---------------------------------------------------------------------------------------------
 
 
-def _console() -> dict[str, Any]:
+def _console() -> PrintTarget:
     """Return the terminal that tables have to fit."""
     terminal = sys.stdout.isatty()
     return {"terminal": terminal, "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG}
