@@ -13,8 +13,7 @@ from flcore.core.errors import ConfigError
 from pipelines import addresses
 from pipelines.cli import doctor
 from pipelines.cli.app import main
-from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.study import _open_storage
+from pipelines.tuning.storage import open_storage
 
 IN_THE_STORE, IN_THE_SERVER, IN_THE_KEY, IN_A_HEADER, IN_THE_STUDY, IN_THE_ENVIRONMENT = SECRETS = tuple(
     f"sesame-{place}" for place in ("store", "server", "key", "header", "study", "environment")
@@ -152,5 +151,5 @@ def test_a_broken_file_repeats_no_password(text: str, alone: Path, capsys: pytes
 def test_a_storage_that_cannot_be_opened_repeats_no_password(alone: Path) -> None:
     for password in PASSWORDS:
         with pytest.raises(ConfigError) as refused:
-            _open_storage(f"postgresql+nosuch://me:{password}@host/runs", StudyFiles(alone))
+            open_storage(f"postgresql+nosuch://me:{password}@host/runs")
         assert "same" not in str(refused.value) and "--storage" in str(refused.value)

@@ -67,6 +67,7 @@ def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
     left_out = {key for key in keys if key not in known and key.partition(".")[0] not in known}
     assert left_out == {
         "compare.baseline", "compare.target_fraction", "engine.name", "engine.workers", "tracking.enabled",
+        "tune.parallel", "tune.pruner", "tune.sampler", "tune.startup",
     }  # fmt: skip
 
 
