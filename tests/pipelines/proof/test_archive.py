@@ -24,6 +24,7 @@ from pipelines.proof.contents import read_archive
 from pipelines.proof.stored_zip import read_zip
 from pipelines.runs.layout import RunFiles
 from pipelines.runs.provenance import LOCK
+from tests.cases import quick
 
 Forge = Callable[[Callable[[dict[str, bytes]], object]], Path]
 
@@ -296,7 +297,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", quick(HOSTILE, 4))
 def test_what_is_not_as_expected_is_refused_in_a_line(kind: str, forged: Forge) -> None:
     change, said = HOSTILE[kind]
     path = forged(change)

@@ -23,6 +23,7 @@ from pipelines.proof.archive import archive
 from pipelines.proof.contents import read_archive, without_places
 from pipelines.proof.results import beyond_tolerance, difference
 from pipelines.runs.cache import Cache
+from tests.cases import quick
 
 Change = Callable[[dict[str, bytes]], object]
 Forge = Callable[[Change], Path]
@@ -94,7 +95,8 @@ def read_json_of(path: Path, ending: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("further", "code", "known"), [(0.015, 0, "processor"), (0.05, 4, "processor"), (0.015, 0, "cpu_capability")]
+    ("further", "code", "known"),
+    quick([(0.015, 0, "processor"), (0.05, 4, "processor"), (0.015, 0, "cpu_capability")], 1),
 )
 def test_another_class_of_processor_is_said_and_figures_are_compared(
     further: float, code: int, known: str, archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]

@@ -49,6 +49,7 @@ def run_on_ray(lab: Any, folder: Path, steps: Any = None, prepared: Path | None 
 RICH = {"method__name": "fedproto", "federation": {"rounds": 3, "participation": 0.75}}
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_in_one_process(lab: Any, cluster: Any, tmp_path: Path) -> None:
     """Two actors, a method with memories, a cohort that changes; stacked, which is what nobody else does alike."""
     engine = {"stack": True, "stack_size": 2, "clients_per_task": 1}
