@@ -34,6 +34,10 @@ _LISTED, _END = struct.Struct("<4s4B4H3L5H2L"), struct.Struct("<4s4H2LH")
 """Of an entry in the list at the end of a file, and of that end."""
 
 
+_HEADER_BYTES = 30
+"""Of an entry's header without its name."""
+
+
 @dataclass(frozen=True)
 class StoredZip:
     """A checked zip file: its entries by name, in order."""
@@ -57,10 +61,20 @@ class StoredZip:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of an entry in pieces."""
-        with zipfile.ZipFile(self.path) as file, file.open(self.entries[name]) as content:
-            while piece := content.read(_CHUNK):
+        """Yield the content of an entry in pieces; `zipfile` would read the list of all entries for each of them.
+
+        Raises:
+            DataError: the file has changed since it was checked.
+        """
+        entry, crc = self.entries[name], 0
+        with self.path.open("rb") as file:
+            file.seek(entry.header_offset + _HEADER_BYTES + len(name.encode()))
+            left = entry.file_size
+            while left > 0 and (piece := file.read(min(left, _CHUNK))):
+                crc, left = zlib.crc32(piece, crc), left - len(piece)
                 yield piece
+        if (crc, left) != (entry.CRC, 0):
+            raise DataError(f"{self.path}: {name} has changed since it was checked; try again")
 
 
 def refused_names(names: Sequence[str]) -> list[str]:
