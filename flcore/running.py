@@ -196,14 +196,16 @@ def train(
     checkpoint = Checkpoint(files.checkpoint, durable_every=config.engine.durable_every)
     if not restart and holds_run(directory, experiment.hash):
         checkpoint.refuse_other(run_name(experiment))
-    experiment = _claim(files, experiment, describe_environment(config) if environment is None else environment)
+    experiment = _claim(
+        files, experiment, describe_environment(experiment.config) if environment is None else environment
+    )
     executor = _executor(experiment, prepared, partition, checkpoint)
     try:
         state = run_rounds(
             experiment,
             checkpoint,
             executor,
-            orchestrator or InlineOrchestrator(config.engine.worker_count),
+            orchestrator or InlineOrchestrator(experiment.config.engine.worker_count),
             observers or Observers(meters={"joules": machine_meter(config.engine.device)}),
             restart=restart,
         )

@@ -187,8 +187,9 @@ class EngineConfig:
         "local", "local: in this process, or in a pool of processes; ray: Ray actors, on this machine or a cluster"
     )
     workers: int | None = param(
-        0,
-        "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core",
+        None,
+        "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core, of a "
+        "local run where it saves time",
         low=0,
         high=1024,
     )
@@ -220,7 +221,7 @@ class EngineConfig:
 
     @property
     def worker_count(self) -> int:
-        """``workers``, one per physical core if it is null; 0 means training in the main process."""
+        """``workers``; the most that a run takes, one per physical core, if it is null. 0: in the main process."""
         count = physical_cores() if self.workers is None else self.workers
         return max(count, 1) if self.name == "ray" else count
 

@@ -1,4 +1,6 @@
-"""The rule for ``engine.stack: auto`` and ``engine.compile: auto``: a function of the configuration and the data.
+"""The rule for ``auto`` in ``engine.stack`` and ``engine.compile``, and for ``engine.workers: null``.
+
+It is a function of the configuration and the data; workers depend on the machine's cores too, and change no byte.
 
 Compiled and stacked training end with other last bits than serial training, so no clock, cache or installed program may
 decide between them. An experiment replaces ``auto`` by the rule's answer before anything is trained, and its hash names
@@ -14,6 +16,9 @@ On a CPU one client trains at a time; steps are compiled if
 
 On a GPU clients train in stacks, with the kernels of a step in a CUDA graph. The kernels are compiled if the stacks
 have :data:`MANY_STEPS` or more steps. Measurements: docs/benchmarks.md.
+
+A run on a CPU has a worker per physical core if it has :data:`MANY_STEPS` or more client steps, or
+:data:`MUCH_WORK` multiply-adds or more. Starting workers takes some seconds.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from flcore.methods.types import Exchange, Phase
 
 MANY_STEPS = 10_000
 LARGE_STEP = 100_000_000
+MUCH_WORK = 10**12
 Compile = Literal["none", "graph", "default"]
 _MOST_ON_GPU = 128  # clients in a stack, where engine.stack_size does not say
 
@@ -75,6 +81,17 @@ def rule(engine: EngineConfig, steps: Callable[[], int], clients: int, size: Cal
         large = f"{each / 1e6:,.0f} million multiply-adds a step, more than the {LARGE_STEP / 1e6:,.0f} million"
         return EngineChoice(stack, "none", f"{large} from which compiling gains nothing")
     return EngineChoice(stack, "default", f"{total:,} client steps, {_compared(False)}")
+
+
+def workers(engine: EngineConfig, steps: Callable[[], int], clients: int, size: Callable[[], int]) -> int:
+    """Return the number of workers of a run; arguments as of :func:`rule`."""
+    if engine.workers is not None or engine.name == "ray":
+        return engine.worker_count
+    count = min(engine.worker_count, clients)
+    if count < 2 or engine.device == "cuda":
+        return 0
+    total = steps()
+    return count if total >= MANY_STEPS or total * size() >= MUCH_WORK else 0
 
 
 def _compared(few: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from flcore.core.rng import numpy_stream
 from flcore.data.dataset import Dataset, Split
 from flcore.data.partition import Partition
 from flcore.data.tasks import TaskStream
-from flcore.experiment.engine_rule import EngineChoice, client_steps, multiply_adds, rule
+from flcore.experiment.engine_rule import EngineChoice, client_steps, multiply_adds, rule, workers
 from flcore.experiment.poisoning import Poisoning
 from flcore.methods.api import Method
 from flcore.methods.types import FederationContext
@@ -32,8 +32,8 @@ from flcore.models.network import Network
 class Experiment:
     """The parts of a run that a process needs.
 
-    ``config`` has no ``auto`` in ``engine.stack`` and ``engine.compile``: :meth:`decided` replaces it, and stores the
-    reason in ``choice``.
+    ``config`` has no ``auto`` in ``engine.stack`` and ``engine.compile``, and a number of workers: :meth:`decided`
+    replaces what was left to the rule, and stores the reason in ``choice``.
     """
 
     config: Config
@@ -59,9 +59,10 @@ class Experiment:
         return experiment.decided()
 
     def decided(self) -> Experiment:
-        """Return the experiment with the rule's answer in place of ``auto`` (`flcore/experiment/engine_rule.py`)."""
-        choice = rule(self.config.engine, self.client_steps, self.cohort_size, self.step_size)
-        engine = replace(self.config.engine, stack=choice.stack, compile=choice.compile)
+        """Return the experiment with the rule's answers in its configuration (`flcore/experiment/engine_rule.py`)."""
+        engine, facts = self.config.engine, (cache(self.client_steps), self.cohort_size, cache(self.step_size))
+        choice = rule(engine, *facts)
+        engine = replace(engine, stack=choice.stack, compile=choice.compile, workers=workers(engine, *facts))
         return replace(self, config=replace(self.config, engine=engine), choice=choice)
 
     def _check(self) -> None:

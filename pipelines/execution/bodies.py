@@ -66,7 +66,7 @@ def experiment(
     cache = Cache.here()
     if inputs is None:
         inputs = _inputs(config, cache, operation)
-    run = placed(config, inputs, RUNS, directory=out)
+    run = placed(config, inputs, RUNS, directory=out, alone=True)
     was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart, copies=operation.copies)
     if is_done and not was_here:  # whoever looks whether a run repeats itself must not compare a copy

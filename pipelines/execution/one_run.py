@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -81,7 +81,9 @@ class PlacedRun:
         return finished_by_other_code(self.directory, self.code)
 
 
-def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", directory: Path | None = None) -> PlacedRun:
+def placed(
+    config: Config, inputs: Inputs, home: Path, *, label: str = "", directory: Path | None = None, alone: bool = False
+) -> PlacedRun:
     """Check a run against its data, and say where it belongs.
 
     Args:
@@ -89,12 +91,15 @@ def placed(config: Config, inputs: Inputs, home: Path, *, label: str = "", direc
         home: folder of runs; in it ``<method>-s<seed>-<hash, 8>`` is this one's.
         label: what tells it from others, beside method and seed.
         directory: where it goes instead.
+        alone: no other run is beside it, so ``engine.workers: null`` may give it all cores.
 
     Raises:
         ConfigError: the configuration does not fit the data, or the folder holds something else.
         DataError: data are missing or damaged.
     """
     name = f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
+    if config.engine.workers is None and config.engine.name == "local" and not alone:
+        config = replace(config, engine=replace(config.engine, workers=0))
     try:
         experiment = Experiment.open(config, inputs.prepared, inputs.partition)
         experiment.new_module()

@@ -158,7 +158,7 @@ def operation(
         RunError: it took longer.
     """
     _name_flow_run(name, tags)
-    call, whole_rounds = CURRENT.get(None), experiment_of is None or experiment_of.engine.worker_count == 0
+    call, whole_rounds = CURRENT.get(None), experiment_of is None or not experiment_of.engine.workers
     with ExitStack() as stack:
         stack.enter_context(time_limit(limit_hours))
         # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.

@@ -52,11 +52,10 @@ def worker_devices(engine: EngineConfig, gpus: Sequence[str]) -> list[str]:
         engine: of the run. With Ray it is Ray that binds an actor to a share of a GPU.
         gpus: that the run's process may use.
     """
-    workers = engine.worker_count
     if engine.name == "ray":
         share = f"{engine.gpus_per_worker:g} of a GPU" if engine.gpus_per_worker else "CPU"
-        return [f"{share}, by Ray"] * workers
+        return [f"{share}, by Ray"] * engine.worker_count
     if engine.device == "cpu":
-        return ["CPU"] * workers
-    places = (place % len(gpus) if gpus else None for place in range(max(workers, 1)))
+        return ["CPU"] * (engine.workers or 0)
+    places = (place % len(gpus) if gpus else None for place in range(max(engine.workers or 0, 1)))
     return ["no GPU is there" if place is None else f"cuda:{place} (GPU {gpus[place]})" for place in places]

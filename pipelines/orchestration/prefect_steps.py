@@ -20,6 +20,8 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from flcore.core.errors import ProtoflError
+from flcore.core.host import physical_cores
+from flcore.engine.orchestrator import InlineOrchestrator
 from pipelines.execution.one_run import is_of_the_machine, was_stopped_by_the_machine
 from pipelines.execution.steps import Steps, Work
 
@@ -86,7 +88,7 @@ class PrefectSteps(Steps):
     def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """A task per item on the flow's threads."""
         if self._in_a_round:
-            return [function(item) for item in items]
+            return InlineOrchestrator(physical_cores()).map(name, function, items)
         futures: list[PrefectFuture[Result]] = [_task(name, partial(function, item)).submit() for item in items]
         return [future.result() for future in futures]
 

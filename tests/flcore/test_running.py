@@ -59,8 +59,8 @@ def test_it_returns_the_metrics_and_leaves_a_whole_folder(finished: Path) -> Non
     files = {path.name for path in finished.iterdir()}
     folders = {"clients", "prepared", "partition"}
     assert files == {*RESULTS, *folders, "config.json", "seal.json", "timing.json", "prepared.request.json"}
-    # A short run: the rule for `auto` answers neither stacks nor compiled steps.
-    by_rule = {"engine": {"stack": False, "compile": "none"}}
+    # A short run: the rule answers neither stacks, nor compiled steps, nor workers.
+    by_rule = {"engine": {"stack": False, "compile": "none", "workers": 0}}
     assert stored_config(finished) == Config.from_mapping({**RAW, **by_rule})
     assert {"python", "versions", "code_hash"} <= json.loads((finished / "config.json").read_text())[
         "environment"

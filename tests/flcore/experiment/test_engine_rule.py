@@ -1,4 +1,4 @@
-"""The rule for ``engine.stack: auto`` and ``engine.compile: auto``, and what a run's name makes of it."""
+"""The rule for ``auto`` in the section engine and for workers, and what a run's name makes of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 
 import flcore
 from flcore import running
+from flcore.config import sections
 from flcore.config.schema import Config
 from flcore.config.sections import EngineConfig
 from flcore.core.errors import ConfigError
 from flcore.engine.local import compiled
-from flcore.experiment.engine_rule import LARGE_STEP, MANY_STEPS, rule
+from flcore.experiment.engine_rule import LARGE_STEP, MANY_STEPS, MUCH_WORK, rule, workers
 from flcore.io.files import read_json, sealed, unsealed, write_json
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import Exchange, Phase
@@ -47,6 +48,28 @@ def test_the_rule(engine: dict[str, Any], steps: int, size: int | None, stack: b
     choice = rule(EngineConfig(**engine), lambda: steps, 50, forbidden if size is None else lambda: size)
     assert (choice.stack, choice.compile) == (stack, compile_)
     assert choice.reason and "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "steps", "clients", "size", "count"),
+    [
+        ({}, MANY_STEPS, 10, 1, 4),
+        ({}, FEW, 10, 1, 0),
+        ({}, 100, 10, MUCH_WORK // 100, 4),  # few steps of a large model
+        ({}, 100, 10, MUCH_WORK // 100 - 1, 0),
+        ({}, MANY_STEPS, 3, 1, 3),  # a client trains on one worker
+        ({}, MANY_STEPS, 1, 1, 0),
+        ({"device": "cuda"}, MANY_STEPS, 10, 1, 0),
+        ({"workers": 0}, MANY_STEPS, 10, 1, 0),
+        ({"workers": 2}, 1, 10, 1, 2),
+        ({"name": "ray"}, 1, 10, 1, 4),
+    ],
+)
+def test_workers_of_a_run_on_four_cores(
+    engine: dict[str, Any], steps: int, clients: int, size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "physical_cores", lambda: 4)
+    assert workers(EngineConfig(**engine), lambda: steps, clients, lambda: size) == count
 
 
 class TwoPhases(FedAvg):

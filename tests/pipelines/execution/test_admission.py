@@ -45,7 +45,7 @@ class Holding:
 
 
 def config(method: str, seed: int = 0, **engine: Any) -> Config:
-    return Config.from_mapping({"method": {"name": method}, "seed": seed, "engine": engine})
+    return Config.from_mapping({"method": {"name": method}, "seed": seed, "engine": {"workers": 0, **engine}})
 
 
 def run(method: str, seed: int = 0, **engine: Any) -> PlacedRun:
