@@ -478,6 +478,10 @@ class Lab:
     ):
         """An experiment of the tiny data, or of what is given."""
         config = self.config(**changes)
+        engine = config.engine
+        if engine.device == "cpu":  # what `auto` stands for in runs of a few steps, without counting them
+            stack, way = engine.stack != "auto" and engine.stack, engine.compile.replace("auto", "none")
+            config = replace(config, engine=replace(engine, stack=stack, compile=way))
         if spec is not None:
             config = replace(config, model_spec=spec)
         if algorithm is not None:

@@ -67,16 +67,17 @@ def _stopped_everywhere(
     after: bool,
     before: Callable[[Path], None] = lambda folder: None,
     restart: bool = False,
+    step: int = 1,
 ) -> Counter[str]:
     """Stop at every operation on the disk in turn and go on; each time the bytes are those of an undisturbed run.
 
-    ``before`` makes what the run finds in its folder.
+    ``before`` makes what the run finds in its folder; of ``step`` operations one is stopped at.
     """
     experiment.setting  # noqa: B018 - built once, for all attempts
     expected = lab.run(experiment, tmp_path / "whole").bytes
-    at, finished = 0, False
+    at, finished = 1 - step, False
     while not finished:
-        at += 1
+        at += step
         folder = tmp_path / f"stopped-{at}"
         before(folder)
         with pytest.MonkeyPatch.context() as patch:

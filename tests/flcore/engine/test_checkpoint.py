@@ -35,12 +35,12 @@ from flcore.methods.fedavg import FedAvg
 from tests.cases import quick
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
-def test_stopped_at_every_operation_on_the_disk(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("after", "step"), quick([(True, 7), (True, 1), (False, 1)], 1))
+def test_stopped_at_every_operation_on_the_disk(lab: Any, stops: Any, after: bool, step: int, tmp_path: Path) -> None:
     """Two rounds of two of four clients with memories: stopping anywhere and going on gives the same bytes."""
     changes = {"method__name": "fedproto", "federation": {"rounds": 2, "participation": 0.5}}
     experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
-    seen = stops.everywhere(lab, experiment, tmp_path, after=after)
+    seen = stops.everywhere(lab, experiment, tmp_path, after=after, step=step)
     # 4 replies, 2 files of memories, 3 servers, 3 states: every appearance of a file was a crash once.
     assert seen["replace"] >= 12
 
@@ -292,7 +292,7 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
             ("timing.jsonl", b""),
             ("clients/0003.safetensors", None),
         ],
-        3,
+        2,
     ),
 )
 def test_a_damaged_checkpoint_is_refused_with_the_cure(
@@ -314,8 +314,8 @@ def test_a_damaged_checkpoint_is_refused_with_the_cure(
 
 
 def test_a_checkpoint_of_another_run_is_refused(lab: Any, tmp_path: Path) -> None:
-    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
-    said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    lab.run(lab.experiment(method__name="fedproto", spec=lab.ToySpec()), tmp_path / "run")
+    said = refused(lab, lab.experiment(spec=lab.ToySpec()), tmp_path / "run", RunError)
     assert said.startswith(f"{tmp_path / 'run'}: holds another run: its configuration, data or partition differ; ")
     assert "pass restart=True" in said
 
@@ -325,10 +325,10 @@ def test_a_checkpoint_of_other_code_is_refused_and_what_changed_is_named(
 ) -> None:
     code = {"flcore.core.rng": "1", "flcore.core.optim": "1", "flcore.math.losses.basic": "1"}
     monkeypatch.setattr(rounds, "code_modules", lambda config: dict(code))
-    lab.run(lab.experiment(), tmp_path / "run")
+    lab.run(lab.experiment(spec=lab.ToySpec()), tmp_path / "run")
     code |= {"flcore.core.rng": "2", "flcore.core.schedules": "1"}
     del code["flcore.math.losses.basic"]
-    said = refused(lab, lab.experiment(), tmp_path / "run", RunError)
+    said = refused(lab, lab.experiment(spec=lab.ToySpec()), tmp_path / "run", RunError)
     assert "holds this run by other code" in said
     assert "changed since then: flcore.core.rng, flcore.core.schedules and flcore.math.losses.basic; " in said
 
@@ -365,14 +365,15 @@ class Refusing:
 
 def test_a_checkpoint_of_another_version_is_refused(lab: Any, tmp_path: Path) -> None:
     """One with a state of other keys; and one of before, whose state had another name."""
+    experiment = lab.experiment(spec=lab.ToySpec())
     (tmp_path / "run").mkdir()
     whole = json.dumps(sealed({"run": "r", "code": {}, "server": {}, "facts": {}}))  # facts were in place of told
     for state in ('{"round_number": 3}', whole):
         (tmp_path / "run" / "state.json").write_text(state)
-        assert "another version of protofl; " in refused(lab, lab.experiment(), tmp_path / "run", RunError)
+        assert "another version of protofl; " in refused(lab, experiment, tmp_path / "run", RunError)
     (tmp_path / "old").mkdir()
     save_record(tmp_path / "old" / "state.safetensors", {"n": Count(1)}, {"run": "other"})
-    assert "state.json: not found; " in refused(lab, lab.experiment(), tmp_path / "old", DataError)
+    assert "state.json: not found; " in refused(lab, experiment, tmp_path / "old", DataError)
 
 
 def test_restart_goes_on_with_what_can_be_gone_on_with(lab: Any, tmp_path: Path) -> None:
@@ -621,7 +622,7 @@ def test_all_that_a_state_names_is_durable_before_it_is(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
-    lab.run(lab.experiment(method__name="fedproto"), tmp_path / "run")
+    lab.run(lab.experiment(method__name="fedproto", spec=lab.ToySpec()), tmp_path / "run")
     assert appearances == [0, 1, 2, 3]
     assert tmp_path / "run" in synced  # the name of the last state
 
@@ -662,7 +663,8 @@ def test_a_power_failure_takes_what_nobody_waited_for(
     lab: Any, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second a round, durable after two: of five rounds and a half a kill takes the half, lost power one more."""
-    experiment = lab.experiment(method__name="fedproto", federation__rounds=7, evaluation__snapshots=[0, 3, 5])
+    changes = {"method__name": "fedproto", "federation__rounds": 7, "evaluation__snapshots": [0, 3, 5]}
+    experiment = lab.experiment(spec=lab.ToySpec(), **changes)
     whole = lab.run(experiment, tmp_path / "whole").bytes
     power, seconds, folder = Power(tmp_path / "run", monkeypatch), [0.0], tmp_path / "run"
 
@@ -692,7 +694,7 @@ def test_a_power_failure_takes_what_nobody_waited_for(
 
 def test_a_run_goes_on_with_another_durability(lab: Any, tmp_path: Path) -> None:
     """First no state but the first is durable, then every one is: the second file goes, the bytes are the same."""
-    experiment, folder = lab.experiment(method__name="fedproto"), tmp_path / "run"
+    experiment, folder = lab.experiment(method__name="fedproto", spec=lab.ToySpec()), tmp_path / "run"
     whole = lab.run(experiment, tmp_path / "whole").bytes
 
     class Stopping(InlineOrchestrator):

@@ -21,6 +21,7 @@ from flcore.methods import METHODS
 from flcore.methods.local import Local
 from flcore.methods.types import BATCHNORM, Phase
 from flcore.models import load_weights
+from tests.cases import quick
 
 
 def weights_of(record: Any) -> Weights:
@@ -78,7 +79,7 @@ def test_a_client_goes_on_from_its_own_statistics(lab: Any) -> None:
     assert int(further[BATCHNORM].buffers["encoder.1.num_batches_tracked"]) == 6
 
 
-@pytest.mark.parametrize("method", ["local", "fedproto"])
+@pytest.mark.parametrize("method", quick(["fedproto", "local"], 1))
 def test_local_statistics_of_a_method_that_keeps_its_model(lab: Any, method: str, tmp_path: Path) -> None:
     """Personal models with private statistics are what they are under any policy: local equals aggregate."""
     changes = {"method__name": method}
@@ -87,10 +88,12 @@ def test_local_statistics_of_a_method_that_keeps_its_model(lab: Any, method: str
     assert [r["local_accuracy"] for r in found.history] == [r["local_accuracy"] for r in expected.history]
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if not method.startswith("protolda")])
+@pytest.mark.parametrize(
+    "method", quick([method for method in METHODS if not method.startswith("protolda")], ["fedavg", "fedproto"])
+)
 def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -> None:
     settings = {"name": method} | ({"use_ca": False} if method == "fedcspc" else {})  # this model has no projection
-    experiment = lab.experiment(model__batchnorm="frozen", method=settings)
+    experiment = lab.experiment(model__batchnorm="frozen", method=settings, federation__rounds=1)
     run = lab.run(experiment, tmp_path / "run")
     assert "model_buffers" not in run.history[-1]["bytes_up"] | run.history[-1]["bytes_down"]
     trainer, ctx = SerialTrainer(experiment), ClientRunner(experiment)
@@ -199,7 +202,7 @@ class Looking(Local):
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+@pytest.mark.parametrize("model", quick(["fedcspc_cnn", "fedgen_cnn", "fedproto_cnn"], 1))
 def test_features_of_the_trained_and_of_another_model(lab: Any, model: str, stack: bool) -> None:
     """In evaluation mode, in the order of the client's samples, with the weights asked for; asking changes nothing."""
     experiment = lab.experiment(algorithm=Looking(), model={"name": model}, engine__stack=stack)

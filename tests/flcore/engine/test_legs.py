@@ -260,7 +260,8 @@ def test_two_legs_of_a_round_have_two_names(lab: Any, tmp_path: Path) -> None:
         lab.run(lab.experiment(algorithm=NoisyTwice(second="noise")), tmp_path / "run")
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_stopped_anywhere_in_two_legs(lab: Any, stops: Any, after: bool, tmp_path: Path) -> None:
     """4 + 2 replies and three states: nine files, after each of which the run was stopped once."""
     changes = {"federation": {"rounds": 1, "participation": 0.5}, "spec": lab.ToySpec(encoder=True)}

@@ -55,7 +55,7 @@ def distance(one: Weights, other: Weights) -> float:
 
 # A width of 16 is that of a whole batch (a mask of the wrong images would fit), 24 is more and 7 less.
 @pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("width", [16, 24, 7])
+@pytest.mark.parametrize("width", quick([16, 24, 7], 1))
 @pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"], 1))
 def test_stacked_and_serial_clients_learn_the_same_from_them(lab: Any, model: str, width: int, joint: bool) -> None:
     trained = []

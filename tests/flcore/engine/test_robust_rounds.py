@@ -154,7 +154,7 @@ def without(changes: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "federation": {key: value for key, value in kept["federation"].items() if "pois" not in key}}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, case: str, tmp_path: Path) -> None:
     """In round 2, when the replies are there: the same bytes as undisturbed."""
 

@@ -41,6 +41,7 @@ from flcore.methods.types import LossInputs, Phase, StepSpec
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++) on this machine")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_program_is_compiled_once_and_does_what_the_function_does(
     steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +101,7 @@ def test_what_asks_for_values_is_refused_and_remembered(
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_says_so_and_leaves_nothing(
     steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,6 +36,7 @@ from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import ClientContext, Exchange, Phase
+from tests.cases import quick
 
 
 def positions(size: int, batch: int, epochs: int, steps: int | None, seed: int = 0, **local: Any) -> list[list[int]]:
@@ -138,10 +138,7 @@ def test_batches_of_one_and_batchnorm_are_refused(lab: Any, stack: bool) -> None
 
 @pytest.mark.parametrize(
     ("method", "model"),
-    [
-        *((method, None) for method in METHODS),
-        *itertools.product(["fedproto"], ["fedproto_cnn", "fedcspc_cnn"]),
-    ],
+    quick([("fedproto", None), *((method, None) for method in METHODS), ("fedproto", "fedproto_cnn")], 1),
 )
 def test_small_clients_and_single_classes_in_a_stack(lab: Any, method: str, model: str | None, tmp_path: Path) -> None:
     """One sample; fewer than a batch; one class only; a class nobody holds: no error and no NaN (section 23, 5)."""

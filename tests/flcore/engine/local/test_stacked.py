@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,8 +139,9 @@ def test_stacks_of_all_sizes_share_a_program(
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *quick([(method, None) for method in TRAINED], 3),
-        *itertools.product(["fedavg", "fedproto"], ["dropout", "projection"]),
+        *quick([(method, None) for method in TRAINED], [("fedprox", None), ("fedproto", None)]),
+        ("fedproto", "dropout"),
+        ("fedproto", "projection"),
     ],
 )
 def test_one_step_of_every_method(
@@ -187,7 +187,7 @@ def unequal(
     return pair(lab, engine, partition=partition, **changes)
 
 
-@pytest.mark.parametrize("variant", quick(VARIANTS, 4))
+@pytest.mark.parametrize("variant", quick(VARIANTS, ["padding", "batchnorm local", "momentum and decay"]))
 def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine: dict[str, Any]) -> None:
     """Two passes over 2 to 37 samples in batches of 16: up to six steps, the last of 2 to 5 samples: 1e-4.
 
@@ -200,7 +200,7 @@ def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine
 
 
 # FedPG's server makes images in many gradient steps, which turns a rounding into another image.
-@pytest.mark.parametrize("method", [method for method in TRAINED if method != "fedpg"])
+@pytest.mark.parametrize("method", quick([method for method in TRAINED if method != "fedpg"], ["fedavg", "fedproto"]))
 def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
     """Two rounds of up to six steps: 1e-3 of what server and clients hold; the same participants and bytes.
 
@@ -254,7 +254,7 @@ class HeadThenBody(Local):
         return {"vectors": cross_entropy(model.classify(batch.images), batch.labels, batch.weight)}
 
 
-@pytest.mark.parametrize("model", [FEDGEN, MODELS["projection"]], ids=["batchnorm", "projection"])
+@pytest.mark.parametrize("model", quick([FEDGEN, MODELS["projection"]], 1), ids=["batchnorm", "projection"])
 def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any, engine: dict[str, Any]) -> None:
     """Momentum, clipping and decay start afresh in each phase; frozen parts and their statistics do not move at all."""
     changes = {"local": {"lr": 0.05, "batch_size": 16, "momentum": 0.9, "clip": 1.0, "weight_decay": 0.01}}
@@ -370,7 +370,7 @@ def test_what_stands_in_the_padding_changes_nothing(
 
 
 @given(st.lists(st.integers(2, 12), min_size=2, max_size=5), st.integers(2, 6), st.integers(0, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_neighbours_do_not_matter(lab: Any, distance: Any, sizes: list[int], batch_size: int, seed: int) -> None:
     """A client in a stack is what it is alone in one, whatever its neighbours' sizes: 1e-5 after one pass."""
     ends = np.cumsum(sizes)
@@ -437,24 +437,16 @@ def test_a_stack_shares_its_seconds_by_steps(lab: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("clients_per_task", quick([2, 1, None], 1))
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", quick([3, 0], 1))
 def test_how_stacks_are_handed_out_changes_no_byte(
     lab: Any, workers: int, clients_per_task: int | None, tmp_path: Path
 ) -> None:
     """Tasks for so many workers, finished in any order on threads; worker processes are in test_pool."""
-    changes = {"method__name": "fedproto", "federation__rounds": 2, "model": MODELS["dropout"]}
+    changes = {"method__name": "fedproto", "federation__rounds": 2, "data__augmentation": "crop_flip"}
     expected = lab.run(lab.experiment(**changes, engine={"stack": True, "stack_size": 2}), tmp_path / "plain").bytes
     engine = {"stack": True, "stack_size": 2, "workers": workers, "clients_per_task": clients_per_task}
     found = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "handed", orchestrator=lab.Threaded())
     assert found.bytes == expected
-
-
-def test_twice_gives_the_same_bytes(lab: Any, tmp_path: Path) -> None:
-    changes = {"method__name": "fedproto", "engine__stack": True, "data__augmentation": "crop_flip"}
-    first = lab.run(lab.experiment(**changes), tmp_path / "first").bytes
-    assert lab.run(lab.experiment(**changes), tmp_path / "second").bytes == first
-    serial = lab.run(lab.experiment(**{**changes, "engine__stack": False}), tmp_path / "serial").bytes
-    assert serial != first  # a stacked run is a run of its own name: its last bits differ
 
 
 def test_a_stack_may_be_named_in_any_order(lab: Any, distance: Any) -> None:
@@ -494,15 +486,9 @@ class Shaped(FedAvg):
 )
 def test_contexts_that_differ_are_refused(lab: Any, how: str, words: str) -> None:
     experiment = lab.experiment(algorithm=Shaped(how=how), engine__stack=True)
-    with pytest.raises(ConfigError, match=r"^engine\.stack = true: .*" + words + r".*use engine\.stack=false"):
+    with pytest.raises(ConfigError, match=r"^engine\.stack = true: .*shaped.*" + words + r".*use engine\.stack=false"):
         lab.train_stack(experiment, [0, 1])
     assert len(lab.train_stack(lab.experiment(algorithm=Shaped(how=how)), [0, 1])) == 2
-
-
-@pytest.mark.parametrize("how", ["shapes", "names", "numbers"])
-def test_the_refusal_names_the_method(lab: Any, how: str) -> None:
-    with pytest.raises(ConfigError, match="shaped"):
-        lab.train_stack(lab.experiment(algorithm=Shaped(how=how), engine__stack=True), [0, 1])
 
 
 def test_the_refusal_names_the_client_that_differs(lab: Any) -> None:

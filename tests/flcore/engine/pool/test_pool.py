@@ -80,12 +80,6 @@ def test_any_number_of_workers(
     assert lab.run_in_pool(tmp_path / "pool", engine=engine, **changes).bytes == expected
 
 
-@pytest.mark.slow
-def test_a_worker_says_what_went_wrong(lab: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^round 1, client \d \(train-clients, local training\): training diverged"):
-        lab.run_in_pool(tmp_path / "pool", engine__workers=3, local__lr=1e6)
-
-
 def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code; no worker dies of it, and nobody is asked again."""
     with pytest.raises(ClientError) as here:
@@ -105,11 +99,6 @@ def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path:
     assert str(there.value) == str(here.value)
     assert 'erring.py", line ' in there.value.details
     assert there.value.details == here.value.details
-    # Dropped instead, the run goes on, to the same bytes; the worker's state is that of the clients before.
-    dropping = {**erring, "federation": {"rounds": 1, "on_client_error": "drop"}}
-    expected = lab.run(lab.experiment(**dropping), tmp_path / "dropped")
-    assert expected.failures == [(1, 2, f"train-clients, reply: AttributeError: {said}")]
-    assert lab.run_in_pool(tmp_path / "there", **dropping, engine__workers=1).bytes == expected.bytes
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -123,20 +112,6 @@ def test_on_a_gpu(lab: Any, stops: Any, method: str, stack: bool, tmp_path: Path
     run = lab.run(experiment, tmp_path / "run")
     assert [record["round"] for record in run.history] == [1, 2, 3]
     assert all(0 <= record["mean_local"] <= 1 for record in run.history)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("clients_per_task", [1, 2, None])
-def test_any_number_of_workers_with_stacks(
-    lab: Any, workers: int, clients_per_task: int | None, tmp_path: Path
-) -> None:
-    """Stacks are a matter of the cohort: who trains them, and how many are handed out at a time, changes no byte."""
-    engine = {"stack": True, "stack_size": 2}
-    changes = {**RICH, "method__name": "fedproto", "model": {"name": "fedproto_cnn"}}
-    expected = lab.run(lab.experiment(engine=engine, **changes), tmp_path / "inline").bytes
-    engine |= {"workers": workers, "clients_per_task": clients_per_task}
-    assert lab.run_in_pool(tmp_path / "pool", engine=engine, **changes).bytes == expected
 
 
 # ---- deaths ------------------------------------------------------------------------------------------------------
@@ -377,7 +352,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize("when", [pytest.param("loading", marks=pytest.mark.slow), "training"])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["loading", "training"])
 def test_ctrl_c_leaves_at_once_and_quietly(
     lab: Any, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

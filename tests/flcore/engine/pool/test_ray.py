@@ -61,25 +61,6 @@ def test_the_same_bytes_as_in_one_process(lab: Any, cluster: Any, tmp_path: Path
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
-@pytest.mark.parametrize(("workers", "method"), [(0, "local"), (0, "fedavg"), (3, "fedproto")])
-def test_any_method_on_any_number_of_actors(
-    lab: Any, cluster: Any, workers: int, method: str, stack: bool, tmp_path: Path
-) -> None:
-    """BatchNorm statistics are private, so that every method has a memory."""
-    changes = {
-        "method__name": method,
-        "federation": {"rounds": 2, "participation": 0.75},
-        "model": {"name": "fedgen_cnn", "batchnorm": "local"},
-        "data__augmentation": "crop_flip",
-    }
-    engine = {"stack": stack, "stack_size": 2}
-    expected = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "inline").bytes
-    engine |= {"name": "ray", "workers": workers}
-    assert run_on_ray(lab, tmp_path / "ray", engine=engine, **changes).bytes == expected
-
-
 def actors() -> list[int]:
     """Processes of Ray workers that hold an actor and descend from this process."""
     parents, titles = {}, {}
@@ -222,12 +203,6 @@ def test_an_actor_looks_for_the_files_by_what_describes_them(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_actor_says_what_went_wrong(lab: Any, cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^round 1, client \d \(train-clients, local training\): training diverged"):
-        run_on_ray(lab, tmp_path / "ray", local__lr=1e6)
-
-
-@pytest.mark.slow
 def test_an_error_in_an_actor_is_the_error_here(lab: Any, cluster: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code."""
     with pytest.raises(ClientError) as here:
@@ -239,20 +214,12 @@ def test_an_error_in_an_actor_is_the_error_here(lab: Any, cluster: Any, erring: 
     assert [line for line in there.value.details.splitlines() if "erring.py" not in line] == lines
 
 
-@pytest.mark.slow
-def test_a_failed_client_is_left_out_on_ray_too(lab: Any, cluster: Any, erring: Any, tmp_path: Path) -> None:
-    changes = {**erring, "federation": {"rounds": 2, "on_client_error": "drop"}}
-    expected = lab.run(lab.experiment(**changes), tmp_path / "inline")
-    found = run_on_ray(lab, tmp_path / "ray", **changes)
-    assert found.bytes == expected.bytes
-    assert len(found.failures) == 2
-
-
 def pool_of(lab: Any, folder: Path, workers: int, gpus: float = 0.0) -> Any:
     experiment = lab.experiment(engine={"name": "ray", "workers": workers, "gpus_per_worker": gpus})
     return ray_pool(experiment, lab.prepared, lab.partition_folder, Checkpoint(folder))
 
 
+@pytest.mark.slow
 def test_more_actors_than_cpus_are_refused_in_a_line(lab: Any, cluster: Any, tmp_path: Path) -> None:
     """Ray was started with 4 CPUs, as by an earlier run of this process: a fifth actor would never be created."""
     said = r"^engine\.workers = 5: Ray has 4 CPUs, and each worker takes 1; set engine\.workers=4, add nodes, or"
@@ -303,6 +270,7 @@ def test_cpus_that_others_hold_are_waited_for_and_not_for_ever(
         cluster.kill(holder)
 
 
+@pytest.mark.slow
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, lab: Any, tmp_path: Path) -> None:
     import sys
 
