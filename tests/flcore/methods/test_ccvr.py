@@ -74,33 +74,6 @@ def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any
     assert found.state.steps == alone.state.steps
 
 
-def test_only_the_head_is_calibrated(lab: Any, tmp_path: Path) -> None:
-    """Fact b: body and statistics to the bit; the head has moved."""
-    experiment = lab.experiment(method={"name": "ccvr", **SHORT}, federation__rounds=1)
-    run = lab.run(experiment, tmp_path / "run")
-    before, after = run.state.server[MODEL], calibrated(experiment, run.state.server)
-    assert list(after.params) == list(before.params)
-    for name, value in before.values.items():
-        assert torch.equal(after.values[name], value) != name.startswith("head."), name
-    facts = run.history[0]["server"]
-    assert facts["calibration_loss"] < facts["calibration_loss_before"]
-    assert (facts["calibration_classes"], facts["calibration_features"]) == (6, 120)
-
-
-def test_legs_and_stages(lab: Any) -> None:
-    experiment = lab.experiment(method={"name": "ccvr", "base": "fedpa"}, federation__rounds=3)
-    method, setting = experiment.method, experiment.setting
-    (earlier,) = method.round_exchanges(2, setting)
-    own = ("fuse-prototypes", "train-generator", "aggregate")
-    assert earlier.server_steps == own
-    training, collecting = method.round_exchanges(3, setting)
-    assert training.server_steps == own
-    assert (collecting.name, collecting.participants, collecting.phases) == (CCVR.collect_leg, "all", ())
-    assert collecting.server_steps == ("calibrate",)
-    assert list(method.server_steps()) == [*own, "calibrate"]
-    assert list(method.predictors()) == ["before_calibration"]
-
-
 def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
     """FedCSPC keeps its own stage `calibrate`, message and answer; the head is trained on from its calibrated one."""
     own = {"method.cal_epochs": 2, "method.n_aug": 1, "method.clusters": 2, "method.n_repeat": 2}
@@ -262,20 +235,6 @@ def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
     server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
     with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
         experiment.method.store_head(server, replies, RoundContext(experiment.setting, 1, CCVR.collect_leg))
-
-
-def test_small_clients_and_missing_classes(lab: Any, tmp_path: Path) -> None:
-    """One sample; a single class; classes nobody holds, in both engines: no NaN, and only the classes there are."""
-    labels = lab.dataset.train.labels
-    single = (labels == 2).nonzero().flatten().tolist()[:20]
-    rest = [i for i in range(240) if int(labels[i]) in (0, 1)]
-    partition = lab.by_hand(lab.dataset, [rest[:1], rest[1:6], single], [range(60)] * 3)
-    for stack in (False, True):
-        method = {"name": "ccvr", "min_count": 1, **SHORT}
-        experiment = lab.experiment(partition=partition, method=method, engine__stack=stack)
-        run = lab.run(experiment, tmp_path / f"{stack}")
-        assert "NaN" not in (tmp_path / f"{stack}" / "history.jsonl").read_text()
-        assert run.history[-1]["server"]["calibration_classes"] == 3
 
 
 def test_private_batchnorm_statistics(lab: Any, tmp_path: Path) -> None:

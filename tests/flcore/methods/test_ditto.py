@@ -44,7 +44,7 @@ def test_personal_steps_by_hand(lab: Any) -> None:
 def test_its_global_part_is_fedavg_to_the_bit(lab: Any, tmp_path: Path) -> None:
     """The server's state, its accuracy and the traffic; half of the clients take part in a round."""
     own, fedavg = (
-        lab.run(lab.experiment(method__name=name, federation__participation=0.5), tmp_path / name)
+        lab.run(lab.experiment(method__name=name, federation={"rounds": 2, "participation": 0.5}), tmp_path / name)
         for name in ("ditto", "fedavg")
     )
     assert lab.same(own.state.server, fedavg.state.server)
@@ -66,14 +66,13 @@ def test_clients_answer_with_their_own_model(lab: Any, tmp_path: Path) -> None:
         assert lab.same(answer, experiment.setting.initial) == (client not in sampled)
 
 
-def test_a_heavy_weight_keeps_a_personal_model_near_the_global_one(lab: Any, tmp_path: Path) -> None:
+def test_a_heavy_weight_keeps_a_personal_model_near_the_global_one(lab: Any) -> None:
     """Distances of v_k to w after a round fall as λ grows; λ·η stays below 1."""
     apart = []
     for weight in (0.0, 1.0, 10.0):
         experiment = lab.experiment(
             method={"name": "ditto", "lambda_near": weight}, federation__rounds=1, local__epochs=5
         )
-        run = lab.run(experiment, tmp_path / str(weight))
-        (v, w) = run.client_state(0)[PERSONAL].params, experiment.setting.initial.params
+        (v, w) = lab.train(experiment)[1][PERSONAL].params, experiment.setting.initial.params
         apart.append(sum(float((v[name] - w[name]).square().sum()) for name in w))
     assert apart == sorted(apart, reverse=True)

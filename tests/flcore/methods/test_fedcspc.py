@@ -76,18 +76,6 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     assert [r["top1_global"] for r in run.history] == [r["top1_global"] for r in expected.history]
 
 
-@pytest.mark.slow
-def test_without_feedback_and_alignment_the_uncalibrated_model_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    """Section 11."""
-    expected = lab.run(lab.experiment(model=CSPC), tmp_path / "fedavg")
-    experiment = lab.experiment(model=CSPC, method={**QUICK, "use_lrl": False, "feedback": False})
-    run, method = lab.run(experiment, tmp_path / "fedcspc"), experiment.method
-    assert lab.same(method.broadcast(run.state.server, 0, at(experiment, 4)), expected.state.server)
-    uncalibrated = [record["alternatives"]["before_calibration"]["top1_global"] for record in run.history]
-    assert uncalibrated == [record["top1_global"] for record in expected.history]
-    assert not lab.same({"model": method.global_model(run.state.server)}, expected.state.server)
-
-
 def test_what_answers_is_what_clients_receive(lab: Any, tmp_path: Any) -> None:
     """The calibrated H and F; the average, which is the base's, stays beside them."""
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1)
@@ -243,40 +231,6 @@ def test_one_mean_per_class_without_clusters(lab: Any) -> None:
     assert sent["labels"].tolist() == labels.unique().tolist()
     for label, vector in zip(sent["labels"], sent["vectors"], strict=True):
         assert torch.allclose(vector, encoded[labels == label].mean(0), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    quick(
-        [
-            {"aux_ce": True},
-            {"base": "moon", "base_settings": {"moon": {"method.mu": 1.0}}},
-            {"angle_mode": "all", "edge_same": False, "edge_relative": False},
-        ],
-        1,
-    ),
-)
-def test_stacked_clients(lab: Any, options: dict[str, Any]) -> None:
-    """A second round within 1e-4 of the serial engine, in which every term and both frozen models are there."""
-    changes = {"method": {**QUICK, **options}, "model": CSPC, "local__batch_size": 40}
-    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
-    means = torch.randn(6, 84, generator=torch.Generator().manual_seed(2))
-    present = torch.tensor([True] * 5 + [False])
-    server = {"model": serial.setting.initial, "encoder_prototypes": Prototypes(means * present.unsqueeze(1), present)}
-    client_states = {1: {"previous": serial.setting.initial}} if options.get("base") == "moon" else {}
-    expected, found = (
-        lab.train_stack(experiment, range(4), client_states, number=2, server=server)
-        for experiment in (serial, stacked)
-    )
-    for client in range(4):
-        ours, theirs = (run[client][0] for run in (expected, found))
-        for name, tensor in ours.message["model"].params.items():
-            assert torch.allclose(tensor, theirs.message["model"].params[name], atol=1e-4), name
-        assert theirs.losses == pytest.approx(ours.losses, abs=1e-4)
-        assert torch.allclose(
-            ours.message["cluster_prototypes"]["vectors"], theirs.message["cluster_prototypes"]["vectors"], atol=1e-3
-        )
-        assert min(ours.losses["angle"], ours.losses["edge"]) > 0
 
 
 def test_the_auxiliary_classifier_by_hand(lab: Any) -> None:
@@ -731,38 +685,6 @@ def test_predictions() -> None:
 
 
 # ---- whole runs --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    quick(
-        [
-            {},
-            {"base": "moon", "fusion": "minmax", "keep_stale": True},
-            {"use_cpm": False, "fusion": "authors", "contrast": "full"},
-            {"use_ca": False, "feedback": False},
-            {"norm_match": True, "keep_stale": True},
-        ],
-        1,
-    ),
-)
-def test_odd_clients_give_numbers(lab: Any, options: dict[str, Any], tmp_path: Any) -> None:
-    """One class only; one sample; fewer samples than a batch; classes 4 and 5 that nobody holds; half take part."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    changes = {"model": CSPC, "method": {**QUICK, **options}, "federation__participation": 0.5}
-    run = lab.run(lab.experiment(partition=partition, **changes), tmp_path / "run")
-    assert not run.failures
-    for payload in run.state.server.values():
-        arrays = payload.arrays().values()
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in arrays if tensor.is_floating_point())
-    losses = [record["loss_global"] for record in run.history]
-    if options.get("fusion", "softmax") == "softmax":
-        assert all(math.isfinite(loss) for loss in losses)
-    else:  # sums of values on unlike scales are no likelihoods
-        assert losses == [None] * len(losses)
 
 
 def test_one_class_in_the_whole_round(lab: Any) -> None:

@@ -33,6 +33,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert encoder.flatten().tolist() == pytest.approx([1, -0.2 * 0.405, -0.2 * 0.45, 1], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_features_are_less_correlated_with_it(lab: Any) -> None:
     """A client of two classes, trained with and without, in the mean over three seeds: what FedDecorr is for.
 

@@ -12,7 +12,7 @@ import torch
 
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import TensorDict, Weights
-from flcore.io.records import Record, serialise
+from flcore.io.records import Record
 from flcore.methods.fedgen import FedGen
 from flcore.methods.kit.feature_generator import (
     FEATURE_GENERATOR,
@@ -22,7 +22,6 @@ from flcore.methods.kit.feature_generator import (
     Heads,
 )
 from flcore.methods.types import MODEL, Replies, RoundContext
-from tests.cases import quick
 
 T = torch.tensor
 
@@ -153,20 +152,6 @@ def test_the_generator_learns_what_the_heads_say(lab: Any) -> None:
     assert {name for name in facts if name.startswith("generator_")} == {"generator_fidelity", "generator_diversity"}
 
 
-def test_training_is_a_function(lab: Any) -> None:
-    """What comes in stays, the same input gives the same output, another round other numbers."""
-    method, setting, server = start(lab)
-    before = serialise(server)
-    turned = dict(reversed(TWO_HEADS.items()))
-    first, again, other, second = (
-        serialise(train(method, server, replies, setting, number)[0])
-        for replies, number in ((TWO_HEADS, 1), (TWO_HEADS, 1), (turned, 1), (TWO_HEADS, 2))
-    )
-    assert serialise(server) == before
-    assert first == again == other
-    assert first != second
-
-
 @pytest.mark.parametrize(("number", "lr"), [(1, 3e-4), (11, 2.451218e-4)])
 def test_learning_rate_of_the_generator(lab: Any, number: int, lr: float) -> None:
     """Adam's first step moves a weight by lr wherever the gradient is not tiny (fedpa.md fact 2 for round 11)."""
@@ -286,62 +271,6 @@ def test_traffic(lab: Any, tmp_path: Any) -> None:
         "generator_buffers",
         "label_distribution",
     }
-
-
-@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
-def test_stacked_clients_learn_the_same(lab: Any, model: str, tmp_path: Any) -> None:
-    """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
-    found = {}
-    first = lab.run(gentle(lab, federation__rounds=1, model={"name": model}), tmp_path / "first")
-    for stack in (False, True):
-        experiment = gentle(lab, engine__stack=stack, model={"name": model})
-        found[stack] = lab.train_stack(experiment, range(4), number=2, server=first.state.server)
-    for client in range(4):
-        serial, stacked = found[False][client][0], found[True][client][0]
-        assert serial.losses == pytest.approx(stacked.losses, abs=1e-4)
-        assert {"generated", "divergence"} < set(serial.losses)
-        for name, value in serial.message["model"].params.items():
-            assert torch.allclose(value, stacked.message["model"].params[name], atol=1e-4), name
-
-
-@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
-def test_odd_clients(lab: Any, model: str, tmp_path: Any) -> None:
-    """One class; three samples; nobody has class 5; one sample (which BatchNorm skips): all finite, 5 not asked for."""
-    labels = lab.dataset.train.labels
-    of_class = [(labels == c).nonzero().flatten().tolist() for c in range(6)]
-    clients = [
-        of_class[0][:20],
-        [of_class[1][0], of_class[2][0], of_class[2][1]],
-        of_class[3] + of_class[4],
-        [of_class[1][5]],
-    ]
-    partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
-    run = lab.run(gentle(lab, partition=partition, model={"name": model}), tmp_path / "run")
-    assert all(math.isfinite(loss) for record in run.history for loss in record["train_loss"].values())
-    assert asked(run.state.server) == pytest.approx([0.2] * 5 + [0])
-    assert all(torch.isfinite(value).all() for value in run.state.server["generator"].params.values())
-
-
-def test_the_generator_and_its_optimiser_survive_a_restart(lab: Any, tmp_path: Any) -> None:
-    """Two rounds at once, and one round whose state is read back from the file before the second."""
-    experiment = gentle(lab, federation__rounds=2)
-    whole = lab.run(experiment, tmp_path / "whole")
-
-    class StopError(Exception):
-        pass
-
-    class OneRound(lab.Threaded):  # type: ignore[misc]
-        rounds = 0
-
-        def call(self, name: str, function: Any, *arguments: Any) -> Any:
-            self.rounds += name == "train-generator"
-            if self.rounds == 2:
-                raise StopError
-            return super().call(name, function, *arguments)
-
-    with pytest.raises(StopError):
-        lab.run(experiment, tmp_path / "parts", orchestrator=OneRound())
-    assert lab.run(experiment, tmp_path / "parts").bytes == whole.bytes
 
 
 def test_a_step_less_client_asks_for_nothing(lab: Any) -> None:

@@ -15,7 +15,6 @@ from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import NUM_SAMPLES, Replies, RoundContext
-from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -193,25 +192,3 @@ def test_traffic(lab: Any) -> None:
     assert reply.up["knowledge"].bytes == held * (22 * 4 + 8)
     assert reply.up["class_counts"].bytes == 8 * held
     assert reply.down["knowledge"].bytes == 6 * (22 * 4 + 8)
-
-
-@pytest.mark.parametrize(
-    ("model", "distance"),
-    quick([(CSPC, "l2"), ({"name": "fedgen_cnn", "feature_dim": 8}, "mse"), ({"name": "fedproto_cnn"}, "l2")], 1),
-)
-def test_stacked_clients(lab: Any, model: dict[str, Any], distance: str) -> None:
-    """A second round within 1e-4 of the serial engine; one class has no knowledge."""
-    changes = {"method": {"name": "fedhkd", "distance": distance}, "model": model}
-    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
-    rows = torch.rand(6, serial.setting.feature_dim + 6, generator=torch.Generator().manual_seed(0))
-    server = {"model": serial.setting.initial, "knowledge": Prototypes(rows, torch.tensor([True] * 5 + [False]))}
-    ours, theirs = (lab.train_stack(run, range(4), number=2, server=server) for run in (serial, stacked))
-    for client in range(4):
-        assert theirs[client][0].losses == pytest.approx(ours[client][0].losses, abs=1e-4)
-        for name in ("model", "knowledge"):
-            pairs = zip(
-                ours[client][0].message[name].arrays().values(),
-                theirs[client][0].message[name].arrays().values(),
-                strict=True,
-            )
-            assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)

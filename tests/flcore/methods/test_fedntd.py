@@ -16,7 +16,6 @@ from flcore.methods.api import teacher_output
 from flcore.methods.fedntd import FedNTD
 from flcore.methods.types import Batch, Exchange
 from flcore.models.network import View
-from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -145,20 +144,6 @@ def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
     assert answer.tolist() == [[7.0, 0.0, 0.0]]
     known = Batch(images, labels, per_sample={"teacher": answer})
     assert FedNTD().loss(OneModel(False), known, {})["distillation"] == asked["distillation"] > 0
-
-
-@pytest.mark.parametrize("batchnorm", quick(["aggregate", "local"], 1))
-def test_stacked_clients_do_as_single_ones(lab: Any, batchnorm: str) -> None:
-    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}
-    serial, stacked = (lab.experiment(method__name="fedntd", model=model, engine__stack=s) for s in (False, True))
-    first = lab.train_stack(serial, range(4))
-    client_states = {client: first[client][1] for client in (0, 2)}
-    expected, found = (
-        lab.train_stack(experiment, range(4), client_states, number=2) for experiment in (serial, stacked)
-    )
-    for client in range(4):
-        assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
-        assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
 
 
 def test_the_not_true_classes_are_remembered(lab: Any) -> None:

@@ -28,7 +28,6 @@ from flcore.methods.types import MODEL, PROTOTYPES, ClientContext, Replies, Roun
 from flcore.models import build_model, extract_weights
 from flcore.models.cnn import FedGenCnn
 from flcore.models.network import Network
-from tests.cases import quick
 
 T = torch.tensor
 LN2 = math.log(2)
@@ -359,6 +358,7 @@ def trained(
     return server, facts
 
 
+@pytest.mark.slow
 def test_the_generator_satisfies_the_heads_and_leaves_the_prototypes(lab: Any) -> None:
     """200 steps at 1e-3: classes are told apart; with L_ad the second coordinate, which no head reads, runs away.
 
@@ -476,55 +476,6 @@ def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator:
 
 
 # ---- the federation ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("model", "form"), quick([("fedgen_cnn", "mse"), ("fedproto_cnn", "l2")], 1))
-def test_stacked_clients_learn_the_same(lab: Any, model: str, form: str, tmp_path: Any) -> None:
-    """Round 2, clients of unequal size, a last batch that is smaller, with and without dropout."""
-    options = {"name": "fedpa", "po_form": form, "gen_steps": 5}
-    first = lab.run(gentle(lab, method=options, federation__rounds=1, model={"name": model}), tmp_path / "first")
-    found = {}
-    for stack in (False, True):
-        experiment = gentle(lab, method=options, engine__stack=stack, model={"name": model})
-        found[stack] = lab.train_stack(experiment, range(4), number=2, server=first.state.server)
-    for client in range(4):
-        serial, stacked = found[False][client][0], found[True][client][0]
-        assert serial.losses == pytest.approx(stacked.losses, abs=1e-3)
-        assert {"generated", "prototype_pull"} < set(serial.losses)
-        for name, value in serial.message["model"].params.items():
-            assert torch.allclose(value, stacked.message["model"].params[name], atol=1e-4), name
-        protos = (reply.message["prototypes"].means for reply in (serial, stacked))
-        assert torch.allclose(*protos, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "options", quick([{}, {"preset": "authors"}, {"po_form": "l2", "noise": "normal"}], 1), ids=str
-)
-def test_odd_clients(lab: Any, options: Any, tmp_path: Any) -> None:
-    """One class; three samples; nobody has class 5; one sample (which BatchNorm skips); private statistics."""
-    labels = lab.dataset.train.labels
-    of_class = [(labels == c).nonzero().flatten().tolist() for c in range(6)]
-    clients = [
-        of_class[0][:20],
-        [of_class[1][0], of_class[2][0], of_class[2][1]],
-        of_class[3] + of_class[4],
-        [of_class[1][5]],
-    ]
-    partition = lab.by_hand(lab.dataset, clients, [range(10)] * 4)
-    run = lab.run(
-        gentle(
-            lab,
-            method={"name": "fedpa", "gen_steps": 5, **options},
-            partition=partition,
-            model={"name": "fedgen_cnn", "batchnorm": "local"},
-        ),
-        tmp_path / "run",
-    )
-    for record in run.history:
-        assert all(math.isfinite(value) for value in (*record["train_loss"].values(), *record["server"].values()))
-        assert record["pooled_local"] is not None
-    assert run.state.server[PROTOTYPES].present.tolist() == [True] * 5 + [False]
-    assert run.state.server[LABEL_DISTRIBUTION]["p"].tolist() == pytest.approx([0.2] * 5 + [0])
 
 
 def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:

@@ -14,7 +14,6 @@ from flcore.io.records import Payloads, Record
 from flcore.methods.fedproc import FedProc
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import PROTOTYPES, Replies, RoundContext
-from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -94,22 +93,3 @@ def test_traffic(lab: Any, weighted: bool) -> None:
     counts = 8 * held if weighted else 0
     assert sum(size.bytes for size in reply.up.values()) == 4 * model + 8 + held * (16 * 4 + 8) + counts
     assert sum(size.bytes for size in reply.down.values()) == 4 * model + 6 * (16 * 4 + 8)
-
-
-@pytest.mark.parametrize("model", quick([CSPC, {"name": "fedgen_cnn", "feature_dim": 8}], 1))
-def test_stacked_clients(lab: Any, model: dict[str, Any]) -> None:
-    """A second round within 1e-4 of the serial engine; one class has no prototype."""
-    changes = {"method": {"name": "fedproc", "tau": 0.5}, "model": model}
-    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
-    means = torch.randn(6, serial.setting.feature_dim, generator=torch.Generator().manual_seed(0))
-    server = {"model": serial.setting.initial, "prototypes": Prototypes(means, torch.tensor([True] * 5 + [False]))}
-    ours, theirs = (lab.train_stack(run, range(4), number=2, server=server) for run in (serial, stacked))
-    for client in range(4):
-        assert theirs[client][0].losses == pytest.approx(ours[client][0].losses, abs=1e-4)
-        for name in ("model", "prototypes"):
-            pairs = zip(
-                ours[client][0].message[name].arrays().values(),
-                theirs[client][0].message[name].arrays().values(),
-                strict=True,
-            )
-            assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)

@@ -62,7 +62,7 @@ def test_clients_count_not_samples(lab: Any) -> None:
 @pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
 def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
     runs = {
-        name: lab.run(lab.experiment(method=options, model={"name": model}), tmp_path / name)
+        name: lab.run(lab.experiment(method=options, model={"name": model}, federation__rounds=2), tmp_path / name)
         for name, options in {
             "local": {"name": "local"},
             "off": {"name": "fedproto", "weight": 0},
@@ -76,7 +76,7 @@ def test_without_its_term_it_is_local_training(lab: Any, model: str, tmp_path: A
     assert [r["local_accuracy"] for r in runs["off"].history] == [r["local_accuracy"] for r in runs["local"].history]
 
 
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"])
+@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn", "fedcspc_cnn"], 1))
 def test_the_first_round_is_local_training(lab: Any, model: str, tmp_path: Any) -> None:
     changes = {"federation__rounds": 1, "model": {"name": model}, "local__epochs": 2, "local__momentum": 0.5}
     local = lab.run(lab.experiment(method__name="local", **changes), tmp_path / "local")

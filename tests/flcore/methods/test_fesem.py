@@ -25,7 +25,6 @@ from flcore.methods.fesem import (
     squared_distance,
 )
 from flcore.methods.types import MODEL, NUM_SAMPLES, Metrics, Replies, RoundContext
-from tests.cases import quick
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
@@ -145,7 +144,7 @@ def test_equal_models_are_not_pulled_apart() -> None:
 NUMBERS = st.integers(-20, 20).map(float)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(NUMBERS, st.integers(0, 2)), min_size=1, max_size=9), st.lists(NUMBERS, min_size=3, max_size=3)
 )
@@ -188,13 +187,13 @@ def test_kmeans_goes_on_until_nothing_changes() -> None:
 
 
 def test_starts_are_drawn_by_squared_distance() -> None:
-    """After 0 come 1 and 3 with chances 1/10 and 9/10: about 330 draws, standard deviation 0.016."""
+    """After 0 come 1 and 3 with chances 1/10 and 9/10: about 100 draws, standard deviation 0.03."""
     drawn = [
         [model.params["w"].item() for model in spread_models(scalars(0, 1, 3), 2, np.random.default_rng(seed))]
-        for seed in range(1000)
+        for seed in range(300)
     ]
-    assert np.mean([first == 0 for first, _ in drawn]) == pytest.approx(1 / 3, abs=0.05)
-    assert np.mean([second == 3 for first, second in drawn if first == 0]) == pytest.approx(0.9, abs=0.05)
+    assert np.mean([first == 0 for first, _ in drawn]) == pytest.approx(1 / 3, abs=0.1)
+    assert np.mean([second == 3 for first, second in drawn if first == 0]) == pytest.approx(0.9, abs=0.1)
 
 
 def test_fewer_different_models_than_clusters() -> None:
@@ -291,14 +290,6 @@ def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> Non
         assert facts["moved"] <= len(record["participants"])
 
 
-def test_the_first_round_trains_like_fedavg(lab: Any) -> None:
-    """From the one initial model."""
-    expected, _ = lab.train(lab.experiment())
-    found, client_state = lab.train(lab.experiment(method__name="fesem"))
-    assert lab.same(found.message["model"], expected.message["model"])
-    assert client_state == {}
-
-
 def two_centres(experiment: Any) -> Record:
     """Clients 0 and 1 at the initial model, 2 and 3 at twice its parameters."""
     initial = experiment.setting.initial
@@ -321,20 +312,6 @@ def test_a_client_gets_its_own_centre(lab: Any) -> None:
         reply, _ = lab.train(experiment, client, number=2, server=server)
         sent = reply.message[MODEL].params
         assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox[MODEL].params.items())
-
-
-def test_stacked_clients(lab: Any) -> None:
-    """Clients of different centres in one stack: within 1e-4 of the serial engine."""
-    serial, stacked = (lab.experiment(method=TWO, engine__stack=stack) for stack in (False, True))
-    server = two_centres(serial)
-    expected, found = (lab.train_stack(e, range(4), number=2, server=server) for e in (serial, stacked))
-    for client in range(4):
-        ours, theirs = expected[client][0].message["model"], found[client][0].message["model"]
-        for name, tensor in ours.params.items():
-            assert torch.allclose(tensor, theirs.params[name], atol=1e-4), name
-    for run in (expected, found):
-        replies = Replies({client: reply.message for client, (reply, _) in run.items()})
-        assert assignment_of(after_round(lab, serial.method, server, replies)[0]) == [0, 0, 1, 1]
 
 
 def test_traffic(lab: Any, tmp_path: Any) -> None:
@@ -361,19 +338,3 @@ def test_who_answers(lab: Any, tmp_path: Any) -> None:
     for name, tensor in experiment.setting.initial.params.items():
         assert torch.allclose(shared.params[name], (1 + 2 * 2) / 3 * tensor)
     assert list(shared.buffers) == list(experiment.setting.initial.buffers)
-
-
-@pytest.mark.parametrize("changes", quick([{}, {"model": {"name": "fedgen_cnn", "batchnorm": "local"}}], 1))
-def test_odd_clients_give_numbers(lab: Any, changes: dict[str, Any], tmp_path: Any) -> None:
-    """One class only; one sample; fewer than a batch; classes 4 and 5 that nobody holds; more centres than clients."""
-    labels = lab.dataset.train.labels
-    of = [torch.nonzero(labels == label).flatten().tolist() for label in range(4)]
-    clients = [of[0], of[1][:1], of[1][1:4] + of[2][:4], of[3]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 4)
-    method = {"name": "fesem", "centres": 5}
-    run = lab.run(lab.experiment(partition=partition, method=method, **changes), tmp_path / "run")
-    assert not run.failures
-    for payload in run.state.server.values():
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in payload.arrays().values())
-    assert ("model_buffers" in run.history[-1]["bytes_up"]) == (not changes)
-    assert all(record["mean_local"] is not None for record in run.history)

@@ -35,7 +35,7 @@ def of(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     averaged: dict[str, SimpleNamespace] = {}
 
     def run(method: dict[str, Any], model: str, **changes: Any) -> SimpleNamespace:
-        changes = {"federation__participation": 0.5, "local__momentum": 0.5} | changes
+        changes = {"federation": {"rounds": 2, "participation": 0.5}, "local__momentum": 0.5} | changes
         place = f"{method}, {model}, {changes}"
         if method["name"] != "fedavg" or place not in averaged:
             experiment = lab.experiment(method=method, model=MODELS[model], **changes)

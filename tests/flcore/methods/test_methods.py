@@ -206,6 +206,15 @@ ODD: list[dict[str, Any]] = [
     {"name": "fedhkd", "distance": "mse"},
     {"name": "fedhkd", "distance": "l2", "clip": 1.0},
     {"name": "fedensemble", "variant": "permutation"},
+    {"name": "fedcspc", "base": "moon", "cal_epochs": 2, "n_aug": 1, "fusion": "minmax", "keep_stale": True},
+    {"name": "fedcspc", "cal_epochs": 2, "use_cpm": False, "fusion": "authors", "contrast": "full"},
+    {"name": "fedcspc", "cal_epochs": 2, "use_ca": False, "feedback": False},
+    {"name": "fedgen", "gen_steps": 3},
+    {"name": "fedpa", "gen_steps": 3},
+    {"name": "fedpa", "gen_steps": 3, "preset": "authors"},
+    {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
+    {"name": "fesem", "centres": 5},
+    {"name": "vhl", "per_class": 5, "virtual_batch": 8},
 ]
 
 

@@ -14,7 +14,6 @@ from flcore.io.records import Record, payload_sizes, serialise
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
-from tests.cases import quick
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 
@@ -101,32 +100,6 @@ def test_everything_but_the_new_outputs_starts_like_fedavg(lab: Any) -> None:
     assert wide.params["head.weight"].shape[0] == 2 * plain.params["head.weight"].shape[0]
     for name, value in plain.values.items():
         assert torch.equal(wide.values[name][: len(value)] if value.ndim else wide.values[name], value)
-
-
-@pytest.mark.parametrize("options", quick([{}, {"passes": "separate", "label_style": "patch"}, {"lambda_v": 0}], 1))
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
-def test_stacked_clients_learn_the_same(lab: Any, model: str, options: dict[str, Any]) -> None:
-    replies = []
-    for stack in (False, True):
-        experiment = lab.experiment(method=SMALL | options, model={"name": model}, engine__stack=stack)
-        contexts = lab.train_stack(experiment, range(4))
-        replies.append([contexts[client][0] for client in range(4)])
-    for one, other in zip(*replies, strict=True):
-        assert lab.apart(one.message["model"], other.message["model"]) < 1e-4
-        assert other.losses == pytest.approx(one.losses, abs=1e-3)
-
-
-@pytest.mark.parametrize("stack", quick([False, True], 1))
-def test_poor_clients(lab: Any, stack: bool, tmp_path: Any) -> None:
-    """A single sample, one class, fewer samples than a batch, and two classes that nobody holds."""
-    labels = lab.dataset.train.labels
-    rows = [(labels == label).nonzero().flatten().tolist() for label in range(4)]
-    clients = [rows[0][:1], rows[1][:20], rows[2][:3] + rows[3][:2]]
-    partition = lab.by_hand(lab.dataset, clients, [range(60)] * 3)
-    changes = {"engine__stack": stack, "partition__num_clients": 3, "local__epochs": 2}
-    run = lab.run(lab.experiment(partition=partition, method=SMALL, **changes), tmp_path / "run")
-    assert not run.failures
-    assert all(bool(value.isfinite().all()) for value in run.state.server["model"].params.values())
 
 
 # ---- the contrastive part lasts so many passes ---------------------------------------------------------------------

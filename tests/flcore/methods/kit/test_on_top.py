@@ -239,7 +239,7 @@ def test_names_that_stand_twice_are_refused(registered: Callable[[type[Method]],
         FedCSPC(base="gathering").server_steps()
 
 
-@pytest.mark.parametrize("base", quick(possible_bases(), ("fedavg", "fedproto", "scaffold")))
+@pytest.mark.parametrize("base", quick(possible_bases(), ("scaffold",)))
 def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
     """One round: what the base holds and what clients remember are its own run's, to the bit.
 

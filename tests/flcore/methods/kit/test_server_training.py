@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flcore.core.optim import Adam, Sgd
 from flcore.core.schedules import exponential
-from flcore.methods.kit.server_training import Fitted, Moving, Terms, fit, leaves
+from flcore.methods.kit.server_training import Moving, Terms, fit, leaves
 
 T = torch.tensor
 
@@ -47,13 +47,6 @@ def test_what_no_term_reads_stays() -> None:
     values = leaves({"w": T([1.0]), "unread": T([5.0])})
     fit(Moving(values, Sgd(0.1)), [T([0.0])], lambda x: parabola(values, x), what="it", cure="lr")
     assert values["unread"].item() == 5.0
-
-
-def test_no_batches_no_steps() -> None:
-    values = leaves({"w": T([1.0])})
-    fitted = fit(Moving(values, Sgd(0.1)), [], lambda x: parabola(values, x), what="it", cure="lr")
-    assert (fitted.values["w"].item(), fitted.facts("any_")) == (1.0, {})
-    assert Fitted({}).facts("", 0) == {}
 
 
 def test_leaves_are_copies() -> None:

@@ -12,7 +12,6 @@ from flcore.data.images import normalise
 from flcore.methods.kit.virtual_images import (
     VirtualLoss,
     as_input,
-    class_major_labels,
     cycled_positions,
     pixel_map,
     virtual_context,
@@ -80,10 +79,6 @@ def test_batches_are_permutations_behind_one_another(size: int, batch: int, step
     assert all(len(one) == size for one in passes[:-1])
     if len(passes) > 2:
         assert passes[0].tolist() != passes[1].tolist()  # 1 in 10! or 6! by chance
-
-
-def test_labels_by_order() -> None:
-    assert class_major_labels(3, torch.zeros(6, 1)).tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_pixels_of_either_type_become_what_real_images_are() -> None:
@@ -179,17 +174,6 @@ def test_a_virtual_set_alone_teaches_its_features() -> None:
     batch = Batch(images_of([[1.0, 1.0]]), torch.tensor([0]), None, {"virtual": torch.arange(3)})
     contrast = loss_of(alone=0.1).terms(Identity(), batch, inputs)["contrast"]  # type: ignore[arg-type]
     assert bool(torch.autograd.grad(contrast, made)[0].any())
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_padding_changes_nothing(joint: bool) -> None:
-    """A padded row of the same label as others, near them: it would count in every term."""
-    made, loss = images_of(POINTS[1:]), loss_of(alone=0.1, joint=joint)
-    plain = terms(loss, images_of(POINTS[:1]), [0], made, [0, 1])
-    padded = terms(loss, images_of([[1.0, 0.0], [0.9, 0.1]]), [0, 0], made, [0, 1], weight=torch.tensor([1.0, 0.0]))
-    assert {name: value.item() for name, value in padded.items()} == pytest.approx(
-        {name: value.item() for name, value in plain.items()}
-    )
 
 
 def test_one_pass_or_two_without_batchnorm() -> None:
