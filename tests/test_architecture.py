@@ -108,7 +108,7 @@ PIPELINES = House(
         ("tuning",),
         # The five papers' tables: comparisons with figures to be set beside them.
         ("papers",),
-        # Who carries out: plain calls or Prefect, the recorder's process, servers.
+        # Who carries out: plain calls or Prefect, the follower's process, servers.
         ("orchestration",),
         # What DVC calls, what others can check: users of all of it.
         ("stages", "proof"),
@@ -285,10 +285,9 @@ PAST_THE_DISK = {
     "flcore.engine.pool.ray": "the folder of a worker on another node, which lives no longer than the worker",
     "flcore.testing": "runs of a moment, in a folder that is thrown away",
     "flcore.testing.trial": "who holds what in them",
-    "pipelines.execution.recorder": "a log",
+    "pipelines.execution.follower": "a log",
     "pipelines.orchestration.background": "logs of servers",
     "pipelines.runs.memory": "a question to the kernel",
-    "pipelines.tracking.artifacts": "a folder of MLflow's for a moment",
     "pipelines.tracking.model": "a folder from which MLflow copies a model",
     "pipelines.proof.stored_zip": "entries of a file that replaces another in one step",
     "pipelines.proof.golden": "runs of a moment, in a folder that is thrown away",

@@ -6,7 +6,6 @@ Nothing here knows whether a step is a plain call or a task (:class:`Operation`)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from pipelines.execution.admission import most_at_once
 from pipelines.execution.one_run import PlacedRun, carry_out, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
-from pipelines.execution.progress import Watcher
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.side_by_side import side_by_side
 from pipelines.runs import analyses
@@ -39,6 +37,9 @@ from pipelines.runs.standard_error import in_commands
 
 RUNS = Path("runs")
 """Where runs go that nobody gives a place."""
+
+_WRITTEN = {"comparison": ("report.html", "comparison.md"), "sweep": ("sweep.png", "sweep.md")}
+"""The page, and the table as Markdown, by kind."""
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------
@@ -75,20 +76,16 @@ def experiment(
         _train(run, cache, operation, restart)
     elif analyses.left(run.config, run.directory):
         carry_out(run, cache, orchestrator=operation.steps)
-    report = RunFiles(run.directory).report
-    # What is drawn already is not drawn again; the store may be another one than that which has it.
-    record = operation.recorder.log if is_done and report.exists() else operation.recorder.finish
+    operation.follower.finish(run.directory)
     if not operation.wait:
-        record(run.directory)
         return Outcome(run.directory, was_finished=is_done)
-    # A step that is tried again asks again: the first answer would stay the same.
-    found = operation.steps.call("report", lambda: record(run.directory).result())
-    return Outcome(run.directory, report, found["store"], is_done)
+    found = operation.steps.call("report", operation.follower.wait)
+    return Outcome(run.directory, RunFiles(run.directory).report, found.get("store"), is_done)
 
 
 def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) -> None:
     watcher = operation.watcher
-    operation.recorder.watch(run.directory)
+    operation.follower.follow(run.directory)
     observers = Observers(
         partial(watcher.round, run.label),
         meters={"joules": machine_meter(run.config.engine.device)},
@@ -97,7 +94,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
     try:
         carry_out(run, cache, orchestrator=operation.steps, observers=observers, restart=restart)
     except ProtoflError as error:
-        operation.recorder.stop(run.directory, in_commands(str(error)))
+        operation.follower.stop(run.directory, in_commands(str(error)))
         raise
     finally:
         watcher.run_ended(run.label)
@@ -173,7 +170,7 @@ def comparison(
         planned: the runs, checked.
         out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
         operation: how.
-        facts: what the recorder needs for this kind, as JSON values.
+        facts: further JSON values that the follower needs for this kind.
         restart: throw away what cannot be used: checkpoints, and damaged results.
 
     Raises:
@@ -207,15 +204,13 @@ def _comparison(
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
     facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
-    folders = [run.directory for run in runs]
-    record = partial(operation.recorder.compare, kind, config, folders, out, **facts)
+    operation.follower.compare(kind, config, [run.directory for run in runs], out, **facts)
     if not operation.wait:
-        record()
         return Outcome(out, failed=failed)
-    found = operation.steps.call("compare", lambda: record().result())
-    return Outcome(
-        out, Path(found["report"]), found["store"], table=found["table"], markdown=found["markdown"], failed=failed
-    )
+    found = operation.steps.call("compare", operation.follower.wait)
+    page, table = (out / name for name in _WRITTEN[kind])
+    markdown = table.read_text(encoding="utf-8") if table.exists() else ""
+    return Outcome(out, page, found.get("store"), table=found.get("table", ""), markdown=markdown, failed=failed)
 
 
 def carry_out_all(
@@ -237,7 +232,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     Returns:
         By label why some failed.
     """
-    cache, watcher, recorder = Cache.here(), operation.watcher, operation.recorder
+    cache, watcher, follower = Cache.here(), operation.watcher, operation.follower
     shared = runs  # tuning may have found the values that were given: one run in two rows
     runs = list({run.directory: run for run in reversed(runs)}.values())[::-1]
     failed: dict[str, str] = {}
@@ -254,37 +249,28 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     waiting = [run for run in runs if run not in there and run.label not in failed]
     watcher.runs(len(runs), len(runs) - len(waiting))
 
-    def record(run: PlacedRun) -> None:
-        recorder.finish(run.directory).add_done_callback(partial(_tell_of_failure, watcher, run))
-
     def begun(run: PlacedRun) -> None:
-        recorder.watch(run.directory)
+        follower.follow(run.directory)
 
     def ended(run: PlacedRun, error: ProtoflError | None) -> None:
         if error is None:
-            record(run)
-        elif isinstance(error, StoppedError):  # the recorder marks what it watches
+            follower.finish(run.directory)
+        elif isinstance(error, StoppedError):  # the follower marks unfinished runs
             failed[run.label] = "interrupted"
         else:
             failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")
-            recorder.stop(run.directory, in_commands(str(error)))
+            follower.stop(run.directory, in_commands(str(error)))
 
     for run in there:
         if not RunFiles(run.directory).report.exists():
-            record(run)
+            follower.finish(run.directory)
     if waiting:
         at_once = most_at_once([run.config for run in waiting])
         with RunPool(at_once, watcher) as pool:
             side_by_side(pool, at_once, operation, begun, ended, runs=waiting, restart=restart)
     reasons = {run.directory: failed[run.label] for run in runs if run.label in failed}
     return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
-
-
-def _tell_of_failure(watcher: Watcher, run: PlacedRun, recorded: Future[dict[str, Any]]) -> None:
-    """Nobody asks for the page of one run among many: that there is none has to be said."""
-    if recorded.exception() is not None:
-        watcher.say(f"{run.label} has no page, or is not logged: {recorded.exception()}")
 
 
 def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[Inputs]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from pipelines.execution.follower import Follower
 from pipelines.execution.progress import Watcher
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import Steps
 
 
@@ -24,8 +24,8 @@ class Operation:
     Attributes:
         steps: carries out its steps.
         watcher: is told how far it is.
-        recorder: logs, draws and writes pages, in a process of its own.
-        wait: whether a body ends only when the recorder has done what it was asked.
+        follower: draws and logs run folders, in a subprocess.
+        wait: whether a body waits for it.
         copies: whether the results of a run that has finished in another folder are copied, instead of training again.
         console: what tables are printed for.
         command: as typed, for pages; None if another program calls.
@@ -33,7 +33,7 @@ class Operation:
 
     steps: Steps
     watcher: Watcher
-    recorder: Recorder
+    follower: Follower
     wait: bool = True
     copies: bool = True
     console: PrintTarget = field(default_factory=lambda: PrintTarget(width=150, terminal=False))

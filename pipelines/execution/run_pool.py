@@ -7,6 +7,7 @@ one another at every round. A run's bytes do not depend on where, when or beside
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import traceback
@@ -30,6 +31,7 @@ from pipelines.execution.progress import Watcher
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
+from pipelines.runs.provenance import source
 
 _TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
 _PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, PrunedError)}
@@ -208,7 +210,7 @@ class _Worker:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self._process = WorkerProcess(_work, place)
+        self._process = WorkerProcess(_work, place, source(sys.argv, os.environ)["name"])
         self._pipe, self.number = self._process.pipe, self._process.pid
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None, *, restart: bool) -> ProtoflError | None:
@@ -263,8 +265,9 @@ def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
 # ---- in the worker -----------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, place: int) -> None:
-    """Carry out runs until the pipe closes."""
+def _work(pipe: Connection, place: int, command: str) -> None:
+    """Carry out runs of a command until the pipe closes."""
+    sys.argv = command.split()  # the source of its runs
     end_with_parent(pipe)
     import torch
 

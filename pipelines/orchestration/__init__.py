@@ -1,1 +1,1 @@
-"""Who carries out what `pipelines/execution` says: plain calls or Prefect; the recorder's process; servers."""
+"""Who carries out what `pipelines/execution` says: plain calls or Prefect; the follower's process; servers."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flcore.core.errors import MLOPS, RunError, require
 from flcore.core.text import shorten
 from pipelines.config.params import without_tracking
+from pipelines.execution.follower import Follower
 from pipelines.execution.progress import watcher_for_standard_error
-from pipelines.execution.recorder import Recorder
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.reporting.formats import plural
 from pipelines.runs.standard_error import print_drawn, tell
@@ -197,14 +197,14 @@ def operation(
 ) -> Iterator[tuple[Operation, Config]]:
     """How a body is carried out, and the checked configuration.
 
-    The recorder's process is started before torch is imported here, which takes as long as its own imports.
+    The follower starts before torch is imported here, which takes as long as its own imports.
     """
     section = raw.get("tracking")
     asked = not isinstance(section, Mapping) or section.get("enabled", True) is not False
     tracking = asked and find_spec("mlflow") is not None
     said = [f"not logged: MLflow is not installed; pip install {MLOPS}"] if asked and not tracking else []
     tell: list[Callable[[str], None]] = [said.append]
-    with Recorder(tracking, lambda text: tell[0](text)) as recorder:
+    with Follower(tracking, lambda text: tell[0](text)) as follower:
         from flcore.config.schema import Config
         from pipelines.execution.operation import Operation
         from pipelines.execution.steps import InlineSteps
@@ -212,7 +212,7 @@ def operation(
         config = Config.from_mapping(raw)
         if config.tracking.enabled and config.tracking.uri is not None:
             require("mlflow", "tracking.uri", MLOPS)
-        recorder.configure(config.to_mapping()["tracking"] | {"enabled": tracking})
+        follower.configure(config.to_mapping()["tracking"] | {"enabled": tracking})
         watcher = watcher_for_standard_error(quiet=quiet)
         tell[0] = watcher.say
         try:
@@ -220,9 +220,9 @@ def operation(
                 watcher.say(text)
 
             steps = InlineSteps(config.engine.worker_count)
-            yield Operation(steps, watcher, recorder, wait, copies, _console(), _command()), config
+            yield Operation(steps, watcher, follower, wait, copies, _console(), _command()), config
             if not wait:
-                recorder.leave()
+                follower.leave()
         finally:
             watcher.close()
 
@@ -313,11 +313,15 @@ def track(directories: Sequence[Path], uri: str | None, *, register: bool = Fals
 
 
 def _log_folder(directory: Path, uri: str | None, register: bool) -> bool:
-    from pipelines.orchestration.studies import log_study, study_of
     from pipelines.tracking.later import log_folder
+    from pipelines.tuning.folder import StudyFiles
+    from pipelines.tuning.log import StudyTracker, study_of
 
     study = study_of(directory)
-    return log_folder(directory, uri, register=register) if study is None else log_study(study, uri)
+    if study is None:
+        return log_folder(directory, uri, register=register)
+    tracker = StudyTracker(study, uri=uri)
+    return tracker.finish() if StudyFiles(study).best.exists() else tracker.sync()
 
 
 def best(uri: str, metric: str, experiment: str | None, where: str | None, *, promote: bool) -> None:

@@ -26,10 +26,10 @@ from pipelines.config import files
 from pipelines.config.files import read_params
 from pipelines.config.params import brought_models, for_entry, override
 from pipelines.config.schema import form
+from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration.artifacts import ProgressArtifact, artifact_key
 from pipelines.orchestration.gpus import visible_gpus, worker_devices
@@ -168,7 +168,7 @@ def operation(
             stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: call.patience}))
             watcher = ProgressArtifact(given.watcher, log)
         else:
-            given = Operation(InlineSteps(), log, stack.enter_context(_recorder(config, log.say)))
+            given = Operation(InlineSteps(), log, stack.enter_context(_follower(config, log.say)))
             watcher = ProgressArtifact(log)
         stack.callback(watcher.end)
         _show_workers(config)
@@ -177,10 +177,10 @@ def operation(
 
 
 @contextmanager
-def _recorder(config: Config, say: Any) -> Iterator[Recorder]:
-    with Recorder(config.tracking.enabled, say) as recorder:
-        recorder.configure(config.to_mapping()["tracking"])
-        yield recorder
+def _follower(config: Config, say: Any) -> Iterator[Follower]:
+    with Follower(config.tracking.enabled, say) as follower:
+        follower.configure(config.to_mapping()["tracking"])
+        yield follower
 
 
 def _name_flow_run(name: str, tags: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ def run_paper(
 
 
 def _to_be_kept(asked: Asked) -> Asked:
-    """What Prefect may keep: the address of a store may hold a password, and the recorder has it already."""
+    """What Prefect may keep: the address of a store may hold a password, and the follower has it already."""
     kept = [one for one in asked.assignments if one.partition("=")[0].strip().partition(".")[0] != "tracking"]
     return replace(asked, assignments=tuple(kept))
 

@@ -65,7 +65,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     for number, setting in enumerate(planned.settings, 1):
         titles = ", ".join(column.title for column in setting.columns)
         operation.watcher.say(f"{planned.table.id}: {titles} (setting {number} of {len(planned.settings)})")
-        whole = replace(operation, wait=True)  # the table is read from what the recorder writes
+        whole = replace(operation, wait=True)  # the table is read from what the follower writes
         home = out / setting.name
         try:
             outcome = _carry_out(planned, setting, home, whole, restart)

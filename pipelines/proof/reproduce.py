@@ -198,7 +198,7 @@ def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
 
 def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
     """Set the runs against each other as the archive says."""
-    asked = how.recorder.compare(
+    how.follower.compare(
         "comparison",
         {"compare": comparison.section},
         [home / "runs" / run for run, _, _ in comparison.rows],
@@ -212,7 +212,7 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
         **how.console,
         command=how.command,
     )
-    print_drawn(asked.result()["table"])
+    print_drawn(how.follower.wait().get("table", ""))
 
 
 def _unpack(archive: Archive, name: str, place: Path) -> None:

@@ -36,6 +36,7 @@ from flcore.experiment.inputs import divide, read_source
 from flcore.experiment.provenance import division_fingerprint, package_versions, preparation_fingerprint
 from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
 from pipelines.runs.file_state import source_state, state_of
+from pipelines.runs.layout import TRACKED
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
 
 T = TypeVar("T")
@@ -337,7 +338,7 @@ def _copy(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _copy(path, target / path.name)
-        elif not path.name.startswith("."):  # the mark of a run under way, what a killed process has left
+        elif path.name == TRACKED or not path.name.startswith("."):  # else locks, and what a killed process has left
             _link_or_copy(path, target / path.name)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flcore.io import files
-from flcore.core.errors import DataError
+from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
+from flcore.io.locks import run_lock
 from pipelines.runs import kinds
 from pipelines.runs.layout import read_json
 
@@ -98,6 +99,17 @@ def has_whole_results(directory: Path) -> bool:
     except DataError:
         return False
     return True
+
+
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process trains in a folder."""
+    try:
+        with run_lock(directory):
+            return False
+    except RunError:
+        return True
+    except OSError:  # nothing can be written there
+        return False
 
 
 def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:

@@ -10,7 +10,11 @@ from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles, write_text
 from flcore.experiment.run_folder import write_result as write_json
 
-__all__ = ["RunFiles", "read_json", "write_json", "write_text"]
+__all__ = ["TRACKED", "RunFiles", "read_json", "write_json", "write_text"]
+
+
+TRACKED = ".mlflow.json"
+"""In a run folder: its run in MLflow, by store."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

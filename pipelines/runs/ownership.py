@@ -49,7 +49,7 @@ _KINDS = {
         _names(
             "config.json checkpoint history.jsonl model.safetensors server.safetensors clients before snapshots "
             "timing.json metrics.json seal.json curves.csv analyses figures report.html prepared partition plugins "
-            "inputs.json trial.json"
+            "inputs.json trial.json .mlflow.json"
         ),
         frozenset({"config.json", "history.jsonl", "checkpoint", "seal.json"}),
     ),

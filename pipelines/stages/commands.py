@@ -123,5 +123,6 @@ def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: 
 
     runs, folder = [run_folder(out / "runs", config) for config in configs], out / "comparison"
     facts = {"name": out.name, "with_times": False, **how.console}
-    how.recorder.compare("comparison", without_tracking(raw), runs, folder, **facts).result()
+    how.follower.compare("comparison", without_tracking(raw), runs, folder, **facts)
+    how.follower.wait()
     print(f"table: {folder / 'comparison.md'}\nreport: {folder / 'report.html'}")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from flcore.experiment.run_folder import RunFiles
-from pipelines.runs.layout import read_json, write_json
 
 _MAX_BYTES = 32 * 2**20
 _OF_A_COMPARISON = (".csv", ".html", ".json", ".md", ".png", ".svg", ".tex")
@@ -47,16 +43,3 @@ def comparison_files(directory: Path) -> list[Path]:
 def _is_below(path: Path, folder: Path) -> bool:
     """Whether a file lies in a folder, and is no link to what lies elsewhere: that is nobody's to publish."""
     return path.resolve().is_relative_to(folder.resolve())
-
-
-@contextmanager
-def without_tracking(path: Path) -> Iterator[Path]:
-    """A file as it may be published: of a ``config.json`` of long ago a copy without the section ``tracking``."""
-    content = read_json(path) if path.name == "config.json" else {}
-    if "tracking" not in content.get("config", {}):
-        yield path
-        return
-    kept = {section: values for section, values in content["config"].items() if section != "tracking"}
-    with tempfile.TemporaryDirectory() as scratch:
-        write_json(Path(scratch) / path.name, content | {"config": kept})
-        yield Path(scratch) / path.name

@@ -194,12 +194,12 @@ def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
         RunError: the store did not take the run or its model.
     """
     tracker = RunTracker(run_dir, uri=uri)
-    logged = tracker.log_model()
-    if logged is None or tracker.run_id is None:
+    tracker.finish(with_model=True)
+    if tracker.model_uri is None or tracker.run_id is None:
         raise RunError(f"{run_dir}: cannot be promoted, since its model is not in the store")
     with Store(uri).opened(FINAL_LOCK_PATIENCE_SECONDS) as client:
         run = client.get_run(tracker.run_id)
-        return _champion(client, run, logged, description.experiment_name(read_folder(run_dir)), reason)
+        return _champion(client, run, tracker.model_uri, description.experiment_name(read_folder(run_dir)), reason)
 
 
 def _champion(client: MlflowClient, run: Run, uri: str, experiment: str, reason: str) -> str:

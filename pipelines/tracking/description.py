@@ -6,9 +6,8 @@ import getpass
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import DataError
@@ -22,23 +21,15 @@ if TYPE_CHECKING:
 
 CONFIG_HASH_TAG = "protofl.config_hash"
 CODE_TAG = "protofl.code"
-STOPPED_TAG = "protofl.stopped"
-"""Why a run has not finished."""
 NOTE_TAG = "mlflow.note.content"
 """MLflow's own name of a description."""
+
+TRAINING = "training"
+"""The context of the data set that a run was trained on."""
 
 _LONGEST_NOTE = 8000  # characters of a tag, which is what MLflow keeps a description in
 
 _DIGEST_LENGTH = 36  # of MLflow; whole digests are the tags data_hash and partition_hash
-
-
-@dataclass(frozen=True)
-class _About:
-    """What is known of a data set that lies in a folder: types and shapes, and sizes."""
-
-    folder: Path
-    schema: Mapping[str, Any]
-    profile: Mapping[str, Any]
 
 
 def experiment_name(run: RunFolder) -> str:
@@ -105,15 +96,25 @@ def made_from(run: RunFolder) -> dict[str, str]:
 def study_note(run: RunFolder) -> dict[str, str]:
     """What a study's page says: its table, where it has one by now; nothing of a run."""
     table = run.directory / "study.md"
-    return {NOTE_TAG: shortened(table.read_text(encoding="utf-8"))} if run.study and table.exists() else {}
+    return {NOTE_TAG: note(table.read_text(encoding="utf-8"))} if run.study and table.exists() else {}
 
 
-def shortened(note: str, end: str = "") -> str:
-    """A description that MLflow keeps whole: lines of a longer one are left out before its end."""
-    lines = note.splitlines()
-    while lines and len("\n".join(lines)) + len(end) > _LONGEST_NOTE:
-        lines.pop()
-    return ("\n".join(lines) + end)[:_LONGEST_NOTE]
+def note(table: str, links: Sequence[str] = ()) -> str:
+    """Return a description of a length that MLflow keeps: a table and links, each cut at a line.
+
+    Links have a quarter of the room, and what the table leaves.
+    """
+    room = max(_LONGEST_NOTE // 4, _LONGEST_NOTE - len(table)) - len("\n\n## Runs\n\n- and 1,000,000 more\n")
+    kept = _first_lines(links, room)
+    more = [f"- and {len(links) - len(kept):,} more"] if len(kept) < len(links) else []
+    end = "\n".join(["", "", "## Runs", "", *kept, *more]) if links else ""
+    return "\n".join(_first_lines(table.splitlines(), _LONGEST_NOTE - len(end))) + end
+
+
+def _first_lines(lines: Sequence[str], room: int) -> list[str]:
+    """Return as many lines as fit into a number of characters."""
+    sizes = accumulate(len(line) + 1 for line in lines)
+    return [line for line, size in zip(lines, sizes, strict=True) if size <= room + 1]
 
 
 def origin(run: RunFolder) -> dict[str, str]:
@@ -151,61 +152,48 @@ def present(values: Mapping[str, Any]) -> dict[str, str]:
 def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     """What a finished run was trained on and what it was scored on, each a data set with a digest of its own.
 
-    It was trained on images as they are divided, and every seed divides them anew: the digest is the partition's. One
-    row for all would say of all runs of a comparison what holds for the first one.
-    """
-    if run.metrics is None:
-        return []
-    images, division = data_name(run), run.config["partition"]["name"]
-    seed = run.config["partition"].get("seed")
-    divided = f"{images}/{division} s{run.config['seed'] if seed is None else seed}"
-    scored = run.config.get("evaluation", {}).get("split", "test")
-    try:
-        found: Inputs | None = inputs_of(run.directory)
-    except DataError:
-        found = None  # the digests still say what the run was made from
-    about = (None, None) if found is None else (_division(found), _images(found))
-    given = [
-        _input(divided, run.metrics.get("partition_fingerprint"), "training", about[0]),
-        _input(images, run.metrics.get("data_fingerprint"), scored, about[1]),
-    ]
-    return [entry for entry in given if entry is not None]
-
-
-def _input(name: str, digest: str | None, context: str, about: _About | None) -> DatasetInput | None:
-    """A data set; None where the run says no digest.
-
-    Its source is of a type that every MLflow knows: a folder of this machine, which MLflow opens, or a mere statement.
+    It was trained on images as they are divided, and every seed divides them anew: the digest is the partition's. The
+    source is of a type that every MLflow knows: a folder, which MLflow opens, or if that is missing a mere statement.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    if digest is None:
-        return None
-    if about is None:
-        dataset = Dataset(name, digest[:_DIGEST_LENGTH], "code", json.dumps({"tags": {"digest": digest}}))
-    else:
-        source = json.dumps({"uri": str(about.folder.absolute())})
-        told = {"schema": json.dumps(about.schema), "profile": json.dumps(about.profile)}
-        dataset = Dataset(name, digest[:_DIGEST_LENGTH], "local", source, **told)
-    return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
+    if run.metrics is None:
+        return []
+    images, partition = data_name(run), run.config["partition"]
+    seed = run.config["seed"] if partition.get("seed") is None else partition["seed"]
+    names = f"{images}/{partition['name']} s{seed}", images
+    digests = run.metrics.get("partition_fingerprint"), run.metrics.get("data_fingerprint")
+    contexts = TRAINING, run.config.get("evaluation", {}).get("split", "test")
+    try:
+        about = _folders(inputs_of(run.directory))
+    except DataError:
+        about = [{"source_type": "code", "source": json.dumps({"tags": {"digest": digest}})} for digest in digests]
+    return [
+        DatasetInput(Dataset(name, digest[:_DIGEST_LENGTH], **known), tags=[InputTag("mlflow.data.context", context)])
+        for name, digest, context, known in zip(names, digests, contexts, about, strict=True)
+        if digest is not None
+    ]
 
 
-def _images(found: Inputs) -> _About:
-    meta = read_json(found.prepared / "meta.json")
-    sizes = {"num_rows": meta["test_size"], "num_training_rows": meta["train_size"]}
-    return _About(found.prepared, _schema(meta), {**sizes, "num_classes": meta["num_classes"]})
-
-
-def _division(found: Inputs) -> _About:
-    manifest = read_json(found.partition / "manifest.json")
-    rows = sum(client["sizes"]["train"] for client in manifest["clients"])
-    parameters = {key: value for key, value in manifest["parameters"].items() if value is not None}
-    profile = {"num_rows": rows, "num_clients": len(manifest["clients"]), **parameters}
-    return _About(found.partition, _schema(read_json(found.prepared / "meta.json")), profile)
-
-
-def _schema(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Types and shapes of images and labels, in the form that MLflow's pages show."""
+def _folders(found: Inputs) -> list[dict[str, str]]:
+    """Source, schema and profile of a partition and of the prepared images, in the form that MLflow's pages show."""
+    meta, manifest = read_json(found.prepared / "meta.json"), read_json(found.partition / "manifest.json")
     features = [{"type": "tensor", "tensor-spec": {"dtype": "uint8", "shape": [-1, *meta["shape"]]}}]
     targets = [{"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}]
-    return {"mlflow_tensorspec": {"features": json.dumps(features), "targets": json.dumps(targets)}}
+    schema = {"mlflow_tensorspec": {"features": json.dumps(features), "targets": json.dumps(targets)}}
+    rows = sum(client["sizes"]["train"] for client in manifest["clients"])
+    parameters = {key: value for key, value in manifest["parameters"].items() if value is not None}
+    divided = {"num_rows": rows, "num_clients": len(manifest["clients"]), **parameters}
+    sizes = {"num_rows": meta["test_size"], "num_training_rows": meta["train_size"]}
+    return [
+        {
+            "source_type": "local",
+            "source": json.dumps({"uri": str(folder.absolute())}),
+            "schema": json.dumps(schema),
+            "profile": json.dumps(profile),
+        }
+        for folder, profile in (
+            (found.partition, divided),
+            (found.prepared, {**sizes, "num_classes": meta["num_classes"]}),
+        )
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles
-from pipelines.runs.folder import RunFolder, read_folder
+from pipelines.runs.folder import RunFolder, is_in_use, read_folder
 from pipelines.runs.layout import read_json
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.sync import RunTracker
@@ -45,12 +45,10 @@ def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> b
 
 
 def _log_run(directory: Path, uri: str | None, register: bool) -> bool:
-    tracker, is_finished = RunTracker(directory, uri=uri), RunFiles(directory).metrics.exists()
-    if not tracker.sync(final=is_finished):
-        return False
-    if is_finished:
-        tracker.log_model(register=register)
-    return not tracker.is_store_away
+    tracker = RunTracker(directory, uri=uri)
+    if RunFiles(directory).metrics.exists():
+        return tracker.finish(with_model=True, register=register)
+    return tracker.sync() if is_in_use(directory) else tracker.mark_stopped(failed=False)
 
 
 def _runs_of(directory: Path) -> Iterator[RunFolder]:

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,17 +15,23 @@ from flcore.evaluation.continual import ACCURACIES
 from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.folder import RunFolder
 
-ROUND_METRICS: Mapping[str, str] = {
-    "accuracy/top1_global": "accuracy of the global model on the whole test set",
-    "accuracy/top1_vote": "accuracy of the majority vote of all clients' models there, where there is no global model",
-    "accuracy/mean_local": "mean over clients of each client's accuracy on its own test data",
-    "accuracy/mean_local_own_classes": "the same with answers among the classes that the client holds in training",
-    "accuracy/pooled_local": "right answers of all clients over all their test images",
-    "accuracy/client_std": "standard deviation of the clients' accuracies, over clients",
+_OF_A_ROUND = {
+    "top1_global": ("accuracy/top1_global", "accuracy of the global model on the whole test set"),
+    "top1_vote": ("accuracy/top1_vote", "likewise of the majority vote of the clients, if there is no global model"),
+    "mean_local": ("accuracy/mean_local", "mean over clients of each client's accuracy on its own test data"),
+    "mean_local_own_classes": ("accuracy/mean_local_own_classes", "likewise among the client's training classes"),
+    "pooled_local": ("accuracy/pooled_local", "right answers of all clients over all their test images"),
+    "client_std": ("accuracy/client_std", "standard deviation of the clients' accuracies, over clients"),
+    "loss_global": ("loss/global", "cross-entropy of the global answers on the test set"),
+    "scalars_up": ("comm/scalars_up", "numbers from clients to server since the start"),
+    "simulated_seconds": ("clock/simulated_seconds", "simulated seconds since the start"),
+}
+"""Key of a history record, and name and meaning of its metric."""
+
+ROUND_METRICS: Mapping[str, str] = dict(_OF_A_ROUND.values()) | {
     "accuracy/<way>/top1_global": "global accuracy of another way to answer: by another head, or before a calibration",
     "accuracy/<way>/mean_local": "mean over clients of another way to answer",
     "accuracy/<way>/pooled_local": "pooled over clients of another way to answer",
-    "loss/global": "cross-entropy of the global answers on the test set",
     "loss/train_<term>": "a term of the local loss, mean over a client's steps, then over the clients of the round",
     "tasks/<accuracy>": "an accuracy on a stream of tasks (flcore/evaluation/continual.py); a_glo_vote: of the vote",
     "tasks/by_task_<number>": "mean over clients of their own models' accuracy on the classes of a task",
@@ -38,43 +43,43 @@ ROUND_METRICS: Mapping[str, str] = {
     "comm/bytes_down_<kind>": "of these, those of a kind of message",
     "comm/bytes_eval_up": "bytes from clients to server for scoring alone, since the start",
     "comm/bytes_eval_down": "bytes from server to clients for scoring alone, since the start",
-    "comm/scalars_up": "numbers from clients to server since the start",
-    "clock/simulated_seconds": "simulated seconds since the start, where clients' speeds are simulated",
     "time/<phase>": "seconds of this round that a phase took",
     "energy/<phase>": "joules of this round that a phase took",
+    "system/<quantity>": "load of the machine while the run is trained, as MLflow measures it (step: seconds)",
 }
 """Logged for a round, with the round as step and the moment at which it ended as time."""
 
-SUMMARY_METRICS: Mapping[str, str] = {
-    "final/top1_global": "accuracy/top1_global after the last round",
-    "final/top1_vote": "accuracy/top1_vote after the last round",
-    "final/mean_local": "accuracy/mean_local after the last round",
-    "final/mean_local_own_classes": "accuracy/mean_local_own_classes after the last round",
-    "final/pooled_local": "accuracy/pooled_local after the last round",
-    "final/client_std": "accuracy/client_std after the last round",
-    "final/loss_global": "loss/global after the last round",
-    "final/last10_top1_global": "mean of accuracy/top1_global over the last ten evaluated rounds",
+_LAST = [key for key in _OF_A_ROUND if key not in ("scalars_up", "simulated_seconds")]
+_OF_A_RUN = {key: (f"final/{key}", f"{_OF_A_ROUND[key][0]} after the last round") for key in _LAST} | {
+    "last10_top1_global": ("final/last10_top1_global", "mean of accuracy/top1_global over the last ten evaluations"),
+    "best_top1_global": ("best/top1_global", "highest accuracy/top1_global; selected on test data, so not for claims"),
+    "best_round": ("best/round", "the round of it"),
+    "top5_pooled_local": (
+        "best/top5_pooled_local",
+        "mean of the five highest accuracy/pooled_local; selected likewise",
+    ),
+    "top5_mean_local": ("best/top5_mean_local", "mean of the five highest accuracy/mean_local; selected likewise"),
+    "bytes_up": ("comm/total_bytes_up", "comm/bytes_up after the last round"),
+    "bytes_down": ("comm/total_bytes_down", "comm/bytes_down after the last round"),
+    "bytes_eval_up": ("comm/total_bytes_eval_up", "comm/bytes_eval_up after the last round"),
+    "bytes_eval_down": ("comm/total_bytes_eval_down", "comm/bytes_eval_down after the last round"),
+    "bytes_up_per_round": ("comm/bytes_up_per_round", "comm/total_bytes_up over the rounds"),
+    "bytes_down_per_round": ("comm/bytes_down_per_round", "comm/total_bytes_down over the rounds"),
+    "scalars_up_per_round": ("comm/scalars_up_per_round", "comm/scalars_up over the rounds"),
+    "num_parameters": ("model/num_parameters", "trainable numbers of a client's model"),
+}
+"""Key of ``metrics.json``, and name and meaning of its metric."""
+
+SUMMARY_METRICS: Mapping[str, str] = dict(_OF_A_RUN.values()) | {
     "final/<way>/top1_global": "accuracy/<way>/top1_global after the last round",
     "final/<way>/mean_local": "accuracy/<way>/mean_local after the last round",
     "final/<way>/pooled_local": "accuracy/<way>/pooled_local after the last round",
-    "best/top1_global": "highest accuracy/top1_global; selected on test data, so for looking and not for claims",
-    "best/round": "the round of it",
-    "best/top5_pooled_local": "mean of the five highest accuracy/pooled_local, as one paper prints; selected likewise",
-    "best/top5_mean_local": "mean of the five highest accuracy/mean_local; selected likewise",
     "tasks/final_<accuracy>": "tasks/<accuracy> as mean over the last ten epochs, or a figure of the whole run",
     "privacy/epsilon": "epsilon of the differentially private part of the messages, after all rounds",
     "privacy/delta": "its delta",
     "privacy/noise_multiplier": "of noisy averages: standard deviation of the noise over the clipping norm",
     "privacy/clip": "of noisy averages: the clipping norm",
     "poisoned/honest_mean_local": "with simulated poisoned clients, final/mean_local over the others",
-    "comm/total_bytes_up": "comm/bytes_up after the last round",
-    "comm/total_bytes_down": "comm/bytes_down after the last round",
-    "comm/total_bytes_eval_up": "comm/bytes_eval_up after the last round",
-    "comm/total_bytes_eval_down": "comm/bytes_eval_down after the last round",
-    "comm/bytes_up_per_round": "comm/total_bytes_up over the rounds",
-    "comm/bytes_down_per_round": "comm/total_bytes_down over the rounds",
-    "comm/scalars_up_per_round": "comm/scalars_up over the rounds",
-    "model/num_parameters": "trainable numbers of a client's model",
     "time/total": "seconds of all phases of all rounds",
     "time/total_<phase>": "seconds of a phase in all rounds",
     "time/steps_per_second": "mini-batches trained on, by all clients together, per second of training",
@@ -83,57 +88,19 @@ SUMMARY_METRICS: Mapping[str, str] = {
 }
 """Logged once, when a run has finished."""
 
-COMPARISON_METRICS: Mapping[str, str] = {
-    "mean/<figure>/<name>": "mean over the seeds of a figure of metrics.json, by method or variant",
-    "std/<figure>/<name>": "its standard deviation over the seeds (n - 1)",
-    "comparison/runs": "runs compared",
-}
-"""Logged for the parent of compared runs."""
+SUMMARY_FIGURES: Mapping[str, str] = {key: name for key, (name, _) in _OF_A_RUN.items()}
 
-STUDY_METRICS: Mapping[str, str] = {
+PARENT_METRICS: Mapping[str, str] = {
+    "comparison/runs": "runs compared",
     "trial/<figure>": "the study's figure of a finished trial, with the trial's number as step",
     "trial/bytes": "bytes that a trial sent in both directions",
     "study/best_<figure>": "that figure of the best trial",
     "study/best_trial": "its number",
 }
-"""Logged for the parent of a study's trials."""
+"""Logged for the parent of compared runs, or of a study's trials."""
 
-METRICS: Mapping[str, str] = {**ROUND_METRICS, **SUMMARY_METRICS, **COMPARISON_METRICS, **STUDY_METRICS}
+METRICS: Mapping[str, str] = {**ROUND_METRICS, **SUMMARY_METRICS, **PARENT_METRICS}
 
-# Key of a history record, or of metrics.json, and the name of what it says.
-_ROUND_FIGURES = {
-    "top1_global": "accuracy/top1_global",
-    "top1_vote": "accuracy/top1_vote",
-    "mean_local": "accuracy/mean_local",
-    "mean_local_own_classes": "accuracy/mean_local_own_classes",
-    "pooled_local": "accuracy/pooled_local",
-    "client_std": "accuracy/client_std",
-    "loss_global": "loss/global",
-    "scalars_up": "comm/scalars_up",
-    "simulated_seconds": "clock/simulated_seconds",
-}
-SUMMARY_FIGURES: Mapping[str, str] = {
-    "top1_global": "final/top1_global",
-    "top1_vote": "final/top1_vote",
-    "mean_local": "final/mean_local",
-    "mean_local_own_classes": "final/mean_local_own_classes",
-    "pooled_local": "final/pooled_local",
-    "client_std": "final/client_std",
-    "loss_global": "final/loss_global",
-    "last10_top1_global": "final/last10_top1_global",
-    "best_top1_global": "best/top1_global",
-    "best_round": "best/round",
-    "top5_pooled_local": "best/top5_pooled_local",
-    "top5_mean_local": "best/top5_mean_local",
-    "bytes_up": "comm/total_bytes_up",
-    "bytes_down": "comm/total_bytes_down",
-    "bytes_eval_up": "comm/total_bytes_eval_up",
-    "bytes_eval_down": "comm/total_bytes_eval_down",
-    "bytes_up_per_round": "comm/bytes_up_per_round",
-    "bytes_down_per_round": "comm/bytes_down_per_round",
-    "scalars_up_per_round": "comm/scalars_up_per_round",
-    "num_parameters": "model/num_parameters",
-}
 _TASK_FIGURES = (
     *("forgetting", "backward_transfer", "roundwise_forgetting"),
     *("forgetting_global", "backward_transfer_global"),
@@ -193,7 +160,7 @@ def metric_name(name: str) -> str:
 def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """One history record as MLflow metrics; what a method does not have (null) is left out."""
     tasks, ways = record.get("tasks") or {}, record.get("alternatives") or {}
-    found = {name: record.get(key) for key, name in _ROUND_FIGURES.items()}
+    found = {name: record.get(key) for key, (name, _) in _OF_A_ROUND.items()}
     found |= {f"accuracy/{way}/{key}": value for way, scores in ways.items() for key, value in scores.items()}
     found |= {f"loss/train_{term}": value for term, value in (record.get("train_loss") or {}).items()}
     found |= {f"server/{fact}": value for fact, value in (record.get("server") or {}).items()}
@@ -262,7 +229,8 @@ def points_by_round(run: RunFolder, after: int) -> Iterator[tuple[int, list[Poin
         for passed in range(before + 1, number + 1):
             costs = cost_metrics(legs.get(passed, ()))
             points += [Point(name, value, times.of(passed), passed) for name, value in costs.items()]
-        points += [Point(name, value, times.of(number), number) for name, value in metrics_of(run, record).items()]
+        values = sorted(metrics_of(run, record).items(), key=lambda entry: entry[0] == marker(run))
+        points += [Point(name, value, times.of(number), number) for name, value in values]
         yield number, points
         before = number
 
@@ -318,24 +286,14 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
 def times_of(run: RunFolder) -> Times:
     """When a run took place, from its files alone: whoever asks again gets the same answer.
 
-    Runs that say no time of day (made long ago, or brought by DVC without ``timing.json``) end when their history was
-    written, and each round took the seconds that it says, if it says any.
+    A run without times of day, such as one from DVC without ``timing.json``, has the time of its history.
     """
     legs = _by_round(run.legs)
     if legs and all("ended_ms" in leg for leg in run.legs):
         rounds = {number: max(leg["ended_ms"] for leg in found) for number, found in legs.items()}
         return Times(run.legs[0]["began_ms"], rounds[max(rounds)], rounds)
     written = _written(run)
-    left = 1000 * sum(_seconds(leg) for leg in run.legs)
-    rounds, began = {}, written - round(left)
-    for number in sorted(legs):
-        left -= 1000 * sum(_seconds(leg) for leg in legs[number])
-        rounds[number] = written - round(left)
-    return Times(began, written, rounds)
-
-
-def _seconds(leg: Mapping[str, Any]) -> float:
-    return math.fsum((leg.get("seconds") or {}).values())
+    return Times(written, written, {})
 
 
 def _written(run: RunFolder) -> int:
@@ -343,15 +301,3 @@ def _written(run: RunFolder) -> int:
     files = RunFiles(run.directory)
     places = (files.history, files.checkpoint / files.history.name, files.config)
     return next((place.stat().st_mtime_ns // 1_000_000 for place in places if place.exists()), 0)
-
-
-def batches(rounds: Iterable[tuple[int, Sequence[Point]]], limit: int) -> Iterator[tuple[int, list[Point]]]:
-    """Whole rounds put together to at most ``limit`` points, one round at least; each with its last round."""
-    last, batch = 0, list[Point]()
-    for number, points in rounds:
-        if batch and len(batch) + len(points) > limit:
-            yield last, batch
-            batch = []
-        last, batch = number, [*batch, *points]
-    if batch:
-        yield last, batch

@@ -25,7 +25,6 @@ from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.layout import read_json
 from pipelines.tracking import description, loader
-from pipelines.tracking.artifacts import without_tracking
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -95,16 +94,13 @@ def prepare(run_dir: Path) -> Prepared:
 
 
 def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str, run_id: str) -> str:
-    """Log a model below an MLflow run, unless that has one; returns its URI."""
+    """Log a model below an MLflow run; returns its URI."""
     # The client's calls and not `mlflow.pyfunc.log_model`, which works on process-wide state (active run, store).
     import mlflow.pyfunc
     import numpy as np
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
-    known = client.get_run(run_id).data.tags.get(MODEL_URI_TAG)
-    if known is not None:
-        return known
     model = client.create_logged_model(
         experiment_id,
         name=description.run_name(run),
@@ -190,8 +186,7 @@ def _gathered(made: Prepared, folder: Path) -> Path:
         if path.is_dir():
             shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns(".*", "__pycache__"))
         else:
-            with without_tracking(path) as published:
-                shutil.copyfile(published, folder / name)
+            shutil.copyfile(path, folder / name)
     return folder
 
 

@@ -10,11 +10,11 @@ import math
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -31,14 +31,11 @@ if TYPE_CHECKING:
 DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
 KINDS = ("", "databricks", "http", "https", "file", "sqlite", "postgresql", "mysql", "mssql")
 """What an address may begin with; of databases before the name of a driver, as in ``postgresql+psycopg2``."""
-METRICS_PER_REQUEST = 1000  # limits of MLflow's log_batch
-_ENTRIES_PER_REQUEST = 100
 _RUNS_PER_REQUEST = 1000
 # MLflow itself waits 20 s for a locked SQLite file at every statement; a live run should not stand still that long.
 LOCK_PATIENCE_SECONDS = 5.0
 FINAL_LOCK_PATIENCE_SECONDS = 20.0
-_FIRST_PAUSE_SECONDS = 60.0
-_LONGEST_PAUSE_SECONDS = 900.0
+_PAUSE_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -111,55 +108,47 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(prefix).partition("?")[0]).absolute() if uri.startswith(prefix) else None
 
 
-@dataclass
-class Outage:
-    """How long a store has been away, as this process knows: however many runs it logs, that is said once.
-
-    Attributes:
-        failures: attempts since it answered last.
-        retry_at: live syncs wait until then, longer after each failure. final_retry_at: so do final ones.
-    """
-
-    failures: int = 0
-    retry_at: float = -math.inf
-    final_retry_at: float = -math.inf
-
-    def note(self, uri: str, error: TrackingUnavailable, directory: Path, now: float, *, final: bool) -> None:
-        """An attempt failed: warn if it is the first one, and wait."""
-        if self.failures == 0:
-            happened, address = f"{without_password(uri)} did not take the results ({error})", without_password(uri)
-            if not is_possible(uri):
-                happened, address = f"{no_store(uri)}; nothing was logged", "ADDRESS"
-            logger.warning(
-                "tracking: %s; results are on disk, log them later with: protofl track %s --uri %s",
-                happened,
-                shlex.quote(str(directory)),
-                shlex.quote(address),  # where it came from may be long gone, such as a --set of this command
-            )
-        self.retry_at = now + min(_FIRST_PAUSE_SECONDS * 2**self.failures, _LONGEST_PAUSE_SECONDS)
-        if final:
-            self.final_retry_at = now + _FIRST_PAUSE_SECONDS
-        self.failures += 1
-
-    def is_pausing(self, now: float, *, final: bool) -> bool:
-        """Whether it is too early to try again; a final attempt waits for nothing but an earlier final one."""
-        return now < (self.final_retry_at if final else self.retry_at)
-
-    def ended(self) -> None:
-        self.failures, self.retry_at, self.final_retry_at = 0, -math.inf, -math.inf
-
-
-_OUTAGES: dict[str, Outage] = {}
-"""By address."""
+_PAUSES: dict[tuple[str, bool], float] = {}
+"""By address of a store that did not respond, and whether a request is final: when to try again."""
 
 
 class Store:
-    """An MLflow store at an address; nothing is contacted before it is asked something."""
+    """An MLflow store at an address; nothing is contacted before a request."""
 
     def __init__(self, uri: str | None) -> None:
-        """Use ``uri``, or what :func:`resolve_uri` says where it is None."""
+        """Use ``uri``, or the result of :func:`resolve_uri` if it is None."""
         self.uri = resolve_uri(uri)
-        self.outage = _OUTAGES.setdefault(self.uri, Outage())
+
+    def is_pausing(self, *, final: bool) -> bool:
+        """Return whether it is too early to try again; a final attempt waits only for an earlier final one."""
+        return monotonic() < _PAUSES.get((self.uri, final), -math.inf)
+
+    def attempt(self, action: Callable[[MlflowClient], object], directory: Path, *, final: bool) -> bool:
+        """Call ``action`` with a client; return False if the store did not respond, after one warning per outage.
+
+        Args:
+            action: the requests. directory: the folder to log later, for the warning.
+            final: wait longer for a locked SQLite file.
+        """
+        try:
+            with self.opened(FINAL_LOCK_PATIENCE_SECONDS if final else LOCK_PATIENCE_SECONDS) as client:
+                action(client)
+        except TrackingUnavailable as error:
+            if (self.uri, False) not in _PAUSES:
+                happened, address = f"{without_password(self.uri)} did not take the results ({error})", self.uri
+                if not is_possible(self.uri):
+                    happened, address = f"{no_store(self.uri)}; nothing was logged", "ADDRESS"
+                logger.warning(
+                    "tracking: %s; results are on disk, log them later with: protofl track %s --uri %s",
+                    happened,
+                    shlex.quote(str(directory)),
+                    shlex.quote(without_password(address)),  # its origin may be a --set of this command
+                )
+            _PAUSES.update({(self.uri, each): monotonic() + _PAUSE_SECONDS for each in {False, final}})
+            return False
+        for each in (False, True):
+            _PAUSES.pop((self.uri, each), None)
+        return True
 
     @contextmanager
     def opened(self, patience_seconds: float) -> Iterator[MlflowClient]:
@@ -175,6 +164,7 @@ class Store:
 
         Raises:
             TrackingUnavailable: any of these, without MLflow's logs and without the store's password.
+            OSError: a file of a run, or another one outside the store, cannot be read or written.
         """
         set_mlflow_environment()
         from mlflow.exceptions import MlflowException
@@ -190,12 +180,23 @@ class Store:
 
             yield MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         except (MlflowException, SQLAlchemyError, sqlite3.Error, ImportError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and not self._is_own(error):
+                raise
             first_line = redact(str(error).strip()).partition("\n")[0]
             # Not chained: a traceback would repeat what the message leaves out.
             raise TrackingUnavailable(first_line[:200] or type(error).__name__) from None
         finally:
             for source, level in zip(noisy, levels, strict=True):
                 source.setLevel(level)
+
+    def _is_own(self, error: OSError) -> bool:
+        """Return whether an error is the store's: of a connection, or of its own files."""
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        database = sqlite_file(self.uri)
+        if not names or database is None:
+            return not names
+        paths, artifacts = [Path(os.fsdecode(name)).absolute() for name in names], database.parent / "artifacts"
+        return any(path.is_relative_to(artifacts) or database.is_relative_to(path) for path in paths)
 
     def _refuse_locked_file(self, patience_seconds: float) -> None:
         """Fail early on a SQLite file that cannot be written: MLflow would retry for minutes before it says so."""
@@ -235,12 +236,6 @@ class Store:
         return str(experiment.experiment_id)
 
 
-def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str | None]) -> list[Run]:
-    """The runs of an experiment that have these tags (where there is a value: digests), the oldest first."""
-    said = [f"tags.`{name}` = '{value}'" for name, value in tags.items() if value is not None]
-    return all_runs(client, experiment_id, " and ".join(said), order_by=["attributes.start_time ASC"])
-
-
 def all_runs(client: MlflowClient, experiment_id: str, filter_string: str, **order: Any) -> list[Run]:
     """Return all runs of an experiment that a filter finds, however many; MLflow answers a page at a time."""
     found: list[Run] = []
@@ -254,30 +249,31 @@ def all_runs(client: MlflowClient, experiment_id: str, filter_string: str, **ord
     return found
 
 
+def existing_run(client: MlflowClient, run_id: str) -> Run | None:
+    """Return a run; None if it was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return None if found.info.lifecycle_stage == "deleted" else found
+
+
 def add_missing(client: MlflowClient, run: Run, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
     """Give a run the tags and parameters that it has not, or has otherwise; a parameter once logged stays."""
     from mlflow.entities import Param, RunTag
 
     new_tags = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
     new_params = [Param(name, value) for name, value in params.items() if name not in run.data.params]
-    for start in range(0, len(new_tags), _ENTRIES_PER_REQUEST):
-        client.log_batch(run.info.run_id, tags=new_tags[start : start + _ENTRIES_PER_REQUEST])
-    for start in range(0, len(new_params), _ENTRIES_PER_REQUEST):
-        client.log_batch(run.info.run_id, params=new_params[start : start + _ENTRIES_PER_REQUEST])
+    client.log_batch(run.info.run_id, params=new_params, tags=new_tags)
 
 
 def history_of(client: MlflowClient, run: Run, metric: str) -> list[Metric]:
     """The history of a metric; asking for one that a run never logged is an error in some versions of the server."""
     return list(client.get_metric_history(run.info.run_id, metric)) if metric in run.data.metrics else []
-
-
-def same_value(stored: float | None, value: float) -> bool:
-    """Whether a store holds a value; it keeps infinities as the largest numbers there are."""
-    if stored is None:
-        return False
-    if math.isinf(value):
-        return stored * math.copysign(1, value) > 1.7e308
-    return stored == value or (math.isnan(stored) and math.isnan(value))
 
 
 @contextmanager

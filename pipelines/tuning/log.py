@@ -5,12 +5,26 @@ In MLflow a study is a run whose rounds are trials, with the trials' runs below 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from flcore.io.files import replace_file
 from pipelines.runs.layout import read_json
 from pipelines.tracking.sync import RunTracker
 from pipelines.tuning.folder import StudyFiles
+
+
+def study_of(directory: Path) -> Path | None:
+    """Return the study that a folder is, or whose record or trial it is; None for any other folder."""
+    place = directory.absolute()
+    found = next((known for known in (place, place.parent, place.parent.parent) if is_study(known)), None)
+    parts = () if found is None else (found, StudyFiles(found).record.directory, found / "trials" / place.name)
+    return found if place in parts else None
+
+
+def is_study(directory: Path) -> bool:
+    """Return whether a study has begun in a folder."""
+    return StudyFiles(directory).record.config.exists()
 
 
 class StudyTracker:
@@ -25,25 +39,28 @@ class StudyTracker:
         self._files, self._uri = StudyFiles(study), uri
         self._name = str(read_json(self._files.record.config)["study"])
         self._logged: set[int] = set()
-        self.run = RunTracker(self._files.record.directory, uri=uri, extra_tags={"study": self._name})
-        """The study's own run."""
+        self._run = RunTracker(self._files.record.directory, uri=uri, extra_tags={"study": self._name})
+        self.run_dir = self._run.run_dir
+        """The folder of the study's own run."""
 
-    def log_ended(self) -> bool:
-        """Log the trials that have ended since the last call; return False if the store could not take them."""
-        if not self.run.sync() or self.run.run_id is None:
+    def sync(self, final: bool = False, *, system: Mapping[str, float] | None = None) -> bool:
+        """Log the study and the trials that have ended since the last call; return False if the store did not."""
+        if not self._run.sync(final, system=system or {}) or self._run.run_id is None:
             return False
-        return self._log_trials(self.run.run_id)
+        return self._log_trials(self._run.run_id)
 
     def finish(self) -> bool:
-        """Log the results, and the trials not logged yet; return False if the store could not take them."""
+        """Log the results as well; return False if the store could not take them."""
         files = self._files
         for path in (files.results, files.table, files.trials, files.best):
             content = path.read_bytes()  # where MLflow finds them
             target = files.record.directory / path.relative_to(files.directory)
             replace_file(target, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        if not self.run.sync(final=True) or self.run.run_id is None:
-            return False
-        return self._log_trials(self.run.run_id)
+        return self.sync(final=True)
+
+    def mark_stopped(self, *, failed: bool, reason: str | None = None) -> bool:
+        """Mark the study's own run as failed, or as stopped."""
+        return self._run.mark_stopped(failed=failed, reason=reason)
 
     def _log_trials(self, parent: str) -> bool:
         if not self._files.results.exists():
@@ -53,13 +70,10 @@ class StudyTracker:
         # Values that were refused have no run, nor have trials in the folders of others.
         runs = {number: self._files.trial(number) for number in states if self._files.trial(number).config.exists()}
         for number, run in runs.items():
-            tags = {"study": self._name, "trial": str(number), "mlflow.runName": f"{self._name} trial {number}"}
-            tracker = RunTracker(run.directory, uri=self._uri, parent_run_id=parent, extra_tags=tags)
-            is_failed = states[number] == "fail"
-            is_logged = (
-                tracker.sync(final=True) if states[number] == "complete" else tracker.mark_stopped(failed=is_failed)
-            )
-            if not is_logged:
+            name, tags = f"{self._name} trial {number}", {"study": self._name, "trial": str(number)}
+            tracker = RunTracker(run.directory, uri=self._uri, name=name, parent_run_id=parent, extra_tags=tags)
+            state = states[number]
+            if not (tracker.sync(final=True) if state == "complete" else tracker.mark_stopped(failed=state == "fail")):
                 return False
             self._logged.add(number)
         return True

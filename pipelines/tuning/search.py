@@ -259,7 +259,7 @@ class Search:
         self._trials.tell(number, end.state, values or None, **attributes)
         operation.watcher.say(self._prefix + describe(problem, study.get_trials(deepcopy=False)[number]))
         write_results(problem, study, self._files)
-        operation.recorder.trial(self._files.directory)
+        operation.follower.follow(self._files.directory)
 
     # ---- before and after them -----------------------------------------------------------------------------------
 
@@ -283,11 +283,10 @@ class Search:
                 failed={f"trial {trial.number}": reason(trial) for trial in ended if trial.state == TrialState.FAIL},
                 was_finished=self._was_finished,
             )
-        record = operation.recorder.study
+        operation.follower.finish(files.directory)
         if not operation.wait:
-            record(files.directory)
             return outcome
-        return replace(outcome, store=operation.steps.call("report", lambda: record(files.directory).result())["store"])
+        return replace(outcome, store=operation.steps.call("report", operation.follower.wait).get("store"))
 
     def _inputs(self) -> Inputs:
         """Prepare data and partition, once for all trials.

@@ -74,7 +74,7 @@ def tuned_comparison(
             _searched(raw, name, rounds[name] if spent.bytes is not None else None),
             StudyRequest(trials, max_bytes=spent.max_bytes, max_steps=steps),
             out / "tuning" / name,
-            operation,
+            replace(operation, wait=False),
             f"{name}: ",
         )
         for name in names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -152,10 +151,10 @@ def library(restart: bool) -> int:
 
 
 class InThisProcess:
-    """A recorder without a process of its own: it writes the tables of comparisons, draws nothing and logs nothing."""
+    """A follower without a subprocess: it writes the tables of comparisons, draws nothing and logs nothing."""
 
-    def __init__(self, tracking: bool, say: Any) -> None:
-        self.say = say
+    def __init__(self, *given: Any) -> None:
+        """Ask for nothing."""
 
     def __enter__(self) -> InThisProcess:
         return self
@@ -166,15 +165,12 @@ class InThisProcess:
     def nothing(self, *arguments: Any, **keywords: Any) -> None:
         """What is only shown or logged."""
 
-    configure = watch = stop = trial = leave = close = nothing
+    configure = follow = finish = stop = leave = close = nothing
 
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        return _done({"report": str(directory / "report.html"), "store": None})
+    def wait(self) -> dict[str, str]:
+        return {}
 
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        return _done({"store": None})
-
-    def compare(self, kind: str, config: Any, runs: Any, directory: Path, **facts: Any) -> Future[dict[str, Any]]:
+    def compare(self, kind: str, config: Any, runs: Any, directory: Path, **facts: Any) -> None:
         from pipelines.reporting import comparison_files, comparison_report
         from pipelines.reporting.figures.data import curves_table
         from pipelines.reporting.figures.sets import write_csv
@@ -184,13 +180,6 @@ class InThisProcess:
         )
         comparison_files.write(found, directory)
         write_csv(curves_table(found.runs), directory / "curves.csv")
-        return _done({"report": str(directory / "report.html"), "store": None, "table": "", "markdown": ""})
-
-
-def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(answer)
-    return future
 
 
 def stay_in_this_process() -> None:
@@ -200,7 +189,7 @@ def stay_in_this_process() -> None:
     from pipelines.orchestration import commands
     from pipelines.tuning import search
 
-    commands.Recorder = InThisProcess
+    commands.Follower = InThisProcess
     bodies.RunPool = lambda size, watcher: ThisProcess(watcher)
     bodies.most_at_once = search.most_at_once = lambda runs: 1
 

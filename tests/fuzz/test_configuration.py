@@ -190,7 +190,7 @@ _OTHERS = st.one_of(
     st.tuples(st.just("show"), st.sampled_from(["method", "dataset", "model"]), _WORDS),
     st.tuples(_WORDS.filter(bool)),
 )
-_WITH_A_RECORDER = st.one_of(
+_WITH_A_FOLLOWER = st.one_of(
     st.tuples(st.just("sweep"), _assignments().map(lambda text: f"--vary={text}"), _WORDS.map("--seeds={}".format)),
     st.tuples(st.just("run"), st.just("--seed"), _WORDS),
     st.tuples(
@@ -199,7 +199,7 @@ _WITH_A_RECORDER = st.one_of(
 )
 """These start a process that logs and draws before they look at what they were given."""
 
-_COMMANDS = st.one_of(*[_STAGES] * 8, _OTHERS, _OTHERS, _WITH_A_RECORDER)
+_COMMANDS = st.one_of(*[_STAGES] * 8, _OTHERS, _OTHERS, _WITH_A_FOLLOWER)
 _OUTS = st.one_of(
     *[st.just("out")] * 8, st.sampled_from(["a\x00b", "a\nb", "{date}", "x" * 300, "params.yaml/x", "\x1b]0;x\x07"])
 )

@@ -84,7 +84,7 @@ def test_a_comparison_with_a_model_in_a_server(tmp_path: Path, server: str) -> N
     (folder / "report.html").write_text("<html/>")
     assert log_comparison(folder, runs, uri)
     assert log_comparison(folder, runs, uri), "again, which changes nothing"
-    assert RunTracker(runs[0], uri=uri).log_model(register=True) is not None
+    assert RunTracker(runs[0], uri=uri).finish(with_model=True, register=True)
 
     client = MlflowClient(tracking_uri=f"http://{server}", registry_uri=f"http://{server}")
     [experiment] = [found for found in client.search_experiments() if found.name == "digits/dirichlet"]
@@ -116,7 +116,7 @@ def test_the_champion_is_served_and_answers(tmp_path: Path, method: str, client:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     settings = {"data": {"name": "digits", "limit_per_class": 20}, "partition": {"num_clients": 3, "alpha": 0.3}}
     run({**settings, "federation": {"rounds": 1}, "method": {"name": method}}, tmp_path / "run")
-    assert RunTracker(tmp_path / "run", uri=uri).log_model() is not None
+    assert RunTracker(tmp_path / "run", uri=uri).finish(with_model=True)
     found = best(uri, "mean_local", promote=True)
     assert found.model == "models:/digits-dirichlet/1"
 

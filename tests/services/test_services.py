@@ -90,7 +90,7 @@ class Folder:
         return None
 
     def processes(self) -> list[str]:
-        """What runs that was started from here: servers, worker, flows, recorders."""
+        """What runs that was started from here: servers, worker, flows, followers."""
         found = []
         for process in psutil.process_iter():
             try:

@@ -160,7 +160,7 @@ class Soak:
         return self._not_logged(work, out)
 
     def _left_over(self) -> list[str]:
-        """Processes that no command has any more, recorders that are still at work aside."""
+        """Processes that no command has any more, followers that are still at work aside."""
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         while (left := self.place.left_over()) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -69,8 +69,8 @@ def _kill_worker(moment: Moment, typed: Typed) -> bool:
     return _kill([moment.random.choice(workers)]) if workers else False
 
 
-def _kill_recorder(moment: Moment, typed: Typed) -> bool:
-    return _kill(typed.recorder())
+def _kill_follower(moment: Moment, typed: Typed) -> bool:
+    return _kill(typed.follower())
 
 
 def _kill_server(name: str) -> Callable[[Moment, Typed], bool]:
@@ -190,8 +190,8 @@ FAULTS: Mapping[str, Fault] = {
     "command killed": Fault(during=_kill_command),
     "worker killed": Fault(during=_kill_worker),
     "worker hangs": Fault(during=_hang(_a_worker)),
-    "recorder killed": Fault(during=_kill_recorder),
-    "recorder hangs": Fault(during=_hang(lambda moment, typed: typed.recorder())),
+    "follower killed": Fault(during=_kill_follower),
+    "follower hangs": Fault(during=_hang(lambda moment, typed: typed.follower())),
     "Prefect killed": Fault(during=_kill_server("prefect")),
     "Prefect hangs": Fault(during=_hang(lambda moment, typed: moment.place.server("prefect"))),
     "Prefect away": Fault(before=_away("prefect")),

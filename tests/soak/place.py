@@ -82,9 +82,9 @@ class Typed:
         """The processes that carry out runs."""
         return [child for child in self.children() if f"{child_process.__name__} import begin" in _words(child)]
 
-    def recorder(self) -> list[psutil.Process]:
+    def follower(self) -> list[psutil.Process]:
         """The process that draws and logs."""
-        return [child for child in self.children() if "recorder_process" in _words(child)]
+        return [child for child in self.children() if "pipelines.orchestration.follow" in _words(child)]
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -195,7 +195,7 @@ def test_a_permission_that_is_missing_is_told_as_what_it_is(
     ("number", "path", "cure"),
     [
         (errno.EROFS, ".protofl", "caches and logs go below the folder that a command is typed in: cd to one that can"),
-        (errno.EROFS, ".protofl/logs/recorder.log", "caches and logs go below the folder that a command is typed in:"),
+        (errno.EROFS, ".protofl/logs/follower.log", "caches and logs go below the folder that a command is typed in:"),
         (
             errno.ENOENT,
             ".protofl",

@@ -24,7 +24,7 @@ def test_the_cache_and_old_logs_go_and_runs_stay(
     before = {path.name for path in Path("one").iterdir()}
     Path(".protofl/cache/notes.txt").write_text("mine")
     background.LOGS.mkdir(exist_ok=True)
-    for name, size in (("recorder", 3_000_000), ("mlflow", 1_000_000)):
+    for name, size in (("follower", 3_000_000), ("mlflow", 1_000_000)):
         (background.LOGS / f"{name}.log").write_text("x" * size)
     log = str(background.LOGS / "mlflow.log")
     background.record([background.Service("mlflow", "http://x", os.getpid(), 0.0, log)])

@@ -10,8 +10,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -43,6 +42,7 @@ from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import Inputs, inputs_of
 from pipelines.tuning.comparing import compare_methods
 from tests.cases import quick
+from tests.following import NoFollower
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -52,41 +52,6 @@ SMALL: dict[str, Any] = {
     "tracking": {"enabled": False},
 }
 RESULTS = ("model.safetensors", "server.safetensors", "history.jsonl", "metrics.json", "curves.csv")
-
-
-class Told:
-    """A recorder that only remembers what it is told, and says that all is done."""
-
-    def __init__(self) -> None:
-        self.watched: list[str] = []
-        self.finished: list[str] = []
-        self.logged: list[str] = []
-        self.stopped: dict[str, str] = {}
-        self.compared: list[dict[str, Any]] = []
-
-    def watch(self, directory: Path) -> None:
-        self.watched.append(directory.name)
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        self.finished.append(directory.name)
-        return _done({"report": str(directory / "report.html"), "store": None})
-
-    def log(self, directory: Path) -> Future[dict[str, Any]]:
-        self.logged.append(directory.name)
-        return _done({"report": str(directory / "report.html"), "store": "a store"})
-
-    def stop(self, directory: Path, reason: str) -> None:
-        self.stopped[directory.name] = reason
-
-    def compare(self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any) -> Any:
-        self.compared.append({"kind": kind, "config": config, "runs": runs, "directory": directory, "facts": facts})
-        return _done({"report": str(directory / "report.html"), "store": None, "table": "", "markdown": ""})
-
-
-def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(answer)
-    return future
 
 
 class Recorded(InlineSteps):
@@ -115,8 +80,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
 
 
-def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, Told]:
-    told = Told()
+def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, NoFollower]:
+    told = NoFollower()
     return Operation(steps or InlineSteps(), watcher or Silence(), told), told  # type: ignore[arg-type]
 
 
@@ -145,7 +110,7 @@ def test_an_experiment_has_named_steps_and_a_folder_named_for_all_it_depends_on(
     assert steps.names == [
         "prepare-data", "partition-data", "aggregate", "evaluate", "aggregate", "evaluate", "evaluate", "report",
     ]  # fmt: skip
-    assert told.watched == told.finished == [outcome.directory.name]
+    assert told.followed == told.finished == [outcome.directory.name]
     assert sorted(path.name for path in outcome.directory.iterdir()) == [
         "clients", "config.json", "curves.csv", "history.jsonl", "inputs.json", "metrics.json", "model.safetensors",
         "seal.json", "server.safetensors", "timing.json",
@@ -158,7 +123,7 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
     how, told = operation()
     second = experiment(Config.from_mapping(SMALL), Path("two"), how)
     assert second.was_finished and not first.was_finished
-    assert told.watched == [] and told.finished == ["two"]
+    assert told.followed == [] and told.finished == ["two"]
     assert digests(Path("one")) == digests(Path("two"))
     other, _ = operation()
     assert not experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("three"), other).was_finished
@@ -215,16 +180,6 @@ def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
     assert steps.names == []
 
 
-def test_a_run_that_has_its_page_is_logged_again_and_not_drawn() -> None:
-    """The store that is configured now may be another one than that which has it."""
-    experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
-    Path("one/report.html").write_text("")
-    how, told = operation()
-    outcome = experiment(Config.from_mapping(SMALL), Path("one"), how)
-    assert (told.finished, told.logged) == ([], ["one"])
-    assert outcome.was_finished and outcome.store == "a store"
-
-
 class TriedTwice(InlineSteps):
     """Tries a step again that the disk refused."""
 
@@ -235,28 +190,25 @@ class TriedTwice(InlineSteps):
             return function(*arguments)
 
 
-@pytest.mark.parametrize("what", ["finish", "compare"])
-def test_a_page_that_the_disk_refused_is_asked_for_again(what: str) -> None:
-    """The first answer is an error and the second none, when there is room again."""
+@pytest.mark.parametrize("what", ["run", "comparison"])
+def test_a_page_that_the_disk_refused_is_asked_for_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower fails at first, and not when there is room again."""
     how, told = operation(TriedTwice())
-    original, asked = getattr(told, what), list[Any]()
+    failures = iter([OSError(errno.ENOSPC, "No space left on device")])
 
-    def full_at_first(*arguments: Any, **facts: Any) -> Future[dict[str, Any]]:
-        asked.append(arguments)
-        if len(asked) > 1:
-            return original(*arguments, **facts)
-        refused: Future[dict[str, Any]] = Future()
-        refused.set_exception(OSError(errno.ENOSPC, "No space left on device"))
-        return refused
+    def full_at_first() -> dict[str, str]:
+        for failure in failures:
+            raise failure
+        return {"store": "a store"}
 
-    setattr(told, what, full_at_first)
-    if what == "finish":
+    monkeypatch.setattr(told, "wait", full_at_first)
+    if what == "run":
         outcome = experiment(Config.from_mapping(SMALL), Path("one"), how)
     else:
         outcome = comparison(
             "comparison", SMALL, comparison_runs(SMALL, ["local"], [0]), Path("one"), how, {"name": ""}
         )
-    assert outcome.report is not None and len(asked) == 2 and asked[0] == asked[1]
+    assert outcome.report is not None and outcome.store == "a store"
 
 
 @pytest.mark.parametrize("out", ["mine", "."])
@@ -451,7 +403,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(
     steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL, *, restart: bool = False
-) -> tuple[Outcome, Told]:
+) -> tuple[Outcome, NoFollower]:
     how, told = operation(steps)
     planned, facts = comparison_runs(raw, None, None), {"name": out}
     return comparison("comparison", {}, planned, Path(out), how, facts, restart=restart), told
@@ -463,7 +415,7 @@ def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
     _, told = compared(steps)
     runs = told.compared[0]["runs"]
     assert [run.name.rpartition("-")[0] for run in runs] == ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"]
-    assert sorted(told.watched) == sorted(told.finished) == sorted(run.name for run in runs)
+    assert sorted(told.followed) == sorted(told.finished) == sorted(run.name for run in runs)
     assert sorted(steps.names) == sorted(
         ["prepare-data", "partition-data"] * 2 + ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"] + ["compare"]
     )
@@ -481,7 +433,7 @@ def test_what_has_finished_is_not_trained_again_and_a_new_seed_is() -> None:
     compared()
     more = {**SMALL, "compare": {**SMALL["compare"], "seeds": [0, 1, 2]}}
     _, told = compared(raw=more)
-    assert sorted(name.rpartition("-")[0] for name in told.watched) == ["fedavg-s2", "local-s2"]
+    assert sorted(name.rpartition("-")[0] for name in told.followed) == ["fedavg-s2", "local-s2"]
 
 
 @pytest.mark.usefixtures("_in_this_process")
@@ -534,8 +486,8 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
     is_outlived = refusals == len(delays)
     assert Heard.said == again + [f"fedavg seed 0 failed: {reason}"] * (not is_outlived)
     assert failed == ({} if is_outlived else {"fedavg seed 0": reason})
-    assert told.watched == [runs[0].directory.name]
-    assert (told.finished, list(told.stopped)) == ((told.watched, []) if is_outlived else ([], told.watched))
+    assert told.followed == [runs[0].directory.name]
+    assert (told.finished, list(told.stopped)) == ((told.followed, []) if is_outlived else ([], told.followed))
 
 
 @pytest.mark.usefixtures("_in_this_process")
@@ -557,7 +509,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     assert outcome.failed is not None and list(outcome.failed) == ["local seed 0"]
     cure = "delete it and start the run again" if name == "config.json" else "run it again with --restart.*"
     assert re.fullmatch(rf"{damaged / name}: .*; (no run was .*: )?{cure}", outcome.failed["local seed 0"])
-    assert (told.watched, told.finished, told.stopped) == ([gone.name], [gone.name], {})
+    assert (told.followed, told.finished, told.stopped) == ([gone.name], [gone.name], {})
     assert every_result(gone) == expected[gone] and every_result(damaged) == before
     assert told.compared[0]["facts"]["failed"] == outcome.failed
     assert [has_whole_results(folder) for folder in told.compared[0]["runs"]] == [False, True]
@@ -565,10 +517,10 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
         comparison("comparison", {}, comparison_runs(raw, ["local"], None), Path("all"), operation()[0], {})
 
     outcome, told = compared(raw=raw, restart=True)
-    assert (outcome.failed, told.watched) == ({}, [damaged.name])
+    assert (outcome.failed, told.followed) == ({}, [damaged.name])
     assert every_result(damaged) == expected[damaged]
     # What is whole is not thrown away.
-    assert compared(raw=raw, restart=True)[1].watched == []
+    assert compared(raw=raw, restart=True)[1].followed == []
 
 
 class KillingWatcher(Silence):
@@ -684,7 +636,7 @@ def test_workers_inside_a_run_change_no_byte(monkeypatch: pytest.MonkeyPatch) ->
     about = [json.loads((run / "config.json").read_text()) for run in (first, second)]
     assert [(one["config"]["engine"]["workers"], one["environment"]["workers"]) for one in about] == [(0, 0), (2, 2)]
     assert about[0]["identity"] | {"seed": 1} == about[1]["identity"]
-    assert compared(raw=raw)[1].watched == []
+    assert compared(raw=raw)[1].followed == []
     os.environ[ENVIRONMENT_VARIABLE] = str(Path("fresh").absolute())
     experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("alone"), operation()[0])
     assert every_result(second) == every_result(Path("alone"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.reporting.formats import format_bytes
 from tests.cases import quick
+from tests.following import NoFollower
 
 RAW: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -65,18 +65,6 @@ def test_totals_since_the_start_are_bytes_by_round(tmp_path: Path) -> None:
     assert _sent(tmp_path) == [3, 4, 3, 0, 0]
 
 
-class Unrecorded:
-    """A recorder that says that all is done."""
-
-    def watch(self, directory: Path) -> None:
-        pass
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        done: Future[dict[str, Any]] = Future()
-        done.set_result({"report": "", "store": None})
-        return done
-
-
 @pytest.mark.parametrize("every", quick([4, 1], 1))
 def test_who_sends_twice_as_much_has_half_the_rounds(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +78,7 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
     raw |= {"partition": {"name": "iid", "num_clients": 4}, "federation": {"rounds": 6, "participation": 0.5}}
     all_four = {"all four": {"method": "fedavg", "federation.participation": 1.0}}
     raw["compare"] = {"methods": ["fedavg", "all four"], "seeds": [0], "baseline": "fedavg", "variants": all_four}
-    operation = Operation(InlineSteps(), Silence(), Unrecorded())  # type: ignore[arg-type]
+    operation = Operation(InlineSteps(), Silence(), NoFollower())  # type: ignore[arg-type]
     budget, runs = planned_within("bytes", raw, comparison_runs(raw, None, None), tmp_path, operation)
     folder = next((tmp_path / "budget").glob("fedavg-*"))
     model = sum(tensor.nbytes for tensor in read_tensors(folder / "model.safetensors", "")[0].values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,7 @@ from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.inputs import inputs_of
-
-
-class Nobody:
-    """A recorder that draws nothing."""
-
-    def watch(self, directory: Path) -> None:
-        pass
-
-    def stop(self, directory: Path, reason: str) -> None:
-        pass
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        future: Future[dict[str, Any]] = Future()
-        future.set_result({"store": None})
-        return future
+from tests.following import NoFollower
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +42,7 @@ def config(root: str | None = None, rounds: int = 1) -> Config:
 
 
 def carried_out(asked: Config, out: str) -> Outcome:
-    return experiment(asked, Path(out), Operation(InlineSteps(), Silence(), Nobody()))  # type: ignore[arg-type]
+    return experiment(asked, Path(out), Operation(InlineSteps(), Silence(), NoFollower()))  # type: ignore[arg-type]
 
 
 def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:

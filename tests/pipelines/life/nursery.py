@@ -10,7 +10,7 @@ It reads requests on standard input and answers on standard output, a JSON objec
     {"do": "end"}                                                         {}
 
 A command is the real one, from its arguments to its exit code. Two things are not its own here, because each would
-start interpreters: the recorder, which draws and logs and decides nothing about a run; and the pool of processes of
+start interpreters: the follower, which draws and logs and decides nothing about a run; and the pool of processes of
 many runs, in whose place they are carried out one after the other, as with one core.
 
 A child sends itself the signal ``sends`` when it has called ``at`` Python functions: a moment that is the same again,
@@ -26,7 +26,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -37,46 +36,14 @@ from pipelines.execution import bodies
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration import commands
 from pipelines.tuning import search
+from tests.following import NoFollower
 
 _SECONDS_BETWEEN_LOOKS = 0.002
 
 
-class NoRecorder:
-    """Says at once that all is drawn and logged."""
-
-    def __init__(self, *given: object) -> None:
-        """Ask for nothing."""
-
-    def __enter__(self) -> NoRecorder:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def configure(self, *told: object) -> None:
-        pass
-
-    watch = stop = trial = configure
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        return _done({"report": str(directory / "report.html"), "store": None})
-
-    def compare(self, kind: str, config: Any, runs: Any, directory: Path, **facts: Any) -> Future[dict[str, Any]]:
-        return _done({"report": str(directory / "report.html"), "store": None, "table": "", "markdown": ""})
-
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        return _done({"store": None})
-
-
-def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(answer)
-    return future
-
-
 def main() -> None:
     """Serve until there are no more requests; children that are left are ended."""
-    commands.Recorder = NoRecorder  # type: ignore[assignment,misc]
+    commands.Follower = NoFollower  # type: ignore[assignment,misc]
     bodies.RunPool = lambda size, watcher: ThisProcess(watcher)  # type: ignore[assignment,misc]
     for module in (bodies, search):
         module.most_at_once = lambda runs: 1  # type: ignore[attr-defined]

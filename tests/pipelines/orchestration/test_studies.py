@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,12 +13,12 @@ from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration import commands
-from pipelines.orchestration.studies import study_of
+from pipelines.tuning.log import study_of
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
+from tests.following import NoFollower
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -29,26 +28,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class NobodyLogs(Silence):
-    """Says nothing, and is told of trials while the store is away."""
-
-    def trial(self, study: Path) -> None:
-        """Not logged."""
-
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        answer: Future[dict[str, Any]] = Future()
-        answer.set_result({"store": None})
-        return answer
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of two trials that nobody has logged."""
-    folder, told = tmp_path_factory.mktemp("tuned"), NobodyLogs()
+    folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
         patch.chdir(folder)
-        operation = Operation(InlineSteps(), told, cast(Recorder, told), True)
+        operation = Operation(InlineSteps(), Silence(), NoFollower(), True)  # type: ignore[arg-type]
         study(Config.from_mapping(SETTINGS), StudyRequest(2), folder / "study-of-mu", operation)
     return folder / "study-of-mu"
 
@@ -78,6 +65,7 @@ def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, f
         assert found.keys() == {"study", "0", "1"}
         assert {run.info.status for run in found.values()} == {"FINISHED"}
         parent = found["study"]
+        assert [found[name].info.run_name for name in "01"] == [f"{parent.info.run_name} trial {n}" for n in "01"]
         assert {found[name].data.tags["mlflow.parentRunId"] for name in "01"} == {parent.info.run_id}
         note = parent.data.tags["mlflow.note.content"]
         assert note == (finished / "study.md").read_text().rstrip("\n"), "its page says what was searched and found"

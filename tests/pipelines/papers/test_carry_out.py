@@ -88,7 +88,7 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def how(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
-    """One recorder and one cache for all tables here: a run that several of them have is trained once, and here."""
+    """One follower and one cache for all tables here: a run that several of them have is trained once, and here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
         patch.setenv("PROTOFL_CACHE", str(tmp_path_factory.mktemp("cache")))

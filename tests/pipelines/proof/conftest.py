@@ -1,11 +1,10 @@
-"""A finished run, its archive, and a way to carry archives out without a recorder's process."""
+"""A finished run, its archive, and a way to carry archives out without a follower's process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pipelines.proof.stored_zip import read_zip, write_zip
 from pipelines.runs import provenance
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE
 from pipelines.runs.layout import RunFiles, read_json, write_json
+from tests.following import NoFollower
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20, "root": "images"},  # which digits do not need
@@ -35,24 +35,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Unrecorded:
-    """A recorder that says that all is done."""
-
-    def watch(self, directory: Path) -> None:
-        pass
-
-    def stop(self, directory: Path, reason: str) -> None:
-        pass
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        done: Future[dict[str, Any]] = Future()
-        done.set_result({"report": str(directory / "report.html"), "store": None})
-        return done
-
-
 @contextmanager
 def _plainly(raw: Mapping[str, Any]) -> Iterator[tuple[Operation, Config]]:
-    yield Operation(InlineSteps(), Silence(), Unrecorded()), Config.from_mapping(raw)  # type: ignore[arg-type]
+    yield Operation(InlineSteps(), Silence(), NoFollower()), Config.from_mapping(raw)  # type: ignore[arg-type]
 
 
 @pytest.fixture

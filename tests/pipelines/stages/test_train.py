@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from pipelines.stages import commands
 from pipelines.stages.partition import partition
 from pipelines.stages.prepare import prepare
 from pipelines.stages.train import train
+from tests.following import NoFollower
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -38,30 +38,17 @@ SMALL: dict[str, Any] = {
 NOT_BY_DVC = ("config.json", "timing.json", "inputs.json")
 
 
-class Counting:
-    """A recorder that remembers which runs were begun."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def watch(self, directory: Path) -> None:
-        self.begun.append(directory.name)
-
-    def finish(self, _: Path) -> Future[dict[str, Any]]:
-        return Future()
-
-
 def configs(raw: Mapping[str, Any]) -> list[Config]:
     return [run.config for run in comparison_runs(raw, None, None)]
 
 
 def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:
     """Carry out the stage; returns which runs it trained."""
-    recorder = Counting()
-    operation = Operation(InlineSteps(), Silence(), recorder)  # type: ignore[arg-type]
+    follower = NoFollower()
+    operation = Operation(InlineSteps(), Silence(), follower)  # type: ignore[arg-type]
     asked: Sequence[Config] = configs(raw)
     train(asked, artifacts / "prepared", artifacts / "partitions", artifacts / "runs", operation)
-    return sorted(recorder.begun)
+    return sorted(follower.followed)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -54,14 +54,21 @@ def record_of(number: int, shift: float = 0.0) -> dict[str, Any]:
     }
 
 
-def leg_of(number: int) -> dict[str, Any]:
+def leg_of(number: int, began: int) -> dict[str, Any]:
     """A leg's record: round n ends n seconds after the run began."""
-    times = {"began_ms": BEGAN + 1000 * (number - 1), "ended_ms": BEGAN + 1000 * number}
+    times = {"began_ms": began + 1000 * (number - 1), "ended_ms": began + 1000 * number}
     return {"round": number, "leg": "train-clients", "seconds": {"train-clients": 0.5, "evaluate": 0.25}, **times}
 
 
 def write(
-    run_dir: Path, rounds: int, *, finished: bool = False, shift: float = 0.0, method: str = "fedavg", seed: int = 3
+    run_dir: Path,
+    rounds: int,
+    *,
+    finished: bool = False,
+    shift: float = 0.0,
+    method: str = "fedavg",
+    seed: int = 3,
+    began: int = BEGAN,
 ) -> Path:
     """A run's folder after ``rounds`` rounds."""
     (run_dir / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -70,7 +77,7 @@ def write(
     header = {"config": config, "identity": identity, "config_hash": f"{seed:02d}{method:x<30}{'0' * 32}"}
     (run_dir / "config.json").write_text(json.dumps({**header, "code": "c0de", "environment": ENVIRONMENT}))
     history = "".join(json.dumps(record_of(n, shift)) + "\n" for n in range(1, rounds + 1))
-    legs = [leg_of(n) for n in range(1, rounds + 1)]
+    legs = [leg_of(n, began) for n in range(1, rounds + 1)]
     (run_dir / "checkpoint" / "history.jsonl").write_text(history)
     (run_dir / "checkpoint" / "timing.jsonl").write_text("".join(json.dumps(leg) + "\n" for leg in legs))
     (run_dir / "checkpoint" / "state.json").write_text(json.dumps({"round": rounds}))
@@ -182,7 +189,7 @@ def uri(reader: Reader) -> str:
 
 @pytest.fixture(scope="session")
 def write_run() -> Callable[..., Path]:
-    """Makes a run's folder: ``write_run(run_dir, rounds, finished=False, shift=0.0, method="fedavg", seed=3)``."""
+    """Makes a run's folder: ``write_run(run_dir, rounds, finished=, shift=, method=, seed=, began=)``."""
     return write
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,9 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import DataError
-from pipelines.runs.folder import read_folder
-from pipelines.tracking import store
-from pipelines.tracking.comparisons import labels_of, log_comparison
+from pipelines.tracking import description, store
+from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.later import log_folder
-
-BEGAN = 1_700_000_000_000  # as in conftest.py: each round takes a second
 
 Write = Callable[..., Path]
 PARENT = "mlflow.parentRunId"
@@ -36,40 +34,32 @@ def by_name(reader: Any) -> dict[str, Any]:
 
 
 def test_a_comparison_reads_back(tmp_path: Path, reader: Any, write_run: Write) -> None:
-    """FedAvg at 3 rounds 0.3 and at 4 rounds 0.4 (two seeds): mean 0.35, standard deviation 0.1 / √2 = 0.0707…"""
+    """The comparison began and ended long after its runs, and another command made it."""
     folder = tables(tmp_path / "compared")
     runs = [
         write_run(folder / "runs" / "a", 3, finished=True, seed=0),
         write_run(folder / "runs" / "b", 4, finished=True, seed=1),
         write_run(folder / "runs" / "c", 2, finished=True, seed=0, method="fedprox"),
     ]
-    assert log_comparison(folder, runs, reader.uri)
+    for path in (*folder.glob("*.*"), *folder.glob("figures/*")):
+        os.utime(path, (1_800_000_000, 1_800_000_000))
+    began = 1_799_999_000_000
+    assert log_comparison(folder, runs, reader.uri, began_ms=began, source="protofl compare")
 
     found = by_name(reader)
     assert set(found) == {"compared", "fedavg-s0-00fedavg", "fedavg-s1-01fedavg", "fedprox-s0-00fedpro"}
     parent = found.pop("compared")
     assert {run.data.tags[PARENT] for run in found.values()} == {parent.info.run_id}
-    assert (parent.info.status, parent.info.start_time, parent.info.end_time) == ("FINISHED", BEGAN, BEGAN + 4000)
+    assert (parent.info.status, parent.info.start_time, parent.info.end_time) == (
+        "FINISHED",
+        began,
+        1_800_000_000_000,
+    )
     assert parent.data.tags["methods"] == "fedavg, fedprox"
     assert parent.data.tags["seeds"] == "0, 1"
     assert parent.data.params == {}
-    assert parent.data.metrics == pytest.approx(
-        {
-            "comparison/runs": 3,
-            "mean/top1_global/fedavg": 0.35,
-            "std/top1_global/fedavg": 0.1 / 2**0.5,
-            "mean/top1_global/fedprox": 0.2,
-            "mean/mean_local/fedavg": 0.7,
-            "std/mean_local/fedavg": 0.0,
-            "mean/mean_local/fedprox": 0.7,
-            "mean/bytes_up/fedavg": 107 * 3.5,
-            "std/bytes_up/fedavg": 107 / 2**0.5,
-            "mean/bytes_up/fedprox": 214,
-            "mean/bytes_down/fedavg": 700,
-            "std/bytes_down/fedavg": 200 / 2**0.5,
-            "mean/bytes_down/fedprox": 400,
-        }
-    )
+    assert parent.data.tags["mlflow.source.name"] == "protofl compare"
+    assert parent.data.metrics == {"comparison/runs": 3}, "a chart for each number would say nothing"
     kept = {"comparison.csv", "comparison.md", "report.html", "figures/accuracy.svg", "runs.json"}
     assert reader.artifacts(parent) == kept
     table = json.loads((Path(parent.info.artifact_uri) / "runs.json").read_text())
@@ -101,28 +91,45 @@ def test_a_comparison_logged_again_changes_nothing(tmp_path: Path, reader: Any, 
     assert reader.contents() == before
 
 
-def test_a_seed_or_a_method_more_goes_to_the_same_comparison_a_method_less_begins_another(
-    tmp_path: Path, reader: Any, write_run: Write
-) -> None:
-    """So is one whose runs failed at first and are carried out now."""
+def test_a_comparison_stays_one_and_takes_no_children_of_another(tmp_path: Path, reader: Any, write_run: Write) -> None:
+    """A seed more, a method more, and one less; a second comparison of the same runs has them by its tag."""
     folder = tables(tmp_path / "compared")
     runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
     other = write_run(folder / "runs" / "prox", 2, finished=True, seed=0, method="fedprox")
-    assert log_comparison(folder, runs[:1], reader.uri)
-    assert log_comparison(folder, runs, reader.uri)
-    assert log_comparison(folder, [*runs, other], reader.uri)
-    [first] = [run for run in reader.runs() if run.info.run_name == "compared"]
-    assert reader.points(first)["comparison/runs"] == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert first.data.tags["methods"] == "fedavg, fedprox"
+    for hour, compared in enumerate((runs[:1], runs, [*runs, other], [other])):
+        os.utime(folder / "comparison.md", (1_900_000_000 + 3600 * hour,) * 2)
+        assert log_comparison(folder, compared, reader.uri)
+        first = by_name(reader)["compared"]
+        under = [run for run in reader.runs() if run.data.tags.get(PARENT) == first.info.run_id]
+        assert len(under) == len(compared) == first.data.metrics["comparison/runs"]
+    assert first.data.tags["methods"] == "fedprox"
 
-    assert log_comparison(folder, [other], reader.uri)
-    parents = {run.info.run_id for run in reader.runs() if run.info.run_name == "compared"}
-    assert len(parents) == 2
-    tagged = f"tags.`protofl.comparison.{first.info.run_id}` = 'compared'"
-    assert len(reader.client.search_runs([first.info.experiment_id], tagged)) == 3, "the first one is found by its tag"
-    under = {run.info.run_name: run.data.tags[PARENT] for run in reader.runs() if PARENT in run.data.tags}
-    [last] = parents - {first.info.run_id}
-    assert sorted(under.values()) == sorted([first.info.run_id, first.info.run_id, last]), "that logged last has them"
+    assert log_comparison(folder, [*runs, other], reader.uri)
+    assert log_comparison(tables(tmp_path / "later"), [*runs, other], reader.uri)
+    found = by_name(reader)
+    later = found.pop("later").info
+    found.pop("compared")
+    assert {run.data.tags[PARENT] for run in found.values()} == {first.info.run_id}
+    tagged = reader.client.search_runs([later.experiment_id], f"tags.`protofl.comparison.{later.run_id}` = 'later'")
+    assert len(tagged) == 3
+
+
+def test_a_comparison_over_partitions_has_a_parent_in_each_experiment(
+    tmp_path: Path, reader: Any, write_run: Write
+) -> None:
+    """MLflow shows children in their own experiment only; the links of each lead to all runs."""
+    folder = tables(tmp_path / "swept")
+    runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
+    config = runs[1] / "config.json"
+    config.write_text(config.read_text().replace('"name": "dirichlet"', '"name": "shards"'))
+    assert log_comparison(folder, runs, reader.uri)
+    links, notes = [], []
+    for experiment in ("digits/dirichlet", "digits/shards"):
+        parent, child = sorted(reader.runs(experiment), key=lambda run: PARENT in run.data.tags)
+        assert child.data.tags[PARENT] == parent.info.run_id
+        links.append(f"/experiments/{child.info.experiment_id}/runs/{child.info.run_id})")
+        notes.append(parent.data.tags["mlflow.note.content"])
+    assert all(link in note for link in links for note in notes)
 
 
 def test_runs_that_are_compared_no_more_are_let_go_however_many(
@@ -141,30 +148,18 @@ def test_runs_that_are_compared_no_more_are_let_go_however_many(
         assert not [name for name in tags if name == PARENT or "comparison" in name]
 
 
-def test_a_long_table_is_cut_and_the_links_stay(tmp_path: Path, reader: Any, write_run: Write) -> None:
-    """MLflow keeps 8,000 characters of a description."""
-    folder = tables(tmp_path / "compared", "| a row of the table |\n" * 1000)
-    assert log_comparison(folder, [write_run(folder / "runs" / "a", 2, finished=True)], reader.uri)
-    note = by_name(reader)["compared"].data.tags["mlflow.note.content"]
-    assert 7900 < len(note) <= 8000
-    assert "[fedavg, seed 3](#/experiments/" in note.splitlines()[-1]
-
-
-def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(tmp_path: Path, write_run: Write) -> None:
-    folders: list[Path] = []
-    for place, alpha in (("a", 0.1), ("b", 0.5), ("c", 0.5)):
-        folder = write_run(tmp_path / place, 2, finished=True, seed=len(folders), method="fedavg")
-        header = json.loads((folder / "config.json").read_text())
-        header["identity"]["partition"]["alpha"] = alpha
-        (folder / "config.json").write_text(json.dumps(header))
-        folders.append(folder)
-    folders.append(write_run(tmp_path / "d", 2, finished=True, method="fedprox"))
-    assert labels_of([read_folder(folder) for folder in folders]) == [
-        "fedavg alpha 0.1",
-        "fedavg alpha 0.5",
-        "fedavg alpha 0.5",
-        "fedprox",
-    ]
+@pytest.mark.parametrize(("lines", "runs"), [(1000, 1), (1000, 500), (3, 500), (3, 2)])
+def test_a_description_has_the_first_lines_of_a_long_table_and_whole_links(lines: int, runs: int) -> None:
+    """MLflow keeps 8,000 characters; a link has 60 here, so that a quarter of them are 32 links."""
+    table = "\n".join(["| a row of the table |"] * lines)
+    links = [f"- [fedavg, seed {number:03d}](#/experiments/1/runs/{number:020d})" for number in range(runs)]
+    text = description.note(table, links)
+    told = text.splitlines()
+    shown = [line for line in told if line.startswith("- [")]
+    assert len(text) <= 8000 and shown == links[: len(shown)] and len(shown) >= min(runs, 30)
+    assert told.count("| a row of the table |") >= min(lines, 250)
+    if len(shown) < runs:
+        assert told[-1] == f"- and {runs - len(shown)} more" and len(text) > 7800
 
 
 def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: Write) -> None:
@@ -179,10 +174,7 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: W
         log_folder(tmp_path, uri)
 
 
-def test_rows_are_called_as_the_comparison_calls_them_and_long_labels_are_shortened(
-    tmp_path: Path, reader: Any, write_run: Write
-) -> None:
-    """A tuned method differs in twenty values from the same as given: MLflow takes no name of more than 250 letters."""
+def test_rows_are_called_as_the_comparison_calls_them(tmp_path: Path, reader: Any, write_run: Write) -> None:
     folder = tables(tmp_path / "compared")
     runs = [write_run(folder / "runs" / name, 2, finished=True, seed=seed) for seed, name in enumerate("ab")]
     hashes = [json.loads((run / "metrics.json").read_text())["config_hash"] for run in runs]
@@ -190,12 +182,4 @@ def test_rows_are_called_as_the_comparison_calls_them_and_long_labels_are_shorte
     rows = [{"method": name, "config_hash": hash} for name, hash in named]
     (folder / "comparison.json").write_text(json.dumps({"runs": rows}))
     assert log_comparison(folder, runs, reader.uri)
-    assert by_name(reader)["compared"].data.tags["methods"] == "fedavg tuned, fedavg"
-
-    told = [read_folder(run) for run in runs]
-    for number, run in enumerate(told):
-        run.identity["local"] = {f"a_key_with_a_long_name_{key}": number for key in range(20)}
-    labels = labels_of(told)
-    assert len(set(labels)) == 2
-    assert max(map(len, labels)) <= 150
-    assert labels[0].startswith("fedavg 20 values ")
+    assert by_name(reader)["compared"].data.tags["methods"] == "fedavg (tuned), fedavg"

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from pipelines.runs.folder import read_folder
 from pipelines.tracking.metrics import (
     METRICS,
     Times,
-    batches,
     meaning,
     points_by_round,
     round_metrics,
@@ -127,7 +125,7 @@ def test_a_summary_adds_up_seconds_and_joules() -> None:
         ("accuracy/before calibration/top1_global", "accuracy/<way>/top1_global"),
         ("comm/bytes_up_class statistics", "comm/bytes_up_<kind>"),
         ("time/total_evaluate", "time/total_<phase>"),
-        ("mean/mean_local/fedproto weight 0.5", "mean/<figure>/<name>"),
+        ("system/cpu_utilization_percentage", "system/<quantity>"),
         ("accuracy/top1", None),
         ("top1_global", None),
         ("comm/bytes", None),
@@ -149,14 +147,11 @@ def test_rounds_end_when_their_last_leg_did(tmp_path: Path, write_run: Write) ->
 
 
 def test_without_times_of_day_a_run_ends_when_its_history_was_written(tmp_path: Path, write_run: Write) -> None:
-    """Rounds of 0.75 s before 1,000,000 s: two of them began at 999,998.5 s and the first ended at 999,999.25 s."""
     run_dir = write_run(tmp_path / "run", 2, finished=True)
     timing = json.loads((run_dir / "timing.json").read_text())
     timing["rounds"] = [{"round": leg["round"], "seconds": leg["seconds"]} for leg in timing["rounds"]]
     (run_dir / "timing.json").write_text(json.dumps(timing))
     os.utime(run_dir / "history.jsonl", (1_000_000, 1_000_000))
-    assert times_of(read_folder(run_dir)) == Times(999_998_500, 1_000_000_000, {1: 999_999_250, 2: 1_000_000_000})
-    (run_dir / "timing.json").unlink()
     assert times_of(read_folder(run_dir)) == Times(1_000_000_000, 1_000_000_000, {})
 
 
@@ -170,10 +165,3 @@ def test_the_cost_of_rounds_that_were_not_evaluated_is_not_lost(tmp_path: Path, 
     assert [(point.step, point.value) for point in points if point.name == "time/train-clients"] == [(1, 0.5), (2, 0.5)]
     assert points[-1].step == 2
     assert points[-1].name.startswith("comm/"), "what marks the round as logged comes last"
-
-
-def test_requests_are_of_whole_rounds() -> None:
-    rounds: list[tuple[int, list[Any]]] = [(1, ["a"] * 2), (2, ["b"] * 2), (3, ["c"] * 5), (4, ["d"])]
-    expected: list[Any] = [(2, ["a", "a", "b", "b"]), (3, ["c"] * 5), (4, ["d"])]
-    assert list(batches(rounds, 4)) == expected
-    assert list(batches([], 4)) == []

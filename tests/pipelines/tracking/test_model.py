@@ -47,12 +47,19 @@ def same_path() -> Iterator[None]:
     sys.path[:] = before
 
 
+def model_of(run_dir: Path, reader: Any, *, register: bool = False) -> str:
+    """The address of a run's model, which is logged."""
+    tracker = RunTracker(run_dir, uri=reader.uri)
+    assert tracker.finish(with_model=True, register=register)
+    assert tracker.model_uri is not None
+    return tracker.model_uri
+
+
 def logged(run_dir: Path, reader: Any) -> tuple[Path, Any]:
     """Where the model lies, and the model as MLflow loads it."""
     import mlflow
 
-    uri = RunTracker(run_dir, uri=reader.uri).log_model()
-    assert uri is not None
+    uri = model_of(run_dir, reader)
     place = Path(reader.client.get_logged_model(uri.removeprefix("models:/")).artifact_location)
     return place, mlflow.pyfunc.load_model(str(place))
 
@@ -109,26 +116,39 @@ def test_each_client_answers_with_its_own_model(made: dict[str, Path], reader: A
 
 
 def test_a_model_is_logged_once_and_registered_once(made: dict[str, Path], reader: Any) -> None:
-    tracker = RunTracker(made["fedavg"], uri=reader.uri)
-    uri = tracker.log_model(register=True)
-    assert uri is not None
-    assert RunTracker(made["fedavg"], uri=reader.uri).log_model(register=True) == uri
+    assert RunTracker(made["fedavg"], uri=reader.uri).sync(final=True)
+    uri = model_of(made["fedavg"], reader, register=True)
+    assert model_of(made["fedavg"], reader, register=True) == uri
     [version] = reader.client.search_model_versions("name = 'digits-dirichlet'")
-    assert version.run_id == tracker.run_id
     metrics = json.loads((made["fedavg"] / "metrics.json").read_text())
     figures = f"final/top1_global {metrics['top1_global']:.4f}, final/mean_local {metrics['mean_local']:.4f}"
     assert version.description == f"{version.tags['method']}-s0-{metrics['config_hash'][:8]}: {figures}"
     assert version.tags == {"method": "fedavg", "seed": "0"}
     assert version.aliases == [], "nobody is champion who was not made it"
     [found] = reader.runs()
-    assert found.info.status == "FINISHED"
+    assert (found.info.status, found.info.run_id) == ("FINISHED", version.run_id)
     assert [output.model_id for output in found.outputs.model_outputs] == [uri.removeprefix("models:/")]
+
+
+def test_scores_are_linked_to_the_model_and_its_data(made: dict[str, Path], reader: Any) -> None:
+    """So MLflow ranks models by them."""
+    score = json.loads((made["fedper"] / "metrics.json").read_text())["mean_local"]
+    model = reader.client.get_logged_model(model_of(made["fedper"], reader).removeprefix("models:/"))
+    linked = {metric.key: metric for metric in model.metrics}
+    assert {name.partition("/")[0] for name in linked} == {"final"}
+    scored = linked["final/mean_local"]
+    [test] = [
+        entry.dataset
+        for entry in reader.client.get_run(scored.run_id).inputs.dataset_inputs
+        if entry.tags[0].value == "test"
+    ]
+    assert (scored.value, scored.dataset_name, scored.dataset_digest) == (score, test.name, test.digest)
 
 
 def test_the_best_run_is_champion_only_when_it_is_promoted(made: dict[str, Path], reader: Any) -> None:
     """Of FedAvg and FedPer, which has no global model, only FedAvg has one to be best in."""
     for method in ("fedper", "fedavg"):
-        assert RunTracker(made[method], uri=reader.uri).log_model() is not None
+        model_of(made[method], reader)
     assert best(reader.uri, "mean_local").model is None
     assert reader.client.search_registered_models() == []
 
@@ -187,10 +207,9 @@ def test_a_run_whose_data_are_gone_is_logged_without_a_model(
     run_dir = shutil.copytree(made["fedavg"], tmp_path / "moved")
     shutil.rmtree(run_dir / "prepared")
     tracker = RunTracker(run_dir, uri=reader.uri)
-    assert tracker.sync(final=True)
-    assert tracker.log_model() is None
+    assert tracker.finish(with_model=True) and tracker.model_uri is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "without its model" in caplog.text
     (run_dir / "metrics.json").unlink()
     with pytest.raises(DataError, match="has not finished"):
-        tracker.log_model()
+        tracker.finish()

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from pipelines.tracking.comparisons import log_comparison
-from pipelines.tracking.description import NOTE_TAG, STOPPED_TAG
+from pipelines.tracking.description import NOTE_TAG
+from pipelines.tracking.marks import STOPPED_TAG
 from pipelines.tracking.model import MODEL_URI_TAG
 from pipelines.tracking.sync import RunTracker
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import DataError
+from pipelines.tracking import sync
 from pipelines.tracking.sync import RunTracker
 
 BEGAN = 1_700_000_000_000  # as in conftest.py: each round takes a second
@@ -142,7 +146,7 @@ def test_why_a_run_was_stopped_is_a_tag_until_it_goes_on(tmp_path: Path, reader:
 def test_more_rounds_than_one_request_takes(
     tmp_path: Path, reader: Any, write_run: Write, expected_points: Expected
 ) -> None:
-    """300 rounds of 11 or 12 values are more than three requests of at most 1000, each of whole rounds."""
+    """300 rounds of 11 or 12 values are more than three requests of at most 1000."""
     assert RunTracker(write_run(tmp_path / "run", 300), uri=reader.uri).sync()
     assert reader.of_rounds(reader.runs()[0]) == expected_points(300)
 
@@ -165,10 +169,10 @@ def test_a_run_costs_few_requests(tmp_path: Path, uri: str, write_run: Write, mo
     for name in ("create_run", "log_batch", "log_inputs", "log_param", "log_metric", "set_tag", "set_terminated"):
         monkeypatch.setattr(MlflowClient, name, counted(name))
     assert RunTracker(write_run(tmp_path / "run", 50, finished=True), uri=uri).sync(final=True)
-    assert asked == ["create_run", "log_batch", "log_batch", "log_batch", "log_inputs", "set_terminated"]
+    assert asked == ["create_run", "log_batch", "log_batch", "log_inputs", "log_batch", "set_terminated"]
 
 
-@pytest.mark.parametrize("survived", range(6))
+@pytest.mark.parametrize("survived", range(1, 6))
 def test_a_crash_after_any_request_neither_loses_nor_doubles(
     survived: int,
     tmp_path: Path,
@@ -177,7 +181,10 @@ def test_a_crash_after_any_request_neither_loses_nor_doubles(
     expected_points: Expected,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process dies right after the store has taken its ``survived``-th writing request."""
+    """The process dies right after the store has taken its ``survived``-th writing request.
+
+    After the first one its folder does not name the new MLflow run yet; that one stays empty, and is marked later.
+    """
     from mlflow.tracking.client import MlflowClient
 
     class Killed(BaseException):
@@ -215,46 +222,84 @@ def test_a_crash_after_any_request_neither_loses_nor_doubles(
     assert run.data.tags["data_hash"] == "d" * 64
 
 
-def test_other_results_of_the_same_configuration_get_their_own_run(
+def test_another_execution_of_a_run_is_another_mlflow_run(
     tmp_path: Path, reader: Any, write_run: Write, expected_points: Expected
 ) -> None:
-    """The folder was deleted, and training began again on another class of processor: values must not be mixed."""
-    assert RunTracker(write_run(tmp_path / "run", 5), uri=reader.uri).sync()
-    again = RunTracker(tmp_path / "run", uri=reader.uri)
-    for rounds in (2, 5, 6):
-        write_run(tmp_path / "run", rounds, shift=0.001)
-        assert again.sync()
-    assert sorted([reader.of_rounds(run) for run in reader.runs()], key=str) == sorted(
-        [expected_points(5), expected_points(6, shift=0.001)], key=str
-    )
-
-
-def test_a_run_that_begins_again_shows_as_running_when_it_has_caught_up(
-    tmp_path: Path, reader: Any, write_run: Write
-) -> None:
-    """Its folder was deleted; interrupted before it has caught up, it would be shown as running for ever."""
-    stopped = RunTracker(write_run(tmp_path / "run", 5), uri=reader.uri)
-    assert stopped.mark_stopped(failed=False)
-    again, seen = RunTracker(tmp_path / "run", uri=reader.uri), []
+    """Trained again an hour later, on another class of processor; a kill and a copy of the folder are no execution."""
+    run_dir = tmp_path / "run"
+    assert RunTracker(write_run(run_dir, 0), uri=reader.uri).sync()
+    assert RunTracker(write_run(run_dir, 5), uri=reader.uri).sync()
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    assert RunTracker(copy, uri=reader.uri).sync()
+    again = RunTracker(run_dir, uri=reader.uri)
     for rounds in (2, 6):
-        write_run(tmp_path / "run", rounds)
+        write_run(run_dir, rounds, shift=0.001, began=BEGAN + 3_600_000)
         assert again.sync()
-        [run] = reader.runs()
-        seen.append(run.info.status)
-    assert seen == ["KILLED", "RUNNING"]
+    found = {run.info.run_id: reader.of_rounds(run) for run in reader.runs()}
+    assert found.pop(again.run_id) == expected_points(6, shift=0.001)
+    assert [*found.values()] == [expected_points(5)]
+    known = json.loads((run_dir / ".mlflow.json").read_text())
+    assert [entry["run_id"] for entry in known.values()] == [again.run_id]
 
 
-def test_a_run_is_there_once_below_the_parent_that_was_logged_last(
-    tmp_path: Path, reader: Any, write_run: Write
-) -> None:
-    """None: logged by itself again, which takes it from nobody."""
+def test_a_run_that_was_deleted_in_mlflow_is_logged_again(tmp_path: Path, reader: Any, write_run: Write) -> None:
     run_dir = write_run(tmp_path / "run", 2, finished=True)
+    for _ in range(2):
+        tracker = RunTracker(run_dir, uri=reader.uri)
+        assert tracker.sync(final=True)
+        [run] = reader.runs()
+        assert (run.info.run_id, run.info.status) == (tracker.run_id, "FINISHED")
+        reader.client.delete_run(run.info.run_id)
+
+
+def test_a_run_stays_below_its_first_parent_while_that_is_there(tmp_path: Path, reader: Any, write_run: Write) -> None:
+    """None: logged by itself, before and after; the first parent is deleted in the end."""
+    client, run_dir = reader.client, write_run(tmp_path / "run", 2, finished=True)
+    first, second = (client.create_run("0").info.run_id for _ in range(2))
     seen = []
-    for parent in (None, "parent-1", "parent-2", None):
+    for parent in (None, first, second, None, second):
+        if len(seen) == 4:
+            client.delete_run(first)
         assert RunTracker(run_dir, uri=reader.uri, parent_run_id=parent).sync(final=True)
         [run] = reader.runs()
         seen.append(run.data.tags.get("mlflow.parentRunId"))
-    assert seen == [None, "parent-1", "parent-2", "parent-2"]
+    assert seen == [None, first, first, first, second]
+
+
+def test_a_run_whose_machine_has_died_is_marked_as_stopped_by_the_next_one(
+    tmp_path: Path, reader: Any, write_run: Write
+) -> None:
+    """It was eleven minutes without a sign of life; a run that gives one is left alone, and the dead one may resume."""
+    folders = [write_run(tmp_path / str(seed), 1, seed=seed) for seed in range(3)]
+    dead, alive = RunTracker(folders[0], uri=reader.uri), RunTracker(folders[1], uri=reader.uri)
+    assert dead.sync() and alive.sync()
+    last = time.time_ns() // 1_000_000 - 660_000
+    reader.client.set_tag(dead.run_id, "protofl.alive", str(last))
+    assert RunTracker(folders[2], uri=reader.uri).sync()
+    states = {run.info.run_id: run.info for run in reader.runs()}
+    assert (states[dead.run_id].status, states[dead.run_id].end_time) == ("KILLED", last)
+    assert "no sign of life since" in reader.client.get_run(dead.run_id).data.tags["protofl.stopped"]
+    assert states[alive.run_id].status == "RUNNING"
+    assert RunTracker(folders[0], uri=reader.uri).sync()
+    resumed = reader.client.get_run(dead.run_id)
+    assert resumed.info.status == "RUNNING" and "protofl.stopped" not in resumed.data.tags
+
+
+def test_an_unreadable_file_is_no_outage_of_the_store(
+    tmp_path: Path, reader: Any, write_run: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, and the store takes the next run at once; so it does the same run when the file is there."""
+    first, second = (write_run(tmp_path / str(seed), 2, finished=True, seed=seed) for seed in range(2))
+    gone = first / "figures" / "gone.svg"
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "small_files", lambda folder: [gone] if folder == first else [])
+        with pytest.raises(FileNotFoundError) as raised:
+            RunTracker(first, uri=reader.uri).sync(final=True)
+        assert raised.value.filename == str(gone)
+        assert RunTracker(second, uri=reader.uri).sync(final=True)
+    assert RunTracker(first, uri=reader.uri).sync(final=True)
+    assert {run.info.status for run in reader.runs()} == {"FINISHED"}
+    assert not caplog.records
 
 
 def test_a_run_that_another_process_is_logging_is_left_to_it(tmp_path: Path, reader: Any, write_run: Write) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from flcore.config.schema import Config
+from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.steps import InlineSteps
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
@@ -39,16 +38,16 @@ class Told(Silence):
     def say(self, text: str) -> None:
         self.lines.append(text)
 
-    def trial(self, study: Path) -> None:
-        assert (study / "study.json").exists()
+    def follow(self, folder: Path) -> None:
+        assert (folder / "study.json").exists()
         self.trials += 1
 
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        assert (study / "study.json").exists()
+    def finish(self, folder: Path) -> None:
+        assert (folder / "study.json").exists()
         self.studies += 1
-        answer: Future[dict[str, Any]] = Future()
-        answer.set_result({"store": "sqlite:///somewhere.db"})
-        return answer
+
+    def wait(self) -> dict[str, str]:
+        return {"store": "sqlite:///somewhere.db"}
 
 
 def _configure(**sections: Any) -> Config:
@@ -69,7 +68,7 @@ def _search(
     at_once: int = 1,
 ) -> Outcome:
     told = told or Told()
-    operation = Operation(InlineSteps(), told, cast(Recorder, told), wait)
+    operation = Operation(InlineSteps(), told, cast(Follower, told), wait)
     config = Config.from_mapping({**config.to_mapping(), "tune": {**config.to_mapping()["tune"], "parallel": at_once}})
     return study(config, StudyRequest(trials, objective, metric, storage), out, operation)
 

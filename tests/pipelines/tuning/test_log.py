@@ -37,9 +37,9 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     monkeypatch.setattr(study, "pruner_by_name", lambda name, rounds: AllButTheFirst())
     out, uri = tmp_path / "study", fresh_store
     search(config_with(), 2, out)
-    assert not StudyTracker(out, uri="http://127.0.0.1:9").log_ended()
+    assert not StudyTracker(out, uri="http://127.0.0.1:9").sync()
     while_it_grows = StudyTracker(out, uri=uri)
-    assert while_it_grows.log_ended()
+    assert while_it_grows.sync()
     for _ in range(2):
         assert StudyTracker(out, uri=uri).finish()
 

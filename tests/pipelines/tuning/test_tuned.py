@@ -6,7 +6,6 @@ import csv
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,17 +16,17 @@ from flcore.core.errors import ConfigError, ProtoflError
 from flcore.experiment.run_folder import read_run_config
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
+from pipelines.execution.follower import Follower
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
-from pipelines.execution.recorder import Recorder
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.reporting import comparison_report
-from pipelines.reporting.comparison_files import markdown
 from pipelines.reporting.comparison_report import compare
 from pipelines.runs.layout import read_json
 from pipelines.tuning import search
 from pipelines.tuning.tuned import tuned_comparison
+from tests.following import NoFollower
 
 RAW: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -39,38 +38,14 @@ RAW: dict[str, Any] = {
 }
 
 
-class Comparing:
-    """A recorder that writes comparisons, here, and remembers what else it is told."""
-
-    def __init__(self) -> None:
-        self.studies: list[str] = []
-        self.trials = 0
-
-    def watch(self, directory: Path) -> None:
-        pass
-
-    def finish(self, directory: Path) -> Future[dict[str, Any]]:
-        return _done({"report": "", "store": None})
-
-    def trial(self, study: Path) -> None:
-        self.trials += 1
-
-    def study(self, study: Path) -> Future[dict[str, Any]]:
-        self.studies.append(study.name)
-        return _done({"store": None})
+class Comparing(NoFollower):
+    """Writes comparisons here."""
 
     def compare(
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any
-    ) -> Future[dict[str, Any]]:
+    ) -> None:
         about = {key: facts.get(key) for key in ("rows", "draws", "tuning", "budget")}
-        compared = compare(config, runs, directory, facts["failed"], **about)
-        return _done({"report": "", "store": None, "table": "", "markdown": markdown(compared)})
-
-
-def _done(answer: dict[str, Any]) -> Future[dict[str, Any]]:
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(answer)
-    return future
+        compare(config, runs, directory, facts["failed"], **about)
 
 
 @pytest.fixture
@@ -80,8 +55,8 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> tuple[Operation, Comparing]:
     monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
     # Nor are figures looked at: a comparison's take two seconds.
     monkeypatch.setattr(comparison_report, "comparison_drawings", lambda comparison, partition: {})
-    recorder = Comparing()
-    return Operation(InlineSteps(), _quiet(), cast(Recorder, recorder)), recorder
+    follower = Comparing()
+    return Operation(InlineSteps(), _quiet(), cast(Follower, follower)), follower
 
 
 def _quiet() -> Any:
@@ -98,9 +73,9 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
 
     A learning rate of 0.001 learns nothing in two rounds, so that another trial is the best one.
     """
-    operation, recorder = carried_out
+    operation, follower = carried_out
     outcome = tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
-    assert (recorder.trials, recorder.studies) == (6, ["fedavg", "fedproto"])
+    assert follower.finished[:2] == ["fedavg", "fedproto"]
     document = json.loads((tmp_path / "tuned" / "comparison.json").read_text())
     rows = ["fedavg (tuned)", "fedproto (tuned)", "fedavg", "fedproto"]
     assert [row["method"] for row in document["methods"]] == rows
@@ -135,7 +110,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
 
     before = {path: path.read_bytes() for path in (tmp_path / "tuned").glob("comparison.*")}
     tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
-    assert recorder.trials == 6
+    assert len(list((tmp_path / "tuned").glob("tuning/*/trials/*"))) == 6
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -257,9 +232,9 @@ def _rounds_of_runs(folder: Path) -> dict[str, set[int]]:
 def test_what_cannot_be_run_is_refused_before_any_trial(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:
-    operation, recorder = carried_out
+    operation, follower = carried_out
     with pytest.raises(ConfigError, match="no run"):
         tuned_comparison(RAW, None, [], 3, tmp_path / "tuned", operation)
     with pytest.raises(ConfigError, match=r"method\.use_ca = true: the model has no projection"):
         tuned_comparison(RAW, ["fedavg", "fedcspc"], None, 3, tmp_path / "tuned", operation)
-    assert recorder.trials == 0
+    assert follower.followed == []

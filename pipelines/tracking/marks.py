@@ -1,0 +1,57 @@
+"""The state of runs in MLflow that did not finish: what marks them, and who.
+
+A follower marks its own runs. If it was killed with its machine, the next process that begins a run in the experiment
+does: a run that is trained has its last sign of life as a tag.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.addresses import redact
+from pipelines.tracking.store import Store, all_runs
+
+if TYPE_CHECKING:
+    from mlflow.tracking.client import MlflowClient
+
+ALIVE_TAG = "protofl.alive"
+FLOW_TAG = "prefect.flow_run"
+STOPPED_TAG = "protofl.stopped"
+"""Why a run has not finished."""
+SILENT_MS = 600_000
+_REASON = 1000  # characters of a tag that a page shows
+
+
+def mark(client: MlflowClient, run_id: str, status: str, end_ms: int, reason: str | None) -> None:
+    """Set the status of a run that has not finished, and the reason."""
+    if reason is not None:
+        client.set_tag(run_id, STOPPED_TAG, redact(reason)[:_REASON])
+    client.set_terminated(run_id, status=status, end_time=end_ms)
+
+
+def mark_silent(client: MlflowClient, experiment_id: str, now: int) -> None:
+    """Mark runs as stopped whose process has given no sign of life for a while, such as those of a dead machine."""
+    for run in all_runs(client, experiment_id, "attributes.status = 'RUNNING'"):
+        last = run.data.tags.get(ALIVE_TAG)
+        if last is not None and now - int(last) > SILENT_MS:
+            when = datetime.fromtimestamp(int(last) / 1000, UTC).isoformat(" ", "seconds")
+            mark(client, run.info.run_id, "KILLED", int(last), f"no sign of life since {when}")
+
+
+def mark_flow(uri: str | None, flow_run: str, status: str, reason: str) -> bool:
+    """Mark the unfinished runs of a Prefect flow run as FAILED or KILLED, unless they have a reason already.
+
+    Returns:
+        False, after a warning, if the store did not respond.
+    """
+
+    def mark_all(client: MlflowClient) -> None:
+        asked = f"tags.`{FLOW_TAG}` = '{flow_run}' and attributes.status != 'FINISHED'"
+        for experiment in client.search_experiments():
+            for run in all_runs(client, experiment.experiment_id, asked):
+                if STOPPED_TAG not in run.data.tags:
+                    mark(client, run.info.run_id, status, int(run.data.tags[ALIVE_TAG]), reason)
+
+    return Store(uri).attempt(mark_all, Path("runs"), final=True)
