@@ -43,7 +43,7 @@ from flcore.engine.tagged_records import Snapshots, load_tagged, save_tagged
 from flcore.io import disk
 from flcore.io.files import json_text, make_durable, read_json, replace_file, sealed, unsealed
 from flcore.io.messages import Payload, Size
-from flcore.io.records import Record
+from flcore.io.records import Payloads, Record
 
 CURE = Cure.START_OVER
 
@@ -325,6 +325,14 @@ class Checkpoint:
         if client not in client_states:
             return Record()
         return self.states.load(client_states[client], client, self.run)
+
+    def stored_state(self, client: int, client_states: Mapping[int, int]) -> Payloads:
+        """Return a state that a client has, as views of its file, for sending.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        return self.states.view(client_states[client], client, self.run)
 
 
 def _by_exchange(client_states: Mapping[int, int]) -> dict[str, list[int]]:

@@ -50,7 +50,11 @@ class StateFiles:
         return rows
 
     def load(self, exchange: int, client: int, run: str) -> Record:
-        """Return a client's state after an exchange.
+        """Return a client's state after an exchange, as :meth:`view` does, but copied."""
+        return aligned(self.view(exchange, client, run))
+
+    def view(self, exchange: int, client: int, run: str) -> Payloads:
+        """Return a client's state after an exchange, as views of the mapped file.
 
         Raises:
             DataError: it is missing, damaged or of another run.
@@ -58,7 +62,7 @@ class StateFiles:
         rows = self.rows(exchange, run)
         if client not in rows:
             raise DataError(f"{self.path(exchange)}: has no state of client {client}; {Cure.START_OVER}")
-        return aligned(rows[client].record)
+        return rows[client].record
 
     def close(self, but: Collection[int] = ()) -> None:
         """Close the files of all exchanges ``but`` these; a removed file keeps its space while it is mapped."""

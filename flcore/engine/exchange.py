@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -33,12 +33,6 @@ class ExchangeWork:
     run: str
     received: Mapping[int, Record]
     client_states: Mapping[int, int]
-
-    def of(self, clients: Collection[int]) -> ExchangeWork:
-        """Return the work of some clients."""
-        received = {client: self.received[client] for client in clients}
-        client_states = {client: self.client_states[client] for client in clients if client in self.client_states}
-        return replace(self, received=received, client_states=client_states)
 
 
 @dataclass(frozen=True)

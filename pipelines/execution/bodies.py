@@ -15,7 +15,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError
 from flcore.core.text import printable
 from flcore.engine.energy import machine_meter
-from flcore.engine.pool.executors import StoppedError
+from flcore.engine.pool.task import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import refuse_missing
 from flcore.experiment.run_folder import RunFiles, refuse_other_run

@@ -23,7 +23,7 @@ from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
 from flcore.engine.numerics import alone
 from flcore.engine.pool.child import WorkerProcess, end_with_parent
-from flcore.engine.pool.executors import StoppedError
+from flcore.engine.pool.task import StoppedError
 from flcore.engine.rounds import Observers
 from flcore.experiment.provenance import refuse_edited_code
 from pipelines.execution.one_run import PlacedRun, PrunedError, carry_out, is_of_the_machine

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from flcore.core.errors import ProtoflError
-from flcore.engine.pool.executors import StoppedError
+from flcore.engine.pool.task import StoppedError
 from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import PlacedRun, PrunedError, was_stopped_by_the_machine
 from pipelines.execution.operation import Operation

@@ -19,7 +19,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.data.dataset import Dataset
 from flcore.data.partition import Partition
-from flcore.engine.pool.executors import StoppedError
+from flcore.engine.pool.task import StoppedError
 from flcore.experiment.experiment import Experiment, refuse_missing
 from flcore.io import disk
 from flcore.io.files import remove_stale_temp

@@ -9,39 +9,39 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
-from flcore.engine.exchange import ClientResult, ExchangeWork, Failure
-from flcore.engine.failures import ClientError, LocatedError, client_step
+from flcore.engine.exchange import ClientResult, ExchangeWork, Failure, unpack_result
+from flcore.engine.failures import ClientError
 from flcore.engine.local.serial import Trainer
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.evaluation.model_selection import ClientStates
+from flcore.engine.pool.task import (
+    Group,
+    Request,
+    ScoreRequest,
+    StateOf,
+    StoppedError,
+    TrainRequest,
+    drops_failures,
+    train_group,
+)
 from flcore.evaluation.scoring import EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
-from flcore.io.records import Record
+from flcore.io.records import Payloads, Record, unpack_records
 
 Answer = TypeVar("Answer")
 
-Group = Sequence[Sequence[int]]
-"""Stacks of clients that one worker trains one after the other."""
-
 Results = Mapping[int, ClientResult]
 
-Keep = Callable[[int, ClientResult, Record], None]
-"""Takes a client's result and its state."""
-
-
-class StoppedError(LocatedError):
-    """Work that was stopped or not started because its executor is closed."""
-
-    def __init__(self) -> None:
-        super().__init__("training was stopped")
+Receive = Callable[[int, dict[str, Any], Tensor], None]
+"""Takes a client or a task's number, and its packed result with its values, uint8 [n]."""
 
 
 class Executor(Protocol):
@@ -66,56 +66,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Stop workers and running work on other threads."""
-
-
-def train_group(
-    runner: ClientRunner,
-    work: ExchangeWork,
-    group: Group,
-    client_states: ClientStates,
-    stopped: Callable[[], bool],
-    keep: Keep,
-) -> None:
-    """Train a group and hand over every stack's results as soon as they exist.
-
-    If ``federation.on_client_error`` is ``drop``, the clients of a failed stack are trained one by one.
-
-    Args:
-        runner: trains stacks. work: the exchange. group: of stacks.
-        client_states: client id to its state.
-        stopped: whether to stop; called before and after every stack.
-        keep: takes results.
-
-    Raises:
-        RunError: a client failed and ``federation.on_client_error`` is ``stop``, or the machine lacks disk or memory.
-        StoppedError: ``stopped`` was true.
-    """
-    drop, stacks = _drops_failures(runner.experiment), deque(list(stack) for stack in group)
-    while stacks:
-        stack = stacks.popleft()
-        if stopped():
-            raise StoppedError
-        try:
-            with client_step(work, stack, ""):
-                outcomes = runner.train(work, stack, client_states)
-        except ClientError as error:
-            if not drop or error.is_the_machines:
-                raise
-            if len(stack) > 1:  # the failing client is unknown, and each gives the same bytes alone
-                stacks.extendleft([client] for client in reversed(stack))
-                continue
-            outcomes = {stack[0]: error.failure}
-        if stopped():  # another run may have begun in this folder
-            raise StoppedError
-        for client, outcome in outcomes.items():
-            result, client_state = (outcome, Record()) if isinstance(outcome, Failure) else outcome
-            if isinstance(result, Failure) and not drop:
-                raise ClientError.of(work, client, result)
-            keep(client, result, client_state)
-
-
-def _drops_failures(experiment: Experiment) -> bool:
-    return experiment.config.federation.on_client_error == "drop"
 
 
 class _KeepingExecutor:
@@ -181,33 +131,16 @@ class WorkerHandle(ABC):
     """A pool's handle of a long-lived worker."""
 
     @abstractmethod
-    def train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
-        """Train a group on the worker.
+    def run(self, request: Request, records: Sequence[Payloads], receive: Receive) -> None:
+        """Run a request on the worker.
 
         Args:
-            work: the exchange, of the group's clients alone. group: of stacks.
-            keep: takes every result; also results before an error or a crash.
+            request: with its records.
+            receive: takes every result; also results before an error or a crash.
 
         Raises:
             WorkerLostError: the worker died. Exception: as raised there.
         """
-
-    shares_scoring: ClassVar[bool] = False
-    """True: the worker has :meth:`score`."""
-
-    def score(
-        self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int], run: str
-    ) -> list[Record]:
-        """Answer parts of a scoring on the worker.
-
-        Args:
-            request: the scoring. parts: of it.
-            client_states: of the parts' clients. run: digest of the run's name.
-
-        Raises:
-            WorkerLostError: the worker died. Exception: as raised there.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def stop(self) -> None:
@@ -256,20 +189,16 @@ class PoolExecutor(_KeepingExecutor):
     def score(
         self, request: EvalRequest, parts: Sequence[EvalTask], client_states: Mapping[int, int]
     ) -> Sequence[Record] | None:
-        """Score on the workers, a piece each; return None if they share no disk with this process."""
-        if not all(worker.shares_scoring for worker in self._workers.values()):
-            return None
-        run = self.checkpoint.run
+        """Score on the workers, a piece each."""
         size = -(-len(parts) // len(self._workers))
         pieces = [parts[start : start + size] for start in range(0, len(parts), size)]
 
         def answer(piece: Sequence[EvalTask]) -> list[Record]:
-            clients = [part.client for part in piece if part.client is not None]
-            states = {client: client_states[client] for client in clients if client in client_states}
+            asked = ScoreRequest.of(request, piece, client_states, self._state_of(client_states))
             try:
-                return self.on_worker(lambda worker: worker.score(request, piece, states, run))
+                return self._answers(*asked)
             except WorkerLostError:
-                return self.on_worker(lambda worker: worker.score(request, piece, states, run))
+                return self._answers(*asked)
 
         try:
             answered = InlineOrchestrator(len(self._workers)).map("score", answer, pieces)
@@ -277,16 +206,32 @@ class PoolExecutor(_KeepingExecutor):
             raise RunError(f"a worker died twice while it scored, the last one {error}: memory may be short") from error
         return [record for piece in answered for record in piece]
 
+    def _answers(self, request: ScoreRequest, records: Sequence[Payloads]) -> list[Record]:
+        answers: list[Record] = []
+
+        def receive(number: int, packed: dict[str, Any], values: Tensor) -> None:
+            answers.append(unpack_records(packed, values)[0])
+
+        self.on_worker(lambda worker: worker.run(request, records, receive))
+        return answers
+
+    def _state_of(self, client_states: Mapping[int, int]) -> StateOf:
+        return partial(self.checkpoint.stored_state, client_states=client_states)
+
     def _train_twice(self, work: ExchangeWork, group: Group) -> str | None:
         """Train a group, a second time if the worker dies; return how the second worker died, or None."""
         crash = ""
+
+        def receive(client: int, packed: dict[str, Any], values: Tensor) -> None:
+            self._keep(work, client, *unpack_result(packed, values))
+
         for _ in range(2):
             missing = self._missing(work, group)
             if not missing:
                 return None
-            part, keep = work.of([client for stack in missing for client in stack]), partial(self._keep, work)
+            request, records = TrainRequest.of(work, missing, self._state_of(work.client_states))
             try:
-                self.on_worker(lambda worker: worker.train(part, missing, keep))  # noqa: B023 - called at once
+                self.on_worker(lambda worker: worker.run(request, records, receive))  # noqa: B023 - called at once
                 return None
             except WorkerLostError as error:
                 crash = str(error)
@@ -329,7 +274,7 @@ class PoolExecutor(_KeepingExecutor):
             "none, memory was short: try a smaller engine.workers or engine.stack_size"
         )
         for client in stack:
-            if not _drops_failures(self._experiment):
+            if not drops_failures(self._experiment):
                 raise ClientError.of(work, client, Failure(cause))
             self._keep(work, client, Failure(cause), Record())
 

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,12 @@ from flcore.core import loaded_code, portable
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.text import shorten
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.client import ClientRunner
-from flcore.engine.exchange import ClientResult, ExchangeWork, pack_result, unpack_result
-from flcore.engine.failures import LocatedError, error_context, pack_error, unpack_error
-from flcore.engine.pool.executors import Group, Keep, PoolExecutor, WorkerHandle, WorkerLostError, train_group
-from flcore.engine.pool.process import prepare_process
+from flcore.engine.failures import LocatedError, pack_error, unpack_error
+from flcore.engine.pool.executors import PoolExecutor, Receive, WorkerHandle, WorkerLostError
+from flcore.engine.pool.task import Request, Worker
 from flcore.experiment.experiment import Experiment
-from flcore.experiment.provenance import refuse_edited_code
 from flcore.io.files import replace_file
-from flcore.io.records import Record, pack_records, unpack_records
+from flcore.io.records import Payloads, pack_records, unpack_records
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ def ray_pool(experiment: Experiment, prepared: Path, partition: Path, checkpoint
     ray = _connect(experiment.config)
     engine = experiment.config.engine
     _wait_for_room(ray, engine)
-    shared = _Shared(ray, checkpoint, {"prepared": prepared, "partition": partition})
+    shared = _Shared(ray, {"prepared": prepared, "partition": partition})
     actor = ray.remote(num_cpus=1, num_gpus=engine.gpus_per_worker, max_restarts=0)(RayWorker)
     config = experiment.config.to_mapping()
     plugins = {plugin.module: plugin.source for plugin in experiment.config.plugins}
@@ -146,8 +142,8 @@ def _fitting(resource: float, each: float) -> int:
 class _Shared:
     """Inputs of all actors, put into Ray's object store once."""
 
-    def __init__(self, ray: Any, checkpoint: Checkpoint, folders: Mapping[str, Path]) -> None:
-        self.checkpoint, self.folders = checkpoint, folders
+    def __init__(self, ray: Any, folders: Mapping[str, Path]) -> None:
+        self.folders = folders
         self._ray, self._lock = ray, threading.Lock()
 
     @cached_property
@@ -178,25 +174,21 @@ class _Actor(WorkerHandle):
         self._closing: Any = None
         self._kill_at = 0.0
 
-    def train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
+    def run(self, request: Request, records: Sequence[Payloads], receive: Receive) -> None:
         with self._at_work:
-            self._train(work, group, keep)
+            self._run(request, records, receive)
 
-    def _train(self, work: ExchangeWork, group: Group, keep: Keep) -> None:
-        checkpoint = self._shared.checkpoint
+    def _run(self, request: Request, records: Sequence[Payloads], receive: Receive) -> None:
         if not self._has_data:
             shared = self._shared
             folders = {name: str(folder.absolute()) for name, folder in shared.folders.items()}
             if not self._get(self._actor.find_data.remote(folders, shared.descriptions)):
                 self._get(self._actor.take_data.remote([shared.data()]))
             self._has_data = True
-        states = {client: checkpoint.client_state(client, work.client_states) for client in work.client_states}
-        packed, pieces = pack_records([*work.received.values(), *states.values()])
-        bare = replace(work, received={}, client_states={})
-        clients = list(work.received), list(states)
-        error, results = self._get(self._actor.train.remote(bare, clients, packed, b"".join(pieces), group))
-        for client, (packed, values) in results.items():
-            keep(client, *unpack_result(packed, _bytes_in(values)))
+        packed, pieces = pack_records(records)
+        error, results = self._get(self._actor.run.remote(request, packed, b"".join(pieces)))
+        for key, packed, values in results:
+            receive(key, packed, _bytes_in(values))
         if error is not None:
             raise unpack_error(error)
 
@@ -244,11 +236,11 @@ class RayWorker:
     def __init__(self, number: int, config: Mapping[str, Any], plugins: Files, digests: Mapping[str, str]) -> None:
         """Keep the arguments; the first request loads the data."""
         loaded_code.compare_with_parent(digests)
-        self._number, self._config, self._plugins = number, config, plugins
+        self._config, self._plugins = config, plugins
+        self._worker = Worker(number, self._load)
         self._folder = tempfile.TemporaryDirectory(prefix="protofl-ray-")
         self._root = Path(self._folder.name)
         self._data: Mapping[str, Path] = {}
-        self._runner: ClientRunner | None = None
 
     def close(self) -> None:
         """Remove the worker's folder, which a kill leaves."""
@@ -267,48 +259,32 @@ class RayWorker:
         for name, files in ray.get(reference[0]).items():
             _write(self._data[name], files)
 
-    def train(
-        self,
-        work: ExchangeWork,
-        clients: tuple[Sequence[int], Sequence[int]],
-        packed: Mapping[str, Any],
-        values: bytes,
-        group: Group,
-    ) -> tuple[dict[str, Any] | None, dict[int, tuple[dict[str, Any], bytes]]]:
-        """Train a group.
+    def run(
+        self, request: Request, packed: Mapping[str, Any], values: bytes
+    ) -> tuple[dict[str, Any] | None, list[tuple[int, dict[str, Any], bytes]]]:
+        """Run a request.
 
         Args:
-            work: the exchange, without messages. clients: of the packed messages, and of the packed states.
-            packed, values: messages and states. group: of stacks.
+            request: what to do. packed, values: its records.
 
         Returns:
-            An error or None, and results by client.
+            An error or None, and packed results.
         """
         error = None
-        results: dict[int, tuple[dict[str, Any], bytes]] = {}
+        results: list[tuple[int, dict[str, Any], bytes]] = []
+
+        def send(key: int, packed: dict[str, Any], pieces: list[memoryview]) -> None:
+            results.append((key, packed, b"".join(pieces)))
+
         try:
-            records = iter(unpack_records(packed, _bytes_in(values)))
-            received, states = (dict(zip(names, records, strict=False)) for names in clients)
-
-            def keep(client: int, result: ClientResult, client_state: Record) -> None:
-                described, pieces = pack_result(result, client_state)
-                results[client] = described, b"".join(pieces)
-
-            whole = replace(work, received=received)
-            train_group(self._loaded(), whole, group, lambda client: states.get(client, Record()), lambda: False, keep)
+            self._worker.run(request, unpack_records(packed, _bytes_in(values)), lambda: False, send)
         except Exception as raised:
             error = pack_error(raised)
         return error, results
 
-    def _loaded(self) -> ClientRunner:
-        if self._runner is None:
-            with error_context("a worker's start"):
-                config = Config.from_mapping(brought(self._config, self._plugins, self._root))
-                refuse_edited_code(config)
-                prepare_process(self._number, config.engine.precision)
-                experiment = Experiment.open(config, self._data["prepared"], self._data["partition"])
-                self._runner = ClientRunner(experiment)
-        return self._runner
+    def _load(self) -> Experiment:
+        config = Config.from_mapping(brought(self._config, self._plugins, self._root))
+        return Experiment.open(config, self._data["prepared"], self._data["partition"])
 
 
 def _is_described(folder: Path, description: Files) -> bool:

@@ -16,7 +16,8 @@ from flcore.engine import rounds
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
 from flcore.engine.exchange import ExchangeWork
-from flcore.engine.pool.executors import Group, InlineExecutor, Results
+from flcore.engine.pool.executors import InlineExecutor, Results
+from flcore.engine.pool.task import Group
 from flcore.evaluation.scoring import Answerer, EvalRequest, EvalTask
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
@@ -49,7 +50,7 @@ class Walled(InlineExecutor):
     def train(self, work: ExchangeWork, group: Group) -> Results:
         clients = [client for stack in group for client in stack]
         messages = over_together([work.received[client] for client in clients])
-        bare = replace(work.of(clients), received=dict(zip(clients, messages, strict=True)))
+        bare = replace(work, received=dict(zip(clients, messages, strict=True)))
         keeper, states = (
             self.checkpoint.client_state,
             partial(self.checkpoint.client_state, client_states=work.client_states),

@@ -18,7 +18,8 @@ from flcore.engine.client import ClientRunner
 from flcore.engine.exchange import ExchangeWork, Failure
 from flcore.engine.failures import ClientError, LocatedError, client_step, error_context, pack_error, unpack_error
 from flcore.engine.orchestrator import InlineOrchestrator
-from flcore.engine.pool.executors import InlineExecutor, StoppedError
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.task import StoppedError
 from flcore.engine.rounds import run_name
 from flcore.engine.run_state import RunState
 from flcore.io.messages import Weights

@@ -23,7 +23,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.core.host import physical_cores
 from flcore.engine.pool import child
-from flcore.engine.pool.executors import StoppedError
+from flcore.engine.pool.task import StoppedError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.locks import run_lock
 from pipelines.config.grid import heard_in_part, plan

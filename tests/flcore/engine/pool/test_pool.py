@@ -20,12 +20,13 @@ import torch
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.exchange import ExchangeWork, Reply
+from flcore.engine.exchange import ExchangeWork, Reply, pack_result
 from flcore.engine.failures import ClientError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
-from flcore.engine.pool.executors import Keep, PoolExecutor, StoppedError, WorkerHandle, WorkerLostError
+from flcore.engine.pool.executors import PoolExecutor, Receive, WorkerHandle, WorkerLostError
 from flcore.engine.pool.process import local_pool
+from flcore.engine.pool.task import Request, StoppedError, TrainRequest
 from flcore.engine.rounds import run_name
 from flcore.engine.run_state import RunState
 from flcore.io.records import Record
@@ -211,9 +212,16 @@ class Hand(WorkerHandle):
         self.seen, self.work, self.ended = seen, work, threading.Event()
         seen.hands.append(self)
 
-    def train(self, work: ExchangeWork, group: Any, keep: Keep) -> None:
-        self.group, self.keep = group, keep
+    def run(self, request: Request, records: Any, receive: Receive) -> None:
+        assert isinstance(request, TrainRequest)
+        self.group, self.receive = request.group, receive
         self.work(self)
+
+    def keep(self, client: int) -> None:
+        """Answer for a client."""
+        packed, pieces = pack_result(NOTHING, Record())
+        assert pieces == []
+        self.receive(client, packed, torch.empty(0, dtype=torch.uint8))
 
     def stop(self) -> None:
         self.ended.set()
@@ -280,7 +288,7 @@ def test_a_death_costs_a_worker_and_an_error_none(lab: Any, tmp_path: Path) -> N
 
 
 def test_a_reply_that_is_not_there_after_all_is_an_error(lab: Any, tmp_path: Path) -> None:
-    pool, work, _ = hands(lab, tmp_path, lambda hand: hand.keep(0, NOTHING, Record()), 1)
+    pool, work, _ = hands(lab, tmp_path, lambda hand: hand.keep(0), 1)
     with pytest.raises(RunError, match=r"^round 1, client 1 \(train-clients\): the worker's reply is missing$"):
         pool.train(work, [[0], [1]])
 
@@ -291,7 +299,7 @@ def test_what_a_worker_sent_before_it_died_is_not_asked_for_again(lab: Any, tmp_
 
     def die_after_one(hand: Hand) -> None:
         asked.append(hand.group)
-        hand.keep(hand.group[0][0], NOTHING, Record())
+        hand.keep(hand.group[0][0])
         if len(asked) < 2:
             raise WorkerLostError("by SIGKILL")
 
