@@ -16,7 +16,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.types import Predict, with_statistics
-from flcore.models.base import Backbone, laid_out, load_weights
+from flcore.models.base import Backbone, laid_out
 from flcore.models.network import EncodedOnce, ModuleView, Network, ParamDict
 
 
@@ -52,13 +52,16 @@ class Forward:
         self._experiment = experiment
         module = laid_out(experiment.new_module(), experiment.config.engine.device)
         self._module: Backbone = module.eval().requires_grad_(False)
-        self._view = ModuleView(self._module, experiment.setting.network, dict(self._module.named_parameters()))
+        params = dict(self._module.named_parameters())
+        self._values = {**params, **dict(self._module.named_buffers())}
+        self._view = ModuleView(self._module, experiment.setting.network, params)
         self._size = experiment.config.evaluation.batch_size
 
     def with_weights(self, weights: Weights) -> Backbone:
         """Return the module with these weights; the same object for every call."""
-        load_weights(self._module, with_statistics(weights, {}, self._experiment.setting))
-        return self._module.eval()
+        for name, value in with_statistics(weights, {}, self._experiment.setting).values.items():
+            self._values[name].copy_(value)
+        return self._module
 
     @torch.no_grad()
     def part(self, weights: Weights, images: Images, part: str) -> Tensor:
