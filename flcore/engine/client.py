@@ -236,7 +236,7 @@ class _Answer:
     def checked(self, *, finite: bool) -> Outcome:
         """Return the client's result; ``finite``: all payloads are known to be."""
         for name, payload in self.unchecked if not finite else ():
-            if not all_finite(payload.arrays().values()):
+            if not all_finite(payload.tensors()):
                 return Failure(f"its {name} holds values that are not finite", "reply")
         for name, payload in self.message.items():
             unfit = misfit(payload, self.ctx.received.get(name))
@@ -249,7 +249,7 @@ class _Answer:
 
 def _all_finite(answers: Sequence[_Answer]) -> bool:
     """Return whether all unchecked values of a stack's answers are finite, by one look at them together."""
-    tensors = [tensor for answer in answers for _, payload in answer.unchecked for tensor in payload.arrays().values()]
+    tensors = [tensor for answer in answers for _, payload in answer.unchecked for tensor in payload.tensors()]
     floating = [tensor for tensor in tensors if tensor.dtype == torch.float32]
     others = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32]
     return all_finite([*([flat(floating)] if floating else []), *others])

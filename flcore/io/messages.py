@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -42,6 +42,14 @@ class Payload(ABC):
     @abstractmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Payload:
         """Restore a payload from :meth:`arrays` and :meth:`header`."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Payload:
+        """Return the payload with every tensor changed, each to one of equal shape and type."""
+        return type(self).from_arrays({name: change(tensor) for name, tensor in self.arrays().items()}, self.header())
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Return the tensors that the payload holds."""
+        return self.arrays().values()
 
     def header(self) -> dict[str, Any]:
         """Return JSON values that the receiver knows in advance and needs to read the arrays; they are not counted."""
@@ -108,6 +116,14 @@ class Weights(Payload):
             {name: arrays[f"params/{name}"] for name in header["params"]},
             {name: arrays[f"buffers/{name}"] for name in header["buffers"]},
         )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Weights:
+        return Weights(
+            *({name: change(tensor) for name, tensor in part.items()} for part in (self.params, self.buffers))
+        )
+
+    def tensors(self) -> Iterable[Tensor]:
+        return (*self.params.values(), *self.buffers.values())
 
     def header(self) -> dict[str, Any]:
         return {"params": list(self.params), "buffers": list(self.buffers)}
@@ -191,6 +207,12 @@ class Prototypes(Payload):
         present = torch.zeros(header["num_classes"], dtype=torch.bool, device=rows.device)
         present[classes] = True
         return cls(means, present)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Prototypes:
+        return Prototypes(change(self.means), change(self.present))
+
+    def tensors(self) -> Iterable[Tensor]:
+        return self.means, self.present
 
     def header(self) -> dict[str, Any]:
         return {"num_classes": self.means.shape[0]}

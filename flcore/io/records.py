@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
@@ -111,18 +111,16 @@ class Record(Mapping[str, Payload]):
         return Record({name: payload for name, payload in self._payloads.items() if name not in names})
 
 
-def _map(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
-    """Return a payload with every tensor changed; itself if no tensor changes."""
-    arrays = payload.arrays()
-    changed = {name: change(tensor) for name, tensor in arrays.items()}
-    if all(changed[name] is tensor for name, tensor in arrays.items()):
-        return payload
-    return type(payload).from_arrays(changed, payload.header())
-
-
 def on_device(record: Payloads, device: str) -> Record:
     """Return a record with its tensors on a device; tensors already there are not copied."""
-    return Record({name: _map(payload, partial(moved, device=device)) for name, payload in record.items()})
+    return Record({name: _moved(payload, device) for name, payload in record.items()})
+
+
+def _moved(payload: Payload, device: str) -> Payload:
+    """Return a payload on a device; itself if it is there."""
+    if all(tensor.device.type == device for tensor in payload.tensors()):
+        return payload
+    return payload.map(partial(moved, device=device))
 
 
 def row_major(record: Payloads) -> Record:
@@ -130,7 +128,12 @@ def row_major(record: Payloads) -> Record:
 
     Last bits of a product depend on the order, and a resumed run reads its tensors from files.
     """
-    return Record({name: _map(payload, Tensor.contiguous) for name, payload in record.items()})
+    return Record(
+        {
+            name: payload if all(map(Tensor.is_contiguous, payload.tensors())) else payload.map(Tensor.contiguous)
+            for name, payload in record.items()
+        }
+    )
 
 
 class SharedOnDevice:
@@ -149,8 +152,7 @@ class SharedOnDevice:
         before, self._copies = self._copies, {}
         for payload in (payload for record in listed for payload in record.values()):
             if (key := id(payload)) not in self._copies:
-                copy = partial(moved, device=self._device)
-                self._copies[key] = before.get(key) or (payload, _map(payload, copy))
+                self._copies[key] = before.get(key) or (payload, _moved(payload, self._device))
         return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in listed]
 
 
@@ -202,7 +204,7 @@ def pack_records(records: Sequence[Payloads]) -> tuple[dict[str, Any], list[memo
 
 def aligned(record: Payloads) -> Record:
     """Return a record with its tensors copied to aligned memory, because last bits of sums depend on alignment."""
-    return Record({name: _map(payload, Tensor.clone) for name, payload in record.items()})
+    return Record({name: payload.map(Tensor.clone) for name, payload in record.items()})
 
 
 def unpack_records(described: Mapping[str, Any], values: Tensor) -> list[Record]:
