@@ -14,17 +14,18 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from flcore.config.schema import Config
 from flcore.config.sections import SECTIONS, own_keys
-from flcore.core.errors import ConfigError, listed
+from flcore.core.errors import ConfigError
 from flcore.core.params import declared
 from flcore.core.text import shorten, unknown_key
 from flcore.methods import METHODS
 from pipelines.config import yaml_text
-from pipelines.config.params import for_entry, with_values
+from pipelines.config.params import for_entry, with_values, without_tracking
+from pipelines.config.spec import ExperimentPlan, RunSpec
 
 _WITHOUT_EFFECT = ("compare", "tune", "tracking")
 _MOST_RUNS = 100_000
@@ -51,47 +52,30 @@ class Point:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One run: its configuration, what messages call it, and a folder below ``partitions`` for its division.
+class SweepPlan(ExperimentPlan):
+    """A checked sweep: runs by point and seed.
 
-    ``row`` is what a comparison calls its method; empty: the method's name. ``draw`` is the seed of its division where
-    a comparison has several for each seed.
+    Attributes:
+        keys: that are varied.
+        configured: the values of these keys in the configuration itself; keys of another method are not in it.
+        seeds: of each point.
+        points: in the order of the grid, the last key fastest, then baselines.
     """
 
-    config: Config
-    label: str = ""
-    division: str = ""
-    row: str = ""
-    draw: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the row that it belongs to."""
-        return self.row or self.config.method.name
+    keys: tuple[str, ...] = ()
+    configured: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    points: tuple[Point, ...] = ()
+    kind: ClassVar[Literal["comparison", "sweep"]] = "sweep"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A checked sweep: points in the order of the grid, the last key fastest, then baselines; runs by point and seed.
-
-    ``configured`` are the values of the varied keys in the configuration itself; keys of another method are not in it.
-    """
-
-    base: Config
-    keys: tuple[str, ...]
-    configured: Mapping[str, Any]
-    seeds: tuple[int, ...]
-    points: tuple[Point, ...]
-    runs: tuple[PlannedRun, ...]
-
-
-def plan(
+def sweep_plan(
     raw: Mapping[str, Any],
     vary: Sequence[str],
     seeds: Sequence[int] | None = None,
     baselines: Sequence[str] = (),
     listed: Sequence[Mapping[str, Any]] = (),
-) -> Plan:
+) -> SweepPlan:
     """The runs of a sweep, all of them checked.
 
     Args:
@@ -117,47 +101,22 @@ def plan(
     keys = tuple(dict.fromkeys(key for point in combinations for key in point))
     configured = _values_of(base, keys)
     points: list[Point] = []
-    runs: list[PlannedRun] = []
+    runs: list[RunSpec] = []
     for values in combinations:
         method = str(values.get("method.name", base.method.name))
         configs = [_config(raw, method, seed, values) for seed in seeds]
         resolved = _values_of(configs[0], keys)
         points.append(Point(method, resolved, is_configured=resolved == configured))
-        runs += [PlannedRun(config, points[-1].label, _division(config, keys)) for config in configs]
+        runs += [RunSpec(config, points[-1].label, _division(config, keys)) for config in configs]
     _refuse_same_runs(points, runs, len(seeds))
     shared = [key for key in keys if not key.startswith("method.")]
     for name in baselines:
         for values in _distinct([{key: point.values[key] for key in shared} for point in points]):
             points.append(Point(name, values, is_baseline=True))
             configs = [_config(raw, name, seed, values) for seed in seeds]
-            runs += [PlannedRun(config, points[-1].label, _division(config, keys)) for config in configs]
+            runs += [RunSpec(config, points[-1].label, _division(config, keys)) for config in configs]
     _refuse_other_data(runs, keys)
-    return Plan(base, keys, configured, seeds, tuple(points), tuple(runs))
-
-
-def heard_in_part(runs: Sequence[PlannedRun]) -> str | None:
-    """Return a warning that names rows of one round in which a part of the clients is asked; None without such rows.
-
-    Rows of more rounds ask the others later. Where all rows have one round, they are alike.
-
-    Args:
-        runs: planned, of all rows.
-    """
-    if all(run.config.federation.rounds == 1 for run in runs):
-        return None
-    shares = {
-        run.name: run.config.federation.participation
-        for run in runs
-        if run.config.federation.rounds == 1 and run.config.method.trains == "cohort"
-    }
-    rows = [row for row, share in shares.items() if share < 1]
-    if not rows:
-        return None
-    return (
-        f"federation.participation = {show(shares[rows[0]])}: {listed(rows)} {'has' if len(rows) == 1 else 'have'} one "
-        "round, so clients outside its sample never take part; for all clients, name a row with "
-        f"--variant NAME={rows[0]},federation.participation=1"
-    )
+    return SweepPlan(without_tracking(raw), base, tuple(runs), keys, configured, seeds, tuple(points))
 
 
 def show(value: Any) -> str:
@@ -298,7 +257,7 @@ def _division(config: Config, keys: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _refuse_same_runs(points: Sequence[Point], runs: Sequence[PlannedRun], seeds: int) -> None:
+def _refuse_same_runs(points: Sequence[Point], runs: Sequence[RunSpec], seeds: int) -> None:
     seen: dict[str, Point] = {}
     for point, run in zip(points, runs[::seeds], strict=True):
         # A partition that is read from elsewhere is no part of a run's identity, what it holds is.
@@ -311,7 +270,7 @@ def _refuse_same_runs(points: Sequence[Point], runs: Sequence[PlannedRun], seeds
             )
 
 
-def _refuse_other_data(runs: Sequence[PlannedRun], keys: Sequence[str]) -> None:
+def _refuse_other_data(runs: Sequence[RunSpec], keys: Sequence[str]) -> None:
     """Images must be the same for all runs, and so must partitions but for what is varied of them."""
     varied = {key.removeprefix("partition.") for key in keys if key.startswith("partition.")}
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flcore.config.schema import Config
-from flcore.core.errors import ConfigError, DataError, ProtoflError
+from flcore.core.errors import DataError, ProtoflError
 from flcore.core.text import printable
 from flcore.engine.energy import machine_meter
 from flcore.engine.pool.task import StoppedError
@@ -20,8 +20,8 @@ from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import refuse_missing
 from flcore.experiment.run_folder import RunFiles, refuse_other_run
 from flcore.io.locks import run_lock
-from pipelines.config.grid import PlannedRun, heard_in_part
-from pipelines.config.params import for_entry
+from pipelines.config.comparison import heard_in_part
+from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.one_run import PlacedRun, carry_out, fetch, placed
 from pipelines.execution.operation import Operation
@@ -111,49 +111,8 @@ def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
 # ---- many runs ---------------------------------------------------------------------------------------------------
 
 
-def comparison_runs(
-    raw: Mapping[str, Any], methods: Sequence[str] | None, seeds: Sequence[int] | None
-) -> list[PlannedRun]:
-    """The checked configuration of every run of a comparison, before any of them starts.
-
-    Args:
-        raw: parameters, not yet checked.
-        methods: names of methods and variants; default ``compare.methods``, and all variants that those do not name.
-        seeds: default ``compare.seeds``. Each is run with each of ``compare.partition_seeds``.
-
-    Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data.
-    """
-    compare = Config.from_mapping(raw).compare
-    rows = tuple(methods or compare.methods)
-    rows += tuple(name for name in compare.variants if name not in rows)
-    draws = compare.partition_seeds or (None,)
-    planned = [
-        PlannedRun(
-            Config.from_mapping(for_entry(raw, row, seed, draw)),
-            label=", ".join([row] * (row in compare.variants) + [f"division {draw}"] * (draw is not None)),
-            row=row if row in compare.variants else "",
-            draw=draw,
-        )
-        for row in rows
-        for draw in draws
-        for seed in (compare.seeds if seeds is None else seeds)
-    ]
-    if not planned:
-        raise ConfigError("compare: no runs; name at least one method and one seed")
-    first = {run.draw: run.config.to_mapping() for run in reversed(planned)}
-    for run in planned:
-        for section in ("data", "partition"):
-            if run.config.to_mapping()[section] != first[run.draw][section]:
-                place = f"variants.{run.row}" if run.row else f"settings.{run.config.method.name}"
-                raise ConfigError(f"compare.{place}: {section} must be the same for all methods")
-    return planned
-
-
 def comparison(
-    kind: Literal["comparison", "sweep"],
-    config: Mapping[str, Any],
-    planned: Sequence[PlannedRun],
+    plan: ExperimentPlan,
     out: Path,
     operation: Operation,
     facts: Mapping[str, Any],
@@ -165,9 +124,7 @@ def comparison(
     Finished ones are found again, here or elsewhere; failed ones are named and do not stop the rest.
 
     Args:
-        kind: ``comparison`` or ``sweep``.
-        config: of the whole, as a mapping; nothing of ``tracking`` is stored.
-        planned: the runs, checked.
+        plan: the runs.
         out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
         operation: how.
         facts: further JSON values that the follower needs for this kind.
@@ -177,26 +134,21 @@ def comparison(
         ConfigError: the folder holds something else.
         RunError: no run has finished, or another command is at work on the sweep.
     """
-    warning = heard_in_part(planned)
+    warning = heard_in_part(plan.runs)
     if warning is not None:
         operation.watcher.say(warning)
-    claim_folder(kind, out)
+    claim_folder(plan.kind, out)
     # Commands for parts of a paper's table share the folder of a comparison; compare_methods holds its own.
-    with run_lock(out) if kind == "sweep" else nullcontext():
-        return _comparison(kind, config, planned, out, operation, facts, restart)
+    with run_lock(out) if plan.kind == "sweep" else nullcontext():
+        return _comparison(plan, out, operation, facts, restart)
 
 
 def _comparison(
-    kind: Literal["comparison", "sweep"],
-    config: Mapping[str, Any],
-    planned: Sequence[PlannedRun],
-    out: Path,
-    operation: Operation,
-    facts: Mapping[str, Any],
-    restart: bool,
+    plan: ExperimentPlan, out: Path, operation: Operation, facts: Mapping[str, Any], restart: bool
 ) -> Outcome:
-    runs, failed = carry_out_all(planned, out / "runs", operation, restart=restart)
-    facts = {**facts, "rows": [run.row for run in planned], "draws": [run.draw for run in planned]}
+    kind = plan.kind
+    runs, failed = carry_out_all(plan.runs, out / "runs", operation, restart=restart)
+    facts = {**facts, "rows": [run.row for run in plan.runs], "draws": [run.draw for run in plan.runs]}
     finished = [run.directory for run in runs if run.label not in failed]
     if not finished:
         first = Outcome(out, failed=failed).first_failure
@@ -204,7 +156,7 @@ def _comparison(
     for text in replaced(kind, out, {run.hash for run in runs}):
         operation.watcher.say(text)
     facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
-    operation.follower.compare(kind, config, [run.directory for run in runs], out, **facts)
+    operation.follower.compare(kind, plan.parameters, [run.directory for run in runs], out, **facts)
     if not operation.wait:
         return Outcome(out, failed=failed)
     found = operation.steps.call("compare", operation.follower.wait)
@@ -214,7 +166,7 @@ def _comparison(
 
 
 def carry_out_all(
-    planned: Sequence[PlannedRun], home: Path, operation: Operation, *, restart: bool = False
+    planned: Sequence[RunSpec], home: Path, operation: Operation, *, restart: bool = False
 ) -> tuple[list[PlacedRun], dict[str, str]]:
     """Carry out runs side by side, the longest first.
 
@@ -273,7 +225,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
 
 
-def inputs_of_runs(planned: Sequence[PlannedRun], operation: Operation) -> list[Inputs]:
+def inputs_of_runs(planned: Sequence[RunSpec], operation: Operation) -> list[Inputs]:
     """The data of runs, in their order; each partition is made once."""
     cache, known = Cache.here(), dict[str, Inputs]()
     keys = []

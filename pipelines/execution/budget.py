@@ -14,15 +14,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
 from flcore.engine.cohort import round_steps
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config.grid import PlannedRun
-from pipelines.config.params import for_entry, with_values
+from pipelines.config.spec import ExperimentPlan, RunSpec, with_rounds
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
 from pipelines.reporting.formats import format_bytes
@@ -81,15 +79,12 @@ class Budget:
         return within_steps(config, inputs_of(config), self.steps[_division(config)]) if self.steps else config
 
 
-def planned_within(
-    kind: str, raw: Mapping[str, Any], planned: Sequence[PlannedRun], out: Path, operation: Operation
-) -> tuple[Budget, list[PlannedRun]]:
-    """The runs of a comparison with as many rounds each as its budget allows.
+def within_budget(kind: str, plan: ExperimentPlan, out: Path, operation: Operation) -> tuple[Budget, ExperimentPlan]:
+    """The plan of a comparison with as many rounds of each run as its budget allows.
 
     Args:
-        kind: one of :data:`BUDGETS`. raw: parameters of the comparison, not yet checked.
-        planned: the runs as given. out: folder of the comparison; bytes are measured in ``budget/`` there.
-        operation: how.
+        kind: one of :data:`BUDGETS`. plan: as given.
+        out: folder of the comparison; bytes are measured in ``budget/`` there. operation: how.
 
     Raises:
         ConfigError: no such kind, or a run cannot be planned so. RunError: a run whose bytes are measured failed.
@@ -97,19 +92,19 @@ def planned_within(
     if kind not in BUDGETS:
         raise ConfigError(f"--budget {kind}: must be one of {', '.join(BUDGETS)}")
     if kind == "rounds":
-        return Budget(), list(planned)
-    baseline = Config.from_mapping(raw).compare.baseline
+        return Budget(), plan
+    planned, baseline = plan.runs, plan.base.compare.baseline
     if kind == "steps":
         steps = {}
         for run in planned:
             key = _division(run.config)
             if key not in steps:
-                steps[key] = steps_of(_reference(raw, baseline, run))
+                steps[key] = steps_of(_reference(plan, run))
         budget = Budget(kind, baseline, steps=steps)
-        return budget, [replace(run, config=budget.fitted(run.config)) for run in planned]
+        return budget, plan.with_runs(replace(run, config=budget.fitted(run.config)) for run in planned)
     first = planned[0]
     measured = [run for run in planned if (run.config.seed, run.draw) == (first.config.seed, first.draw)]
-    measured = [replace(first, config=_reference(raw, baseline, first), row=baseline, label="budget"), *measured]
+    measured = [replace(first, config=_reference(plan, first), row=baseline, label="budget"), *measured]
     for run in measured:
         _refuse_streams(run.config, inputs_of(run.config))
     runs, failed = carry_out_all(measured, out / "budget", operation)
@@ -120,12 +115,12 @@ def planned_within(
     rounds = {row: rounds_for_bytes(sum(sent[baseline]), by_round) for row, by_round in sent.items()}
     for row, count in rounds.items():
         operation.watcher.say(f"--budget bytes: {row} has {count} rounds")
-    return budget, [replace(run, config=_with_rounds(run.config, rounds[run.name])) for run in planned]
+    return budget, plan.with_runs(replace(run, config=with_rounds(run.config, rounds[run.name])) for run in planned)
 
 
-def _reference(raw: Mapping[str, Any], baseline: str, run: PlannedRun) -> Config:
+def _reference(plan: ExperimentPlan, run: RunSpec) -> Config:
     """The baseline as given, with a run's seed and division."""
-    return Config.from_mapping(for_entry(raw, baseline, run.config.seed, run.draw))
+    return plan.of_row(plan.base.compare.baseline, run.config.seed, run.draw)
 
 
 def _division(config: Config) -> tuple[int, int]:
@@ -144,7 +139,7 @@ def within_steps(config: Config, inputs: Inputs, steps: int) -> Config:
     rounds = sum(1 for _ in itertools.takewhile(lambda total: total <= steps, totals))
     if rounds == 0:
         raise ConfigError(f"a first round takes more steps than the budget of {steps:,}")
-    return _with_rounds(config, rounds)
+    return with_rounds(config, rounds)
 
 
 def steps_of(config: Config) -> int:
@@ -195,7 +190,3 @@ def _refuse_streams(config: Config, inputs: Inputs) -> Experiment:
 
 def _places(inputs: Inputs) -> tuple[Path, Path]:
     return inputs.prepared, inputs.partition
-
-
-def _with_rounds(config: Config, rounds: int) -> Config:
-    return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": rounds}))

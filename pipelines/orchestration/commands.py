@@ -105,23 +105,20 @@ def compare(
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait, copies=copies) as (how, _):
-        from pipelines.execution.bodies import comparison_runs
-        from pipelines.tuning.comparing import check_claims
+        from pipelines.config.comparison import comparison_plan
+        from pipelines.tuning.comparing import check_claims, compare_methods
 
-        runs = comparison_runs(raw, methods, seeds)
-        check_claims(raw, runs, tuned=tuned > 0)
+        plan = comparison_plan(raw, methods, seeds)
+        check_claims(plan, tuned=tuned > 0)
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
-            config = without_tracking(raw)
             asked |= {"tuned": tuned, "budget": budget}
-            outcome = as_flow(how, flows.compare, **asked, restart=restart, config=config)
+            outcome = as_flow(how, flows.compare, **asked, restart=restart, config=plan.parameters)
         else:
-            from pipelines.tuning.comparing import compare_methods
-
-            outcome = compare_methods(raw, methods, seeds, out, how, tuned=tuned, budget=budget, restart=restart)
-    say_table(outcome, len(runs) * (2 if tuned else 1))
+            outcome = compare_methods(plan, out, how, tuned=tuned, budget=budget, restart=restart)
+    say_table(outcome, len(plan.runs) * (2 if tuned else 1))
 
 
 def sweep(
@@ -144,23 +141,21 @@ def sweep(
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait) as (how, _):
-        from pipelines.config.grid import plan
+        from pipelines.config.grid import sweep_plan
         from pipelines.execution.bodies import comparison
         from pipelines.tuning.metrics import check_metric
 
-        planned = plan(raw, vary, seeds, baselines, points)
-        check_metric(metric, planned.base.method)
-        asked: dict[str, Any] = {"vary": list(vary), "seeds": list(planned.seeds), "baselines": list(baselines)}
+        plan = sweep_plan(raw, vary, seeds, baselines, points)
+        check_metric(metric, plan.base.method)
+        asked: dict[str, Any] = {"vary": list(vary), "seeds": list(plan.seeds), "baselines": list(baselines)}
         asked |= {"metric": metric, "points": list(points)}
         if uses_prefect(orchestrator, how):
             from pipelines.orchestration import flows
 
-            config = without_tracking(raw)
-            outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=config)
+            outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=plan.parameters)
         else:
-            facts = {**asked, "name": out.name}
-            outcome = comparison("sweep", without_tracking(raw), planned.runs, out, how, facts, restart=restart)
-    say_table(outcome, len(planned.runs))
+            outcome = comparison(plan, out, how, {**asked, "name": out.name}, restart=restart)
+    say_table(outcome, len(plan.runs))
 
 
 def tune(

@@ -26,9 +26,9 @@ from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, remove_stale_temp, write_json
 from pipelines.addresses import has_secrets
-from pipelines.config.grid import plan
-from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import comparison, comparison_runs, experiment
+from pipelines.config.comparison import comparison_plan
+from pipelines.config.grid import sweep_plan
+from pipelines.execution.bodies import comparison, experiment
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.artifacts import artifact_key
 from pipelines.orchestration.ended import HOOKS
@@ -152,17 +152,15 @@ def compare(
         The comparison's folder.
     """
     raw = parameters(params_file, overrides, config)
-    base, folder = Config.from_mapping(raw), Path(dated(out))
-    runs = comparison_runs(raw, methods, seeds)
-    check_claims(raw, runs, tuned=tuned > 0)  # refused before anything is begun
-    rows = {run.row or run.config.method.name: run.config.method for run in runs}
+    plan, folder = comparison_plan(raw, methods, seeds), Path(dated(out))
+    check_claims(plan, tuned=tuned > 0)  # refused before anything is begun
+    rows = {run.name: run.config.method for run in plan.runs}
     check_gate(gate or {}, rows | {tuned_name(row): method for row, method in rows.items() if tuned})
-    with operation(
-        base, f"compare {folder.name}", ["comparison", base.source.display_name], limit_hours=limit_hours
-    ) as how:
-        outcome = compare_methods(raw, methods, seeds, folder, how, tuned=tuned, budget=budget, restart=restart)
+    tags = ["comparison", plan.base.source.display_name]
+    with operation(plan.base, f"compare {folder.name}", tags, limit_hours=limit_hours) as how:
+        outcome = compare_methods(plan, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)
-    directory = left_by_all(outcome, len(runs) * (2 if tuned else 1))
+    directory = left_by_all(outcome, len(plan.runs) * (2 if tuned else 1))
     pass_comparison(gate or {}, outcome.directory)
     return directory
 
@@ -200,17 +198,17 @@ def sweep(
         The sweep's folder.
     """
     raw = parameters(params_file, overrides, config)
-    planned = plan(raw, vary or [], seeds, baselines or (), points or ())
-    check_metric(metric, planned.base.method)
+    plan = sweep_plan(raw, vary or [], seeds, baselines or (), points or ())
+    check_metric(metric, plan.base.method)
     folder = Path(dated(out))
-    asked = {"vary": list(vary or []), "seeds": list(planned.seeds), "baselines": list(baselines or ())}
+    asked = {"vary": list(vary or []), "seeds": list(plan.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}
-    tags = ["sweep", planned.base.source.display_name]
-    with operation(planned.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
+    tags = ["sweep", plan.base.source.display_name]
+    with operation(plan.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
-        outcome = comparison("sweep", without_tracking(raw), planned.runs, folder, how, facts, restart=restart)
+        outcome = comparison(plan, folder, how, facts, restart=restart)
         show_table(outcome)
-    return left_by_all(outcome, len(planned.runs))
+    return left_by_all(outcome, len(plan.runs))
 
 
 @flow(name="protofl-tune", **HOOKS)

@@ -240,7 +240,7 @@ def _sweep(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> Calla
     from pipelines.reporting import sweep_tables
     from pipelines.reporting.figures.sweeps import write_figure
 
-    plan = grid.plan(facts["config"], facts["vary"], facts["seeds"], facts["baselines"], facts["points"])
+    plan = grid.sweep_plan(facts["config"], facts["vary"], facts["seeds"], facts["baselines"], facts["points"])
     swept = sweep_tables.collect(plan, runs, facts["metric"])
     write_figure(swept, directory)
     sweep_tables.write(swept, directory)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
-from pipelines.config.grid import PlannedRun
-from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import RUNS, comparison, comparison_runs
+from pipelines.config.comparison import comparison_plan
+from pipelines.config.spec import ExperimentPlan, RunSpec
+from pipelines.execution.bodies import RUNS, comparison
 from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
@@ -55,7 +53,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     claim_folder("paper table", out, [columns[0].key for columns in planned.table.settings()])
     _refuse_other_table(planned, out)
     there = {
-        setting.name: sum(_has_finished(run, out / setting.name) for run in setting.runs)
+        setting.name: sum(_has_finished(run, out / setting.name) for run in setting.plan.runs)
         for setting in planned.settings
     }
     operation.watcher.say(f"{planned.table.id}: {told_length(planned, there)}")
@@ -112,8 +110,8 @@ def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Oper
     """
     outcome, compared = None, 0
     while True:
-        parameters, runs, left_out = _with_finished_runs(planned, setting, home)
-        if outcome is not None and (outcome.failed or len(runs) == compared):
+        whole, left_out = _with_finished_runs(planned, setting, home)
+        if outcome is not None and (outcome.failed or len(whole.runs) == compared):
             return outcome
         if outcome is None and left_out:
             how = "with" if planned.asked.partition_seeds is None else "without"
@@ -121,38 +119,36 @@ def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Oper
                 f"{setting.name}: {plural(left_out, 'run')} of an earlier command {how} --partition-seeds cannot be "
                 "put together with these; its options bring them back to the table"
             )
-        raw, facts, compared = without_tracking(parameters), {"name": setting.name}, len(runs)
-        outcome = comparison("comparison", raw, runs, home, operation, facts, restart=restart)
+        compared = len(whole.runs)
+        outcome = comparison(whole, home, operation, {"name": setting.name}, restart=restart)
 
 
-def _with_finished_runs(
-    planned: TablePlan, setting: Setting, home: Path
-) -> tuple[Mapping[str, Any], list[PlannedRun], int]:
-    """Return a setting's parameters and runs, with the finished ones of other rows, seeds and divisions.
+def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tuple[ExperimentPlan, int]:
+    """Return a setting's plan, with the finished runs of other rows, seeds and divisions.
 
     The number counts finished runs that cannot be compared with these.
     """
-    own, asked, there = list(setting.runs), planned.asked, _finished_pairs(home)
+    asked, there = planned.asked, _finished_pairs(home)
     if not there:
-        return setting.parameters, own, 0
+        return setting.plan, 0
     draws = asked.partition_seeds
     if draws is not None:  # else each run has the division that the table says
         draws = tuple(sorted({*draws, *(draw for draw, _ in there if draw is not None)}))
     seeds = tuple(sorted({*asked.seeds, *(seed for _, seed in there)}))
     columns = [column.key for column in setting.columns]
     wider = replace(asked, rows=None, columns=columns, max_hours=None, seeds=seeds, partition_seeds=draws)
-    known = {(run.name, run.config.seed, run.draw) for run in own}
+    known = {(run.name, run.config.seed, run.draw) for run in setting.plan.runs}
     runs = [
         run
         for whole in plan(planned.table, wider, look_at_data=False).settings
-        for run in comparison_runs(whole.parameters, None, None)
+        for run in comparison_plan(whole.parameters).runs
         if (run.name, run.config.seed, run.draw) in known or _has_finished(run, home)
     ]
     names = {run.name for run in runs}
     in_order = replace(wider, rows=[row.key for row in planned.table.rows if row.key in names])
     taken = {run.config.to_mapping()["partition"]["seed"] for run in runs}
-    parameters = plan(planned.table, in_order, look_at_data=False).settings[0].parameters
-    return parameters, runs, sum(draw not in taken for draw, _ in there)
+    whole_table = comparison_plan(plan(planned.table, in_order, look_at_data=False).settings[0].parameters)
+    return whole_table.with_runs(runs), sum(draw not in taken for draw, _ in there)
 
 
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
@@ -166,7 +162,7 @@ def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
     return pairs
 
 
-def _has_finished(run: PlannedRun, home: Path) -> bool:
+def _has_finished(run: RunSpec, home: Path) -> bool:
     cache = Cache.here()
     if not any((home / RUNS).glob(f"{run.config.method.name}-s{run.config.seed}-*")):
         return False

@@ -15,7 +15,7 @@ from flcore.config.schema import Config
 from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
-from pipelines.execution.bodies import comparison_runs
+from pipelines.config.comparison import comparison_plan
 from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
@@ -201,7 +201,7 @@ def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
     places = set[Place]()
     for setting in found.settings:
         besides = {key_of(assignment) for assignment in setting.besides}
-        for run in setting.runs:
+        for run in setting.plan.runs:
             place = place_of(setting, run)
             own = flatten(as_decided(_without_seeds(run.config.identity()), settings.get(place, {})))
             if place in failed and all(_may_differ(key, own.get(key)) for key in besides):
@@ -224,5 +224,5 @@ def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, t
         settings = plan(table, replace(asked, columns=(setting,)), look_at_data=False).settings
     except ConfigError:  # no such row or column any more
         return {}
-    runs = comparison_runs(settings[0].parameters, None, None) if settings else []
+    runs = comparison_plan(settings[0].parameters).runs if settings else ()
     return {(run.name, (run.config.partition_seed, run.config.seed)): run.config for run in runs}

@@ -10,9 +10,9 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.config.sections import FederationConfig
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
-from pipelines.config.grid import PlannedRun
+from pipelines.config.comparison import comparison_plan
 from pipelines.config.params import override, with_values
-from pipelines.execution.bodies import comparison_runs
+from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.papers.assigned import ROUNDS, SNAPSHOTS, check, key_of, that_count
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.reporting.formats import plural
@@ -65,10 +65,10 @@ class Setting:
     only: frozenset[Place] | None = None
 
     @cached_property
-    def runs(self) -> tuple[PlannedRun, ...]:
-        """Those that are made, checked, by row, division and seed."""
-        every = comparison_runs(self.parameters, None, None)
-        return tuple(run for run in every if self.only is None or place_of(self, run) in self.only)
+    def plan(self) -> ExperimentPlan:
+        """The runs that are made, checked, by row, division and seed."""
+        every = comparison_plan(self.parameters)
+        return every.with_runs(run for run in every.runs if self.only is None or place_of(self, run) in self.only)
 
     @property
     def num_runs(self) -> int:
@@ -78,7 +78,7 @@ class Setting:
         return every if self.only is None else len(self.only)
 
 
-def place_of(setting: Setting, run: PlannedRun) -> Place:
+def place_of(setting: Setting, run: RunSpec) -> Place:
     """Of a setting's run."""
     return setting.name, run.name, run.config.partition_seed, run.config.seed
 
@@ -171,9 +171,8 @@ def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Aske
     found: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
     built = [row for row in rows if row.method is not None]
     try:
-        runs = (
-            comparison_runs(comparison_parameters(table, column, built, asked), None, asked.seeds[:1]) if built else []
-        )
+        parameters = comparison_parameters(table, column, built, asked) if built else {}
+        runs = comparison_plan(parameters, None, asked.seeds[:1]).runs if built else ()
     except ConfigError as error:
         if len(built) == 1:
             return {**found, built[0].key: error}
@@ -192,7 +191,7 @@ def _besides(
     return that_count(asked.assignments, usual, {row.key: configs[row.key] for row in rows})
 
 
-def one_draw(runs: Sequence[PlannedRun], rows: Sequence[Row]) -> Sequence[PlannedRun]:
+def one_draw(runs: Sequence[RunSpec], rows: Sequence[Row]) -> Sequence[RunSpec]:
     """Return the run of every row on its first division."""
     return runs[:: len(runs) // len(rows)] if rows else []
 

@@ -38,7 +38,7 @@ def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | No
         ConfigError: there are more parts than runs.
     """
     number, of = part
-    every = [place_of(setting, run) for setting in found.settings for run in setting.runs]
+    every = [place_of(setting, run) for setting in found.settings for run in setting.plan.runs]
     own = every[number - 1 :: of]
     if every and not own:
         runs = plural(len(every), "run")

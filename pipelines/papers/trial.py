@@ -7,9 +7,10 @@ from pathlib import Path
 
 from flcore.config.schema import Config
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config.grid import PlannedRun
+from pipelines.config.comparison import comparison_plan
 from pipelines.config.params import with_values
-from pipelines.execution.bodies import carry_out_all, comparison_runs
+from pipelines.config.spec import RunSpec
+from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
 from pipelines.papers.plan import TablePlan, one_draw
 from pipelines.reporting.formats import plural
@@ -27,9 +28,9 @@ def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
     Kinds of fewer than thirty rounds are left out: their first run is as short. ``home`` is the folder of the trials.
     """
     cache = Cache.here()
-    unknown: dict[str, PlannedRun] = {}
+    unknown: dict[str, RunSpec] = {}
     for setting in found.settings:
-        runs = comparison_runs(setting.parameters, None, found.asked.seeds[:1])
+        runs = comparison_plan(setting.parameters, None, found.asked.seeds[:1]).runs
         for run, row in zip(one_draw(runs, setting.rows), setting.rows, strict=True):
             kind = kind_of(run.config)
             if cache.cost(kind).seconds is None and run.config.federation.rounds >= _WORTH * ROUNDS:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pipelines.config.grid import Plan, Point, describe_federation, short_names, show
+from pipelines.config.grid import Point, SweepPlan, describe_federation, short_names, show
 from pipelines.reporting.comparison import lengths_and_seeds
 from pipelines.reporting.comparison_files import fingerprints, markdown_end, run_values
 from pipelines.reporting.comparison_tables import DEFINITIONS, HEADINGS, SPREAD_MEANS
@@ -99,7 +99,7 @@ class Sweep:
         return tuple(row for row in self.rows if row.point.is_baseline)
 
 
-def collect(plan: Plan, directories: Sequence[Path], metric: str) -> Sweep:
+def collect(plan: SweepPlan, directories: Sequence[Path], metric: str) -> Sweep:
     """Read the runs of a plan, one directory for each, and summarise those that have finished."""
     runs: dict[int, list[RunRecord]] = {place: [] for place in range(len(plan.points))}
     for number, directory in enumerate(directories):

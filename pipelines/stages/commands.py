@@ -94,9 +94,9 @@ def _claim(name: str, out: Path) -> None:
 
 
 def _configs(raw: Mapping[str, Any]) -> list[Config]:
-    from pipelines.execution.bodies import comparison_runs
+    from pipelines.config.comparison import comparison_plan
 
-    planned = comparison_runs(raw, None, None)
+    planned = comparison_plan(raw).runs
     if any(run.row or run.draw is not None for run in planned):
         raise ConfigError(
             "compare.variants, compare.partition_seeds: stages carry out each method once per seed; use protofl compare"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.io.locks import run_lock
 from flcore.methods import Method
-from pipelines.config.grid import PlannedRun
-from pipelines.config.params import without_tracking
-from pipelines.execution.bodies import comparison, comparison_runs
-from pipelines.execution.budget import planned_within
+from pipelines.config.spec import ExperimentPlan
+from pipelines.execution.bodies import comparison
+from pipelines.execution.budget import within_budget
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.reporting.claims import claims_of
@@ -22,20 +18,20 @@ from pipelines.runs.record import TASK_SCORES
 from pipelines.tuning.metrics import check_metric
 
 
-def check_claims(raw: Mapping[str, Any], runs: Sequence[PlannedRun], *, tuned: bool = False) -> None:
+def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
     """Refuse claims that these runs can say nothing of, which would be known only when all of them have ended.
 
     Args:
-        raw: parameters of the comparison, whose form has been checked. runs: of it.
+        plan: of the comparison.
         tuned: whether each row is also compared as it was tuned.
 
     Raises:
         ConfigError: a claim is of a row that is not compared, or of a figure that its runs do not have.
     """
-    methods: dict[str, Method] = {run.name: run.config.method for run in runs}
+    methods: dict[str, Method] = {run.name: run.config.method for run in plan.runs}
     if tuned:
         methods |= {f"{name} (tuned)": method for name, method in methods.items()}
-    for claim in claims_of(Config.from_mapping(raw).compare.claims):
+    for claim in claims_of(plan.base.compare.claims):
         place = f"compare.claims.{claim.name}"
         for row in (claim.better, claim.than):
             if row not in methods:
@@ -51,9 +47,7 @@ def check_claims(raw: Mapping[str, Any], runs: Sequence[PlannedRun], *, tuned: b
 
 
 def compare_methods(
-    raw: Mapping[str, Any],
-    methods: Sequence[str] | None,
-    seeds: Sequence[int] | None,
+    plan: ExperimentPlan,
     out: Path,
     operation: Operation,
     *,
@@ -64,9 +58,8 @@ def compare_methods(
     """Methods × seeds, then their table.
 
     Args:
-        raw: parameters, not yet checked.
-        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
-        out: folder of the comparison. operation: how.
+        plan: of the comparison.
+        out: its folder. operation: how.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs: one of :data:`~pipelines.execution.budget.BUDGETS`.
         restart: throw away what cannot be used: checkpoints, and damaged results.
@@ -79,8 +72,7 @@ def compare_methods(
     if tuned:  # several processes may share studies
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
-        return tuned_comparison(raw, methods, seeds, tuned, out, operation, budget=budget, restart=restart)
+        return tuned_comparison(plan, tuned, out, operation, budget=budget, restart=restart)
     with run_lock(out):  # a second command would take runs from this one, which would call them failed
-        spent, planned = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
-        facts = {"name": out.name, "budget": spent.words}
-        return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
+        spent, fitted = within_budget(budget, plan, out, operation)
+        return comparison(fitted, out, operation, {"name": out.name, "budget": spent.words}, restart=restart)

@@ -10,18 +10,17 @@ finished trial has no tuned row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flcore.config.schema import Config
 from flcore.core.errors import ProtoflError, RunError
-from pipelines.config.grid import PlannedRun
-from pipelines.config.params import for_entry, without_tracking
-from pipelines.execution.bodies import comparison, comparison_runs, inputs_of_runs
-from pipelines.execution.budget import Budget, planned_within, steps_of
+from pipelines.config.spec import ExperimentPlan, RunSpec
+from pipelines.execution.bodies import comparison, inputs_of_runs
+from pipelines.execution.budget import Budget, steps_of, within_budget
 from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
 
 
 def tuned_comparison(
-    raw: Mapping[str, Any],
-    methods: Sequence[str] | None,
-    seeds: Sequence[int] | None,
+    plan: ExperimentPlan,
     trials: int,
     out: Path,
     operation: Operation,
@@ -52,10 +49,8 @@ def tuned_comparison(
     """Tune every method, and compare them.
 
     Args:
-        raw: parameters, not yet checked.
-        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
-        trials: of each method.
-        out: folder of the comparison; studies are in ``tuning/<method>`` there.
+        plan: of the comparison. trials: of each method.
+        out: its folder; studies are in ``tuning/<method>`` there.
         operation: how.
         budget: what is equal for all runs, trials too: one of :data:`~pipelines.execution.budget.BUDGETS`.
         restart: throw away what cannot be used: checkpoints, and damaged results.
@@ -64,14 +59,14 @@ def tuned_comparison(
         ConfigError: an entry cannot be run, or differs from the others in its data; or trials is below 1.
         RunError: no run has finished.
     """
-    spent, as_given = planned_within(budget, raw, comparison_runs(raw, methods, seeds), out, operation)
+    spent, plan = within_budget(budget, plan, out, operation)
+    as_given, names = plan.runs, plan.rows
     rounds = {run.name: run.config.federation.rounds for run in reversed(as_given)}
-    names = list(dict.fromkeys(run.name for run in as_given))
     # Steps decide on the rounds of each trial, whose clients have fewer images; bytes on those of a method.
-    steps = _steps_of_a_trial(raw, spent.baseline) if spent.steps else None
+    steps = steps_of(on_validation(plan.of_row(spent.baseline))) if spent.steps else None
     searches = [
         Search(
-            _searched(raw, name, rounds[name] if spent.bytes is not None else None),
+            plan.of_row(name, rounds=rounds[name] if spent.bytes is not None else None),
             StudyRequest(trials, max_bytes=spent.max_bytes, max_steps=steps),
             out / "tuning" / name,
             replace(operation, wait=False),
@@ -81,21 +76,12 @@ def tuned_comparison(
     ]
     run_trials(searches, operation, _unfinished(as_given, out, operation))
     found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = list(_planned(as_given, found, spent))
+    planned = plan.with_runs(_planned(as_given, found, spent))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found], "budget": spent.words}
-    return comparison("comparison", without_tracking(raw), planned, out, operation, facts, restart=restart)
+    return comparison(planned, out, operation, facts, restart=restart)
 
 
-def _searched(raw: Mapping[str, Any], method: str, rounds: int | None) -> Config:
-    own = for_entry(raw, method, None)
-    return Config.from_mapping(own if rounds is None else with_values(own, {"federation.rounds": rounds}))
-
-
-def _steps_of_a_trial(raw: Mapping[str, Any], baseline: str) -> int:
-    return steps_of(on_validation(Config.from_mapping(for_entry(raw, baseline, None))))
-
-
-def _unfinished(as_given: Sequence[PlannedRun], out: Path, operation: Operation) -> list[PlacedRun]:
+def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) -> list[PlacedRun]:
     """Return the runs as given that have not finished. The comparison refuses those that cannot be run."""
     runs: dict[Path, PlacedRun] = {}
     for planned, inputs in zip(as_given, inputs_of_runs(as_given, operation), strict=True):
@@ -132,7 +118,7 @@ def _read(method: str, out: Path, error: str | None = None) -> Tuned:
     )
 
 
-def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned], budget: Budget) -> Iterator[PlannedRun]:
+def _planned(as_given: Sequence[RunSpec], found: Sequence[Tuned], budget: Budget) -> Iterator[RunSpec]:
     """The runs with the values found, by method, then those as given."""
     for tuned in found:
         if tuned.error is None:
@@ -140,7 +126,7 @@ def _planned(as_given: Sequence[PlannedRun], found: Sequence[Tuned], budget: Bud
     yield from as_given
 
 
-def _with_values(runs: Sequence[PlannedRun], tuned: Tuned, budget: Budget) -> Iterator[PlannedRun]:
+def _with_values(runs: Sequence[RunSpec], tuned: Tuned, budget: Budget) -> Iterator[RunSpec]:
     for run in runs:
         config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
         label = f"{run.label}, tuned" if run.label else "tuned"

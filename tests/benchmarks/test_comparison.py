@@ -14,7 +14,7 @@ from benchmarks.comparison import _ON_CORES, METHODS, Options, comparison_params
 from benchmarks.measuring import ROOT, Bench
 from flcore.core.host import physical_cores
 from pipelines.cli import app as cli
-from pipelines.execution.bodies import comparison_runs
+from pipelines.config.comparison import comparison_plan
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to keep a process to some of the cores")
 
@@ -34,13 +34,13 @@ def test_a_case_sees_its_cores_alone(tmp_path: Path) -> None:
 
 def test_what_is_compared_can_be_run(tmp_path: Path) -> None:
     """8 methods x 3 seeds are 24 runs; of fewer methods, their settings alone, and a baseline that is one of them."""
-    runs = comparison_runs(comparison_params(Options(), tmp_path), None, None)
+    runs = comparison_plan(comparison_params(Options(), tmp_path)).runs
     assert [run.config.method.name for run in runs] == [method for method in METHODS for _ in range(3)]
     assert {run.config.federation.rounds for run in runs} == {10}
     few = comparison_params(Options(methods=("gfpl", "local"), seeds=(5,), rounds=3), tmp_path)
     assert few["compare"]["baseline"] == "gfpl"
     assert few["compare"]["settings"].keys() == {"gfpl"}
-    assert [run.config.seed for run in comparison_runs(few, None, None)] == [5, 5]
+    assert [run.config.seed for run in comparison_plan(few).runs] == [5, 5]
 
 
 @linux

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.cli.commands import _raw
 from pipelines.cli.parser import make_parser
-from pipelines.config.grid import plan
+from pipelines.config.grid import sweep_plan
 from pipelines.tuning.metrics import check_metric
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_a_command_can_be_carried_out(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(ROOT)
     arguments = make_parser().parse_args(COMMANDS[name])
     method, keys, points = STUDIES[name]
-    planned = plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
+    planned = sweep_plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
     check_metric(arguments.metric, planned.base.method)
     assert (planned.base.method.name, planned.keys) == (method, keys)
     assert len(planned.points) == points
@@ -63,7 +63,7 @@ def test_first_exchanges_of_a_study_are_rounds_that_differ(monkeypatch: pytest.M
     """A multiple of S_T that is not before t1: with S_T = 10 these are t1 itself, so no two runs are the same."""
     monkeypatch.chdir(ROOT)
     arguments = make_parser().parse_args(COMMANDS["gfpl-fig4c"])
-    planned = plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
+    planned = sweep_plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
     methods = [run.config.method for run in planned.runs[::3]]
     firsts = [next(n for n in range(1, 81) if method.exchanges(n)) for method in methods]  # type: ignore[attr-defined]
     assert firsts == [1, 11, 21, 31, 51]

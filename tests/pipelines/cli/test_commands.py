@@ -19,8 +19,8 @@ from flcore.core import loaded_code
 from flcore.core.errors import Cure, DataError
 from flcore.methods import METHODS
 from pipelines.cli.app import main
+from pipelines.config.comparison import comparison_plan
 from pipelines.config.params import OWN_MODELS, with_values
-from pipelines.execution.bodies import comparison_runs
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
 from pipelines.runs.standard_error import COMMANDS
@@ -181,7 +181,7 @@ def test_a_method_brings_the_model_that_it_needs(
     told = capsys.readouterr()
     assert told.err.count("\n") == 1 and "fedavg" not in told.err and "protolda, small" in told.err
     raw = asked[-1][1]
-    models = {run.name: run.config.model_spec.name for run in comparison_runs(raw, ["fedavg", "protolda"], [0])}
+    models = {run.name: run.config.model_spec.name for run in comparison_plan(raw, ["fedavg", "protolda"], [0]).runs}
     assert models == {"fedavg": "fedgen_cnn", "protolda": "patch_dictionary", "small": "patch_dictionary"}
     for named in (["run", "--method", "fedavg"], ["compare", "--methods", "fedavg"]):
         assert main(named) == 0 and not capsys.readouterr().err

@@ -14,7 +14,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.engine.rounds import Observers
 from pipelines.cli.app import main
-from pipelines.execution.bodies import comparison_runs
+from pipelines.config.comparison import comparison_plan
 
 ALL_KINDS = '''
 from dataclasses import dataclass
@@ -215,11 +215,11 @@ def test_rows_of_a_comparison_may_be_importable_classes(own: Path) -> None:
     compare = {"methods": ["fedavg", mine], "baseline": mine, "seeds": [0], "variants": {"more": variant}}
     config = Config.from_mapping({"compare": compare})
     assert (config.compare.methods, config.compare.baseline) == (("fedavg", "own_method"), "own_method")
-    runs = [run.config for run in comparison_runs({"compare": compare}, None, None)]
+    runs = [run.config for run in comparison_plan({"compare": compare}).runs]
     assert [run.method.name for run in runs] == ["fedavg", "own_method", "own_method"]
     assert ["plugins" in run.identity() for run in runs] == [False, True, True]
     assert [run.to_mapping()["method"].get("mu") for run in runs[1:]] == [0.01, 0.2]
-    assert comparison_runs({"compare": compare}, [mine], None)[0].config == runs[1]
+    assert comparison_plan({"compare": compare}, [mine]).runs[0].config == runs[1]
 
 
 def test_a_class_that_is_not_there(own: Path) -> None:

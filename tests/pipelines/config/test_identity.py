@@ -26,7 +26,7 @@ RECORDED = Path(__file__).with_name("identities.json")
 def of_table(id: str) -> str:
     """Digest over the sorted names of a table's runs, and how many they are."""
     settings = plan(table_named(id), Asked(seeds=(0,)), look_at_data=False).settings
-    hashes = sorted(name_of(run.config) for setting in settings for run in setting.runs)
+    hashes = sorted(name_of(run.config) for setting in settings for run in setting.plan.runs)
     return f"{len(hashes)} {hashlib.sha256(' '.join(hashes).encode()).hexdigest()}"
 
 

@@ -26,10 +26,11 @@ from flcore.engine.pool import child
 from flcore.engine.pool.task import StoppedError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.locks import run_lock
-from pipelines.config.grid import heard_in_part, plan
+from pipelines.config.comparison import comparison_plan, heard_in_part
+from pipelines.config.grid import SweepPlan, sweep_plan
 from pipelines.config.params import override, with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
-from pipelines.execution.bodies import carry_out_all, comparison, comparison_runs, experiment
+from pipelines.execution.bodies import carry_out_all, comparison, experiment
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
@@ -154,7 +155,7 @@ def test_what_is_edited_while_a_command_runs_fails_the_runs_that_have_not_begun(
         return original(directory)
 
     told.finish = edit  # type: ignore[method-assign]
-    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("all"), how)
+    runs, failed = carry_out_all(comparison_plan(raw).runs, Path("all"), how)
     assert [run.is_finished for run in runs] == [True, False]
     assert list(failed) == ["mine seed 1"] and "mine.py was edited" in failed["mine seed 1"]
 
@@ -173,10 +174,10 @@ def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
 def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
     steps = Recorded()
     with run_lock(Path("all")), pytest.raises(RunError, match="all: another process is at work"):
-        compare_methods(SMALL, None, None, Path("all"), operation(steps)[0])
-    planned = plan(SMALL, ["local.lr=0.1,0.2"], None).runs
+        compare_methods(comparison_plan(SMALL), Path("all"), operation(steps)[0])
+    plan = sweep_plan(SMALL, ["local.lr=0.1,0.2"], None)
     with run_lock(Path("grid")), pytest.raises(RunError, match="grid: another process is at work"):
-        comparison("sweep", SMALL, planned, Path("grid"), operation(steps)[0], {})
+        comparison(plan, Path("grid"), operation(steps)[0], {})
     assert steps.names == []
 
 
@@ -205,9 +206,7 @@ def test_a_page_that_the_disk_refused_is_asked_for_again(what: str, monkeypatch:
     if what == "run":
         outcome = experiment(Config.from_mapping(SMALL), Path("one"), how)
     else:
-        outcome = comparison(
-            "comparison", SMALL, comparison_runs(SMALL, ["local"], [0]), Path("one"), how, {"name": ""}
-        )
+        outcome = comparison(comparison_plan(SMALL, ["local"], [0]), Path("one"), how, {"name": ""})
     assert outcome.report is not None and outcome.store == "a store"
 
 
@@ -255,10 +254,9 @@ def test_a_comparison_leaves_a_run_alone_and_a_run_a_comparison() -> None:
     steps = Recorded()
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     before = every_result(Path("one"))
-    runs = comparison_runs(SMALL, None, None)
-    for kind in ("comparison", "sweep"):
-        with pytest.raises(ConfigError, match=f"^one: holds a run, not a {kind}; choose another --out"):
-            comparison(kind, SMALL, runs, Path("one"), operation(steps)[0], {"name": "x"})  # type: ignore[arg-type]
+    for plan in (comparison_plan(SMALL), sweep_plan(SMALL, ["local.lr=0.1"])):
+        with pytest.raises(ConfigError, match=f"^one: holds a run, not a {plan.kind}; choose another --out"):
+            comparison(plan, Path("one"), operation(steps)[0], {"name": "x"})
     assert every_result(Path("one")) == before
     Path("many/runs").mkdir(parents=True)
     Path("many/comparison.json").write_text("{}")
@@ -283,11 +281,11 @@ def test_rows_of_one_round_that_hears_a_part_of_the_clients_are_named() -> None:
     settings = {"fedprox": {"federation.rounds": 1, "federation.participation": 1.0}}
     raw = {**SMALL, "compare": {"methods": ["fedavg", "local", "fedprox"], "seeds": [0], "settings": settings}}
     halved = override(raw, ["federation.participation=0.5"])
-    assert heard_in_part(comparison_runs(raw, None, None)) is None
+    assert heard_in_part(comparison_plan(raw).runs) is None
     alike = override(halved, ["federation.rounds=1"])
-    assert heard_in_part(comparison_runs(alike, None, None)) is None  # a comparison of single rounds
-    runs, heard = comparison_runs(halved, None, None), Listening()
-    comparison("comparison", halved, runs, Path("out"), operation(watcher=heard)[0], {"name": "x"})
+    assert heard_in_part(comparison_plan(alike).runs) is None  # a comparison of single rounds
+    heard = Listening()
+    comparison(comparison_plan(halved), Path("out"), operation(watcher=heard)[0], {"name": "x"})
     [said] = heard.said
     assert said.startswith("federation.participation = 0.5: fedprox has one round")
 
@@ -297,10 +295,10 @@ def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
     """Many use the default folder for all of them. One with more rows than before takes nothing away."""
     earlier = [("moon", 0, "another"), ("local", 1, "a third")]
     rows = [{"method": method, "seed": seed, "config_hash": run} for method, seed, run in earlier]
-    runs = comparison_runs(SMALL, ["local"], [0])
-    for kind in ("comparison", "sweep"):
-        out, heard = Path(kind), Listening()
-        comparison(kind, SMALL, runs, out, operation(watcher=heard)[0], {"name": "x"})  # type: ignore[arg-type]
+    alone = comparison_plan(SMALL, ["local"], [0])
+    for plan in (alone, SweepPlan(alone.parameters, alone.base, alone.runs)):
+        kind, out, heard = plan.kind, Path(plan.kind), Listening()
+        comparison(plan, out, operation(watcher=heard)[0], {"name": "x"})
         assert heard.said == []
         (done,) = (out / "runs").iterdir()
         own = {
@@ -311,7 +309,7 @@ def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
         for there, said in (([own], []), ([own, *rows], ["moon seed 0 and 1 other run"]), (3, [])):
             (out / f"{kind}.json").write_text(json.dumps({"runs": there}))
             heard.said.clear()
-            comparison(kind, SMALL, runs, out, operation(watcher=heard)[0], {"name": "x"})  # type: ignore[arg-type]
+            comparison(plan, out, operation(watcher=heard)[0], {"name": "x"})
             assert heard.said == [
                 f"{out}: the tables of an earlier {kind} there, with {text}, are replaced; its runs stay in {out}/runs"
                 for text in said
@@ -325,7 +323,7 @@ def test_a_device_that_is_not_there_is_refused_before_data_are_read(kind: str, m
     how, out = operation(steps)[0], Path("one")
     asked = {
         "run": lambda: experiment(Config.from_mapping(raw), out, how),
-        "comparison": lambda: comparison("comparison", raw, comparison_runs(raw, None, None), out, how, {}),
+        "comparison": lambda: comparison(comparison_plan(raw), out, how, {}),
     }
     with pytest.raises(ConfigError, match=r"^engine\.device = cuda: no CUDA device on this machine"):
         asked[kind]()
@@ -405,8 +403,7 @@ def compared(
     steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL, *, restart: bool = False
 ) -> tuple[Outcome, NoFollower]:
     how, told = operation(steps)
-    planned, facts = comparison_runs(raw, None, None), {"name": out}
-    return comparison("comparison", {}, planned, Path(out), how, facts, restart=restart), told
+    return comparison(comparison_plan(raw), Path(out), how, {"name": out}, restart=restart), told
 
 
 @pytest.mark.slow
@@ -480,7 +477,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
     monkeypatch.setattr(running, "train", full)
     Patient.delays = delays
     how, told = operation(Patient(), Heard())
-    runs, failed = carry_out_all(comparison_runs(SMALL, ["fedavg"], [0]), Path("all"), how)
+    runs, failed = carry_out_all(comparison_plan(SMALL, ["fedavg"], [0]).runs, Path("all"), how)
     reason = "state.json: No space left on device; mend that, and the same command goes on"
     again = [f"fedavg seed 0: {reason}; tried again in {delay:g} s" for delay in delays]
     is_outlived = refusals == len(delays)
@@ -498,7 +495,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     Its files stay as they are, and so does what the store has of it. Where all are damaged, nothing is compared.
     """
     raw = {**SMALL, "compare": {**SMALL["compare"], "seeds": [0]}}
-    runs, _ = carry_out_all(comparison_runs(raw, None, None), Path("all/runs"), operation()[0])
+    runs, _ = carry_out_all(comparison_plan(raw).runs, Path("all/runs"), operation()[0])
     damaged, gone = (run.directory for run in runs)
     expected = {folder: every_result(folder) for folder in (damaged, gone)}
     with (damaged / name).open("ab") as file:
@@ -514,7 +511,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     assert told.compared[0]["facts"]["failed"] == outcome.failed
     assert [has_whole_results(folder) for folder in told.compared[0]["runs"]] == [False, True]
     with pytest.raises(RunError, match=rf"all 1 runs failed; .*{name}"):
-        comparison("comparison", {}, comparison_runs(raw, ["local"], None), Path("all"), operation()[0], {})
+        comparison(comparison_plan(raw, ["local"]), Path("all"), operation()[0], {})
 
     outcome, told = compared(raw=raw, restart=True)
     assert (outcome.failed, told.followed) == ({}, [damaged.name])
@@ -539,7 +536,7 @@ def test_a_process_that_is_killed_costs_time_and_no_byte() -> None:
     raw = {**SMALL, "federation": {"rounds": 6}, "compare": {**SMALL["compare"], "methods": ["fedavg"]}}
     watcher = KillingWatcher()
     how, _ = operation(watcher=watcher)
-    runs, failed = carry_out_all(comparison_runs(raw, None, None), Path("killed"), how)
+    runs, failed = carry_out_all(comparison_plan(raw).runs, Path("killed"), how)
     assert watcher.killed and not failed
     os.environ[ENVIRONMENT_VARIABLE] = str(Path("fresh").absolute())
     for run in runs:
@@ -571,7 +568,7 @@ def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
 
     how, _ = operation(Interrupting(), Waiting())
     with pytest.raises(KeyboardInterrupt):
-        carry_out_all(comparison_runs(raw, None, None), Path("stopped"), how)
+        carry_out_all(comparison_plan(raw).runs, Path("stopped"), how)
     folders = sorted(Path("stopped").iterdir())
     assert folders and any((folder / "checkpoint").exists() for folder in folders)
     assert not ended
@@ -585,7 +582,7 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     """All are told to end at the same moment: what is begun in place of another would be waited for."""
     raw = {**SMALL, "federation": {"rounds": 10_000}}
     how, _ = operation()
-    [planned] = comparison_runs(raw, ["fedavg"], [0])
+    [planned] = comparison_plan(raw, ["fedavg"], [0]).runs
     [inputs] = bodies.inputs_of_runs([planned], how)
     run = one_run.placed(planned.config, inputs, Path("all"))
     begun, raised = threading.Event(), []
@@ -645,7 +642,7 @@ def test_workers_inside_a_run_change_no_byte(monkeypatch: pytest.MonkeyPatch) ->
 def test_runs_of_a_comparison_share_data_and_partition() -> None:
     raw = {**SMALL, "compare": {**SMALL["compare"], "settings": {"local": {"partition.alpha": 5.0}}}}
     with pytest.raises(ConfigError, match=r"compare\.settings\.local: partition must be the same for all methods"):
-        comparison_runs(raw, ["fedavg", "local"], None)
+        comparison_plan(raw, ["fedavg", "local"])
 
 
 def test_nothing_of_a_run_folder_is_a_copy_of_data() -> None:
@@ -659,7 +656,7 @@ def test_every_method_and_variant_is_run_with_every_seed_on_every_division() -> 
         "partition": {"name": "iid"},
         "compare": {"methods": ["fedavg"], "seeds": [0, 1], "partition_seeds": [5, 6]},
     }
-    planned = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), None, None)
+    planned = comparison_plan(with_variants(raw, ["slow=fedavg,local.lr=0.001"])).runs
     assert [(run.name, run.draw, run.config.seed, run.config.partition_seed, run.label) for run in planned] == [
         ("fedavg", 5, 0, 5, "division 5"),
         ("fedavg", 5, 1, 5, "division 5"),
@@ -672,11 +669,11 @@ def test_every_method_and_variant_is_run_with_every_seed_on_every_division() -> 
     ]
     assert {run.config.local.lr for run in planned if run.row} == {0.001}
     # One that is named among the methods stands where it is named.
-    named = comparison_runs(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), ["slow", "local"], [0])
+    named = comparison_plan(with_variants(raw, ["slow=fedavg,local.lr=0.001"]), ["slow", "local"], [0]).runs
     assert [run.name for run in named] == ["slow", "slow", "local", "local"]
     other = with_variants(raw, ["few=fedavg,partition.num_clients=3"])
     with pytest.raises(ConfigError, match=r"compare\.variants\.few: partition must be the same"):
-        comparison_runs(other, None, None)
+        comparison_plan(other)
 
 
 def test_one_run_and_one_round_are_told_in_the_singular() -> None:

@@ -13,15 +13,15 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.data.partition import Partition
 from flcore.io.files import read_tensors
+from pipelines.config.comparison import comparison_plan
 from pipelines.execution import admission
-from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.budget import (
     Budget,
     _sent,
     inputs_of,
-    planned_within,
     rounds_for_bytes,
     steps_of,
+    within_budget,
     within_steps,
 )
 from pipelines.execution.operation import Operation
@@ -79,12 +79,12 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
     all_four = {"all four": {"method": "fedavg", "federation.participation": 1.0}}
     raw["compare"] = {"methods": ["fedavg", "all four"], "seeds": [0], "baseline": "fedavg", "variants": all_four}
     operation = Operation(InlineSteps(), Silence(), NoFollower())  # type: ignore[arg-type]
-    budget, runs = planned_within("bytes", raw, comparison_runs(raw, None, None), tmp_path, operation)
+    budget, plan = within_budget("bytes", comparison_plan(raw), tmp_path, operation)
     folder = next((tmp_path / "budget").glob("fedavg-*"))
     model = sum(tensor.nbytes for tensor in read_tensors(folder / "model.safetensors", "")[0].values())
     assert budget.bytes == 12 * (2 * model + 8)
     assert budget.words is not None and f"may send {format_bytes(budget.bytes)}, as fedavg does" in budget.words
-    assert {run.name: run.config.federation.rounds for run in runs} == {"fedavg": 6, "all four": 3}
+    assert {run.name: run.config.federation.rounds for run in plan.runs} == {"fedavg": 6, "all four": 3}
 
 
 def config_with(**local: Any) -> Config:
@@ -114,19 +114,19 @@ def test_who_trains_longer_has_fewer_rounds() -> None:
 
 def test_equal_steps_of_a_comparison_are_by_seed(tmp_path: Path) -> None:
     raw = {**RAW, "compare": RAW["compare"] | {"settings": {"fedproto": {"local.epochs": 2}}}}
-    budget, runs = planned_within("steps", raw, comparison_runs(raw, None, None), tmp_path, None)  # type: ignore[arg-type]
+    budget, plan = within_budget("steps", comparison_plan(raw), tmp_path, None)  # type: ignore[arg-type]
     assert set(budget.steps) == {(0, 0), (1, 1)}  # seed, and that of the division
-    assert [run.config.federation.rounds for run in runs] == [4, 4, 2, 2]
+    assert [run.config.federation.rounds for run in plan.runs] == [4, 4, 2, 2]
     assert budget.words is not None
     assert "as fedavg does as given" in budget.words
     assert f"{budget.steps[0, 0]:,} steps" in budget.words
 
 
 def test_equal_rounds_leave_runs_as_they_are(tmp_path: Path) -> None:
-    planned = comparison_runs(RAW, None, None)
-    assert planned_within("rounds", RAW, planned, tmp_path, None) == (Budget(), planned)  # type: ignore[arg-type]
+    plan = comparison_plan(RAW)
+    assert within_budget("rounds", plan, tmp_path, None) == (Budget(), plan)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--budget joules: must be one of rounds, bytes, steps"):
-        planned_within("joules", RAW, planned, tmp_path, None)  # type: ignore[arg-type]
+        within_budget("joules", plan, tmp_path, None)  # type: ignore[arg-type]
 
 
 def test_a_stream_of_tasks_has_its_own_rounds() -> None:

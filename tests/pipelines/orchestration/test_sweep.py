@@ -15,7 +15,7 @@ import pytest
 from flcore import run
 from flcore.core.errors import ConfigError
 from pipelines.cli import app as cli
-from pipelines.config.grid import plan
+from pipelines.config.grid import sweep_plan
 from pipelines.config.params import override
 from pipelines.orchestration import flows
 from pipelines.reporting import sweep_tables
@@ -119,7 +119,7 @@ def test_a_killed_sweep_goes_on_and_ends_as_runs_made_alone(
 ) -> None:
     folder, printed, _ = killed_and_resumed
     assert "report: s/sweep.png" in printed
-    planned = plan(override({}, REAL), ["method.mu=0.01,10"], seeds=[0])
+    planned = sweep_plan(override({}, REAL), ["method.mu=0.01,10"], seeds=[0])
     directories = [tmp_path / f"run-{number}" for number in range(2)]
     for planned_run, directory in zip(planned.runs, directories, strict=True):
         run(planned_run.config, directory)

@@ -15,7 +15,7 @@ from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, write_json
 from pipelines.cli.app import main
-from pipelines.execution.bodies import comparison_runs
+from pipelines.config.comparison import comparison_plan
 from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.keeping import keep, outdated
@@ -46,7 +46,7 @@ def leave(
     planned = plan(table_named(TABLE), of, look_at_data=False)
     rows = []
     place = out / planned.settings[0].name
-    for run in comparison_runs(planned.settings[0].parameters, None, None):
+    for run in comparison_plan(planned.settings[0].parameters).runs:
         config = decided(run.config)
         seed, hash = config.seed, config.hash("data", f"division {config.partition_seed}")
         files = RunFiles(place / "runs" / f"{run.config.method.name}-s{seed}-{hash[:8]}")

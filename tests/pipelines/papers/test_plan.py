@@ -61,9 +61,9 @@ def test_what_a_row_sets_no_other_row_has(id: str) -> None:
     """
     table = table_named(id)
     for setting in plan(table, Asked(), look_at_data=False).settings[:2]:
-        for run in setting.runs:
+        for run in setting.plan.runs:
             alone = plan(table, Asked(rows=(run.name,), columns=(setting.name,)), look_at_data=False).settings[0]
-            assert run.config.identity() in [one.config.identity() for one in alone.runs]
+            assert run.config.identity() in [one.config.identity() for one in alone.plan.runs]
 
 
 def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:

@@ -25,7 +25,7 @@ from .test_keeping import leave
 
 
 def places(found: TablePlan) -> list[Place]:
-    return [place_of(setting, run) for setting in found.settings for run in setting.runs]
+    return [place_of(setting, run) for setting in found.settings for run in setting.plan.runs]
 
 
 def test_every_run_is_in_one_part() -> None:

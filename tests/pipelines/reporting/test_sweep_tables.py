@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from pipelines.config.grid import Point, plan
+from pipelines.config.grid import Point, sweep_plan
 from pipelines.reporting import sweep_tables as sweeping
 from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, scale_of, write_figure
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write
@@ -138,7 +138,7 @@ def test_what_is_missing_or_uneven_is_said() -> None:
 def test_switches_are_check_marks_in_the_order_given() -> None:
     """GFPL's ablation table: none, PFG alone, DCS alone, both (evaluation.md 5.4)."""
     switches = ("method.use_dcs", "method.use_pfg")
-    planned = plan({"method": {"name": "gfpl"}}, [f"{key}=false,true" for key in switches], seeds=[0])
+    planned = sweep_plan({"method": {"name": "gfpl"}}, [f"{key}=false,true" for key in switches], seeds=[0])
     rows = [(point, [run(0, 0.5, "gfpl")]) for point in planned.points]
     sweep = summarise(rows, planned.configured, (0,), "mean_local", "gfpl")
     header, _, *body = table(markdown(sweep))
@@ -222,7 +222,7 @@ def test_axes_are_logarithmic_above_a_factor_of_ten(values: list[float], scale: 
 def grid_of(**values: Sequence[Any]) -> Sweep:
     """Every combination; keys are named after their section, as ``local__epochs``."""
     names = {name.replace("__", "."): list(options) for name, options in values.items()}
-    planned = plan(
+    planned = sweep_plan(
         {"method": {"name": "gfpl"}},
         [f"{name}={json.dumps(options)[1:-1]}" for name, options in names.items()],
         seeds=[0, 1],

@@ -14,8 +14,8 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.experiment.run_folder import read_run_config, stored_config
 from flcore.io.locks import run_lock
+from pipelines.config.comparison import comparison_plan
 from pipelines.execution import bodies
-from pipelines.execution.bodies import comparison_runs
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.run_pool import ThisProcess
@@ -39,7 +39,7 @@ NOT_BY_DVC = ("config.json", "timing.json", "inputs.json")
 
 
 def configs(raw: Mapping[str, Any]) -> list[Config]:
-    return [run.config for run in comparison_runs(raw, None, None)]
+    return [run.config for run in comparison_plan(raw).runs]
 
 
 def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:

@@ -14,6 +14,7 @@ import yaml
 
 from flcore.core.errors import ConfigError, ProtoflError
 from flcore.experiment.run_folder import read_run_config
+from pipelines.config.comparison import comparison_plan
 from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
 from pipelines.execution.follower import Follower
@@ -74,7 +75,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     A learning rate of 0.001 learns nothing in two rounds, so that another trial is the best one.
     """
     operation, follower = carried_out
-    outcome = tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
+    outcome = tuned_comparison(comparison_plan(RAW), 3, tmp_path / "tuned", operation)
     assert follower.finished[:2] == ["fedavg", "fedproto"]
     document = json.loads((tmp_path / "tuned" / "comparison.json").read_text())
     rows = ["fedavg (tuned)", "fedproto (tuned)", "fedavg", "fedproto"]
@@ -109,7 +110,7 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     assert "2 methods on digits" in page
 
     before = {path: path.read_bytes() for path in (tmp_path / "tuned").glob("comparison.*")}
-    tuned_comparison(RAW, None, None, 3, tmp_path / "tuned", operation)
+    tuned_comparison(comparison_plan(RAW), 3, tmp_path / "tuned", operation)
     assert len(list((tmp_path / "tuned").glob("tuning/*/trials/*"))) == 6
     assert {path: path.read_bytes() for path in before} == before
 
@@ -120,7 +121,7 @@ def test_runs_take_the_cores_that_no_trial_can_use(
 ) -> None:
     """FedProto's last trial ends after FedAvg's run as given; else this would wait two minutes and fail."""
     together, _ = carried_out
-    tuned_comparison(RAW, None, [0], 2, tmp_path / "one-after-the-other", together)
+    tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "one-after-the-other", together)
     ended = {"fedavg seed 0": threading.Event()}
 
     class Threads(ThisProcess):
@@ -137,7 +138,7 @@ def test_runs_take_the_cores_that_no_trial_can_use(
     monkeypatch.setattr(admission, "physical_cores", lambda: 3)
     monkeypatch.setattr(search, "RunPool", lambda size, watcher, prune: Threads(watcher, prune))
     monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: Threads(watcher))
-    tuned_comparison(RAW, None, [0], 2, tmp_path / "meanwhile", together)
+    tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "meanwhile", together)
     for name in ("runs.csv", "comparison.csv"):
         expected = (tmp_path / "one-after-the-other" / name).read_bytes()
         assert (tmp_path / "meanwhile" / name).read_bytes() == expected
@@ -148,7 +149,7 @@ def test_values_that_nothing_beats_are_one_run_in_two_rows(
 ) -> None:
     """One trial is that of the values given."""
     operation, _ = carried_out
-    tuned_comparison(RAW, ["fedavg"], [0], 1, tmp_path / "tuned", operation)
+    tuned_comparison(comparison_plan(RAW, ["fedavg"], [0]), 1, tmp_path / "tuned", operation)
     document = json.loads((tmp_path / "tuned" / "comparison.json").read_text())
     assert [row["method"] for row in document["methods"]] == ["fedavg (tuned)", "fedavg"]
     assert document["tuning"][0]["values"] == {}
@@ -159,7 +160,7 @@ def test_values_that_nothing_beats_are_one_run_in_two_rows(
 def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operation, Comparing], tmp_path: Path) -> None:
     """FedProto sends prototypes alone: ten times the two rounds do not use up what FedAvg sends in two."""
     operation, _ = carried_out
-    outcome = tuned_comparison(RAW, None, [0], 2, tmp_path / "tuned", operation, budget="bytes")
+    outcome = tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "tuned", operation, budget="bytes")
     rounds = _rounds_of_runs(tmp_path / "tuned")
     assert rounds == {"fedavg": {2}, "fedproto": {20}}
     for method, own in rounds.items():
@@ -176,7 +177,7 @@ def test_equal_steps_give_who_trains_longer_fewer_rounds(
 ) -> None:
     """Trials of e epochs have the whole part of 2 / e rounds, and those of 3 epochs and more are refused, and told."""
     operation, _ = carried_out
-    outcome = tuned_comparison(RAW, ["fedavg"], [0], 6, tmp_path / "tuned", operation, budget="steps")
+    outcome = tuned_comparison(comparison_plan(RAW, ["fedavg"], [0]), 6, tmp_path / "tuned", operation, budget="steps")
     study = read_json(tmp_path / "tuned" / "tuning" / "fedavg" / "study.json")
     seen = set()
     for trial in study["trials"]:
@@ -202,7 +203,7 @@ def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
     operation, _ = carried_out
     raw = with_variants(RAW, ["long=fedavg,local.epochs=2"])
     raw["compare"] = raw["compare"] | {"partition_seeds": [5, 6]}
-    outcome = tuned_comparison(raw, ["fedavg", "long"], None, 2, tmp_path / "tuned", operation)
+    outcome = tuned_comparison(comparison_plan(raw, ["fedavg", "long"]), 2, tmp_path / "tuned", operation)
     assert [path.name for path in sorted((tmp_path / "tuned" / "tuning").iterdir())] == ["fedavg", "long"]
     document = json.loads((tmp_path / "tuned" / "comparison.json").read_text())
     rows = ["fedavg (tuned)", "long (tuned)", "fedavg", "long"]
@@ -234,7 +235,7 @@ def test_what_cannot_be_run_is_refused_before_any_trial(
 ) -> None:
     operation, follower = carried_out
     with pytest.raises(ConfigError, match="no run"):
-        tuned_comparison(RAW, None, [], 3, tmp_path / "tuned", operation)
+        tuned_comparison(comparison_plan(RAW, None, []), 3, tmp_path / "tuned", operation)
     with pytest.raises(ConfigError, match=r"method\.use_ca = true: the model has no projection"):
-        tuned_comparison(RAW, ["fedavg", "fedcspc"], None, 3, tmp_path / "tuned", operation)
+        tuned_comparison(comparison_plan(RAW, ["fedavg", "fedcspc"]), 3, tmp_path / "tuned", operation)
     assert follower.followed == []
