@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it is found again."""
+"""Files that a run leaves on disk, and how to find and read them."""

@@ -1,8 +1,7 @@
-"""Analyses of a finished run: computed by `flcore`, kept in its folder ``analyses``, read back for figures and pages.
+"""Analyses of a finished run: computed by `flcore`, stored in its folder ``analyses``, read back for figures and pages.
 
-``index.json`` says which were asked for, of which results, and why one could not be done. Data are plain arrays
-(``.npz`` without pickle) and tables (``.csv``); the same run gives the same bytes. To read them back torch is not
-imported.
+``index.json`` names the analyses, the results that they analyse, and the reasons of those that were skipped. Data are
+arrays (``.npz`` without pickle) and tables (``.csv``); the same run gives the same bytes. Reading them needs no torch.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredAnalysis:
-    """An analysis as it lies in a run's folder.
+    """An analysis in a run's folder.
 
     Attributes:
-        name: of the registry, with the round where it is of a snapshot.
-        skipped: why it could not be done; None where it was.
+        name: in the registry, with the round if it is of a snapshot.
+        skipped: the reason if it was skipped, else None.
         arrays: by name. rows: of the table, all values as text, empty for none. notes: what a reader must know.
     """
 
@@ -49,9 +48,9 @@ class StoredAnalysis:
 
 
 def compute(config: Config, prepared: Path, partition: Path, directory: Path, names: Sequence[str]) -> None:
-    """Do some analyses of a finished run; those that its folder holds already stay, unless they are named again.
+    """Compute analyses of a finished run; stored ones remain, unless they are named again.
 
-    One that this run does not allow is recorded with the reason, and said on standard error.
+    One that this run does not allow is stored with the reason, which is also reported on standard error.
 
     Args:
         config: of the run.
@@ -60,7 +59,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
         names: as :func:`asked` gives them.
 
     Raises:
-        DataError: the run has not finished, is damaged, or ran on other data.
+        DataError: the run is unfinished, is damaged, or ran on other data.
     """
     files = RunFiles(directory)
     about = _analysed(files)
@@ -85,7 +84,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
             result = AnalysisResult() if reason is not None else ANALYSES[base].compute(run_left)
             if reason is not None:
                 tell(f"{name}: left out, {reason}")
-            if index.pop(name, None) is not None:  # first: who is stopped between its files has not done it
+            if index.pop(name, None) is not None:  # first: an interrupted analysis must not be in the index
                 write_json(files.analyses / "index.json", {**about, "analyses": index})
             _store(files, name, result)
             index[name] = {"skipped": reason, "notes": list(result.notes), "chosen": config.evaluation.shown_by(name)}
@@ -93,7 +92,7 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
 
 
 def _left(files: RunFiles, experiment: Experiment, number: int | None) -> FinishedRun:
-    """What a run left when it had finished, or after a round of which it kept a snapshot."""
+    """Return the finished run, or its snapshot after a round."""
     from flcore.analyses.base import FinishedRun
     from flcore.io.records import Record, load_record
 
@@ -107,14 +106,14 @@ def _left(files: RunFiles, experiment: Experiment, number: int | None) -> Finish
 
 
 def asked(config: Config) -> list[str]:
-    """Every analysis that a run asks for: of the finished run, then of its snapshots."""
+    """Return all analyses that a run requests: of the finished run, then of its snapshots."""
     return with_snapshots(config.evaluation.analyses, config.evaluation.snapshots)
 
 
 def left(config: Config, directory: Path) -> list[str]:
-    """Those of :func:`asked` that a run's folder does not hold, or that were made of other clients, classes or samples.
+    """Return the analyses of :func:`asked` that a folder lacks, or has of other clients, classes or samples.
 
-    One that could not be done is held too.
+    A skipped analysis is not missing.
     """
     files = RunFiles(directory)
     index = _index(files)
@@ -126,9 +125,9 @@ def left(config: Config, directory: Path) -> list[str]:
 
 
 def load(directory: Path) -> list[StoredAnalysis]:
-    """The analyses in a run's folder, in the order of the registry; none where they belong to an earlier run.
+    """Return the analyses in a run's folder, in the order of the registry.
 
-    Or to results of this one that are not there any more, since it was trained again.
+    Those of an earlier run, or of results that a later training has replaced, are left out.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -148,15 +147,15 @@ def load(directory: Path) -> list[StoredAnalysis]:
 
 
 def _place(name: str) -> tuple[int, float]:
-    """In the order of the registry; snapshots in their order, before the finished run."""
+    """Return a sort key: the order of the registry; snapshots in their order, before the finished run."""
     base, number = without_round(name)
     return list(SUMMARIES).index(base), float("inf") if number is None else number
 
 
 def _analysed(files: RunFiles) -> dict[str, str]:
-    """What is analysed: a run, and the results that it has now; trained again by other code it has others."""
+    """Return the run and a digest of its results, which differ after training by other code."""
     digest = hashlib.sha256()
-    # Of clients that share nothing the server has nothing to show: their losses are in the history.
+    # No server state if clients share nothing; their losses are in the history.
     for path in (files.history, files.server):
         if path.exists():
             with path.open("rb") as file:
@@ -165,12 +164,12 @@ def _analysed(files: RunFiles) -> dict[str, str]:
 
 
 def _index(files: RunFiles) -> dict[str, Any]:
-    """What was analysed of the results that lie there, without what has lost its data."""
+    """Return the index entries of the present results whose data exist."""
     path = files.analyses / "index.json"
     if not path.exists():
         return {}
     stored, about = read_json(path), _analysed(files)
-    known = {"results": about["results"], **stored}  # an index of an earlier version does not say of which
+    known = {"results": about["results"], **stored}  # an index of an earlier version has no results
     if any(known.get(key) != own for key, own in about.items()):
         return {}
     return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(files, name)}
@@ -181,7 +180,7 @@ def _has_data(files: RunFiles, name: str) -> bool:
 
 
 def _store(files: RunFiles, name: str, result: AnalysisResult) -> None:
-    """Write what there is of arrays and rows, and drop what an earlier analysis left."""
+    """Write arrays and rows, and remove the files of an earlier analysis."""
     remove_stale_temp(files.analyses)
     array_file, table_file = files.analyses / f"{name}.npz", files.analyses / f"{name}.csv"
     disk.remove(array_file, missing_ok=True)

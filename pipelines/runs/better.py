@@ -1,7 +1,7 @@
-"""Which way a figure is better, and in what unit people read it: declared here by name, never guessed.
+"""Directions and units of metrics: declared here by name, never guessed.
 
-A name is that of `metrics.json`, dotted where it is nested, or of MLflow. A figure that is not declared has no best: no
-table marks it, and nothing searches by it. Without torch.
+A name is a key of `metrics.json`, dotted if nested, or a name in MLflow. A metric without a declared direction has no
+best value: no table marks it, and nothing searches by it. Without torch.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _DECLARED: dict[str, Direction] = {
     **dict.fromkeys(sorted(_LOST_SHARES | _BYTES | _COSTS), "lower"),
 }
 _COST_GROUPS = ("time", "energy", "clock", "comm", "loss")
-"""MLflow groups in which undeclared figures are costs."""
+"""MLflow groups whose undeclared metrics are costs."""
 
 _FREE_GROUPS = ("server", "analyses")
-"""Their names are a method's or an analysis's own, and may be those of figures above."""
+"""Groups with names from methods and analyses, which may equal the names above."""
 
 _TO_TARGET = ("rounds_to_target", "bytes_to_target")
 
 
 def direction(name: str) -> Direction | None:
-    """Return which way a figure is better; None where that is not declared.
+    """Return the better direction of a metric; None if it is not declared.
 
     >>> direction("tasks.roundwise_forgetting"), direction("bytes_up_by_kind.model"), direction("tasks/final_a_glo")
     ('lower', 'lower', 'higher')
@@ -64,12 +64,12 @@ def direction(name: str) -> Direction | None:
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether a figure is declared to be a cost, or a loss."""
+    """Return whether a metric is declared to be a cost or a loss."""
     return direction(name) == "lower"
 
 
 def unit(name: str) -> MetricUnit:
-    """Return the unit in which people read a figure.
+    """Return the unit in which a metric is printed.
 
     >>> unit("top1_global"), unit("bytes_up_by_kind.model"), unit("seconds"), unit("server.kl")
     ('share', 'bytes', 'number', 'number')
@@ -79,15 +79,15 @@ def unit(name: str) -> MetricUnit:
 
 
 def is_share(name: str) -> bool:
-    """Return whether people read a figure in percent: an accuracy, or a difference of accuracies."""
+    """Return whether a metric is printed in percent: an accuracy, or a difference of accuracies."""
     return unit(name) == "share"
 
 
 def check_direction(name: str, key: str = "--metric") -> None:
-    """Refuse to look for the best in a figure that has none.
+    """Refuse a metric without a declared direction.
 
     Args:
-        name: of the figure. key: what asks for it.
+        name: of the metric. key: the option or key that names it, for the error.
 
     Raises:
         ConfigError: its direction is not declared.
@@ -99,7 +99,7 @@ def check_direction(name: str, key: str = "--metric") -> None:
 
 
 def _declared(name: str) -> str | None:
-    """Return the declared figure that a name refers to."""
+    """Return the declared metric that a name refers to."""
     parts = re.split(r"[./]", name)
     if parts[0] in _FREE_GROUPS:
         return None

@@ -1,15 +1,15 @@
-"""Prepared data, partitions and finished runs, found by what they hold: shared by all commands typed in one folder.
+"""The cache: prepared data, partitions and finished runs by content, shared by all commands typed in one folder.
 
 Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CACHE names)::
 
     prepared/<fingerprint>/      data as `flcore` writes them
     partitions/<fingerprint>/    partitions
-    index/                       which request gave which of them; where runs have finished; their time and memory
+    index/                       request to fingerprint; folders of finished runs; their time and memory
 
-A request is everything that can change the answer: the section of the configuration, the source code that carries it
-out, the packages that it uses, and size, times and inodes of the files that are read. So nothing is prepared, divided or trained
-twice, nothing is copied into a run's folder (:mod:`pipelines.runs.inputs` says where a run's data lie), and deleting
-the cache costs time only.
+A request is everything that can change the result: the section of the configuration, the source code that computes it,
+the packages that it uses, and size, times and inodes of the files that are read. So nothing is prepared, divided or
+trained twice, and nothing is copied into a run's folder (:mod:`pipelines.runs.inputs`). Deleting the cache costs time
+only.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
-_DIGITS = 16  # of a fingerprint, in names of folders
+_DIGITS = 16  # digits of a fingerprint in names of folders
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
-_PACKAGES = ("torch", "torchvision", "pillow", "scikit-learn", "numpy")  # that decode images, resize and draw
+_PACKAGES = ("torch", "torchvision", "pillow", "scikit-learn", "numpy")  # they decode images, resize and draw
 _CURE = "delete it, nothing but time is lost"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took; None: nobody knows.
+    """The cost of a run; None: unknown.
 
     Attributes:
-        seconds: of training on one core: with workers inside, those of all of them.
+        seconds: of training on one core; with workers inside, the sum over all of them.
         peak: bytes of memory of a process that trains inline.
     """
 
@@ -63,25 +63,25 @@ class Cost:
 
 
 class Cache:
-    """What was made before, and where."""
+    """An index of earlier results and their folders."""
 
     def __init__(self, root: Path) -> None:
-        """Use a folder, which is made when something is put there."""
+        """Use a folder, which is created with its first entry."""
         self.root = root
 
     @classmethod
     def here(cls) -> Cache:
-        """The cache of the working directory, or the one that the environment names; DataError: see check_path."""
+        """Return the cache of the working directory, or that of the environment variable; DataError: see check_path."""
         return cls(check_path(Path(os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).absolute()))
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
     def prepared(self, config: Config, *, look: bool = False) -> Path:
-        """The folder of the prepared data of a configuration; made if nobody has made it.
+        """Return the folder of a configuration's prepared data; prepare them if it is missing.
 
         Args:
-            config: says which.
-            look: at every image too, and make them again where one is damaged; it takes as long as to read them.
+            config: of the data.
+            look: also check every image, and prepare again if one is damaged; takes as long as reading them.
 
         Raises:
             DataError: the source's files are missing or damaged, or changed while they were read.
@@ -104,10 +104,10 @@ class Cache:
         return self._made("prepared", request, make, load)
 
     def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
-        """Do what looks at every image; again where one of this cache was damaged, once they are made again.
+        """Call a function that reads all images; prepare damaged ones of this cache again, and call it again.
 
         Args:
-            config: of which the data are. prepared: where they lie. work: raises DataError where they are damaged.
+            config: of the data. prepared: their folder. work: raises DataError if they are damaged.
         """
         try:
             return work()
@@ -117,7 +117,7 @@ class Cache:
             return work()
 
     def _mended(self, config: Config, prepared: Path) -> bool:
-        """Make prepared data again if they lie here and are damaged; whether that was so."""
+        """Prepare damaged data of this cache again; return whether they were damaged."""
         if prepared.parent != self.root / "prepared":
             return False
         try:
@@ -127,7 +127,7 @@ class Cache:
         return False
 
     def partition(self, config: Config, prepared: Path) -> Path:
-        """The folder of a configuration's partition of prepared data; made if nobody has made it.
+        """Return the folder of a configuration's partition of prepared data; partition them if it is missing.
 
         Raises:
             DataError: the request cannot be met.
@@ -154,13 +154,13 @@ class Cache:
         make: Callable[[Path], str],
         load: Callable[[Path], str],
     ) -> Path:
-        """The folder that answers a request.
+        """Return the folder for a request; make it if it is missing.
 
         Args:
             kind: of folder.
-            request: what it is asked for.
-            make: fills a folder and returns the fingerprint of what it holds.
-            load: the fingerprint of what a folder holds; raises DataError where that is damaged.
+            request: all inputs.
+            make: fills a folder and returns the fingerprint of its content.
+            load: returns the fingerprint of a folder's content; raises DataError if it is damaged.
         """
         name = _digest(request)
         entry = self.root / "index" / kind / f"{name}.json"
@@ -169,17 +169,17 @@ class Cache:
             found = known.get("fingerprint")
             if isinstance(found, str) and _FINGERPRINT.fullmatch(found) and _digest(known.get("request")) == name:
                 place = self.root / kind / found[:_DIGITS]
-                with suppress(DataError):  # damaged, or somebody has deleted it: made again
+                with suppress(DataError):  # damaged or deleted: made again
                     if load(place) == found:
                         return place
             unfinished = self.root / kind / f".{name[:_DIGITS]}"
-            disk.remove_tree(unfinished)  # what a process that was killed has left would be part of the data
+            disk.remove_tree(unfinished)  # files of a killed process would become part of the data
             disk.make_folder(unfinished)
             fingerprint = make(unfinished)
             place = self.root / kind / fingerprint[:_DIGITS]
-            with self._alone(entry.with_name(f"{fingerprint}.json")):  # another request may give the same, just now
+            with self._alone(entry.with_name(f"{fingerprint}.json")):  # another request may give the same content now
                 try:
-                    is_there = load(place) == fingerprint  # and somebody may be reading it
+                    is_there = load(place) == fingerprint  # another process may be reading it
                 except DataError:
                     is_there = False
                 if is_there:
@@ -192,7 +192,7 @@ class Cache:
 
     @contextmanager
     def _alone(self, entry: Path) -> Iterator[None]:
-        """Let one process at a time answer a request, or put a folder where all look for what it holds."""
+        """Let one process at a time answer a request, or publish a folder."""
         disk.make_folder(entry.parent)
         with disk.open_lock(entry.with_suffix(".lock")) as file:
             take_lock(file, wait=True)
@@ -201,7 +201,7 @@ class Cache:
     # ---- runs ----------------------------------------------------------------------------------------------------
 
     def note_run(self, directory: Path, config: Config) -> None:
-        """Remember where a run has finished, and how long its training took."""
+        """Store the folder of a finished run, and its training time."""
         about = read_run_config(directory)
         entry = self.root / "index" / "runs" / f"{about['config_hash']}.json"
         with self._alone(entry):
@@ -210,27 +210,27 @@ class Cache:
         self.note_seconds(config, sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values()))
 
     def note_seconds(self, config: Config, seconds: float) -> None:
-        """Remember how long the training of a run takes; with workers inside, they all take as long."""
+        """Store the training time of a run; with workers inside, multiplied by their number."""
         spent = seconds * max(config.engine.worker_count, 1)
         write_json(self._known("seconds", kind_of(config)), {"seconds": spent, "method": config.method.name})
 
     def note_peak(self, config: Config, peak: int) -> None:
-        """Remember the bytes of memory that a run's process took at most; with workers inside, it is none of it all."""
+        """Store the peak memory of a run's process, in bytes; skipped with workers inside, as it would lack theirs."""
         if config.engine.worker_count == 0:
             write_json(self._known("memory", kind_of(config)), {"peak": peak, "method": config.method.name})
 
     def finished_run(self, run_hash: str, code: str) -> Path | None:
-        """The folder in which a run has finished under the same code; None if there is none any more."""
+        """Return a folder in which a run has finished under the same code; None if there is none now."""
         match _read_or_empty(self.root / "index" / "runs" / f"{run_hash}.json").get(code):
             case [str(folder), str(results)]:
-                with suppress(DataError, OSError):  # damaged, or in another's home: nothing to take from there
-                    # Another revision may have been checked out there, of which DVC knows the results alone.
+                with suppress(DataError, OSError):  # damaged, or not readable: cannot be reused
+                    # DVC may have checked out another revision there, with other results.
                     if has_finished(Path(folder), run_hash, code) and _results(Path(folder)) == results:
                         return Path(folder)
         return None
 
     def cost(self, kind: str) -> Cost:
-        """What the same took before, by :func:`kind_of`."""
+        """Return the cost of earlier runs of the same kind, by :func:`kind_of`."""
         seconds = _read_or_empty(self._known("seconds", kind)).get("seconds")
         peak = _read_or_empty(self._known("memory", kind)).get("peak")
         return Cost(
@@ -243,9 +243,9 @@ class Cache:
 
 
 def kind_of(config: Config) -> str:
-    """What all runs share that take as long and as much memory: everything that can change a result, but for seeds.
+    """Return a key that is equal for runs of equal time and memory: everything that can change a result except seeds.
 
-    A plan with ``auto`` does not know yet whether its steps are compiled, so that does not count.
+    Whether steps are compiled is left out: a plan with ``auto`` does not know it yet.
     """
     identity = config.identity()
     identity["engine"] = {k: v for k, v in identity["engine"].items() if k not in ("stack", "compile")}
@@ -254,7 +254,7 @@ def kind_of(config: Config) -> str:
 
 
 def _looked_at(folder: Path) -> str:
-    """The fingerprint of prepared data, by their content.
+    """Return the fingerprint of prepared data, by their content.
 
     Raises:
         DataError: they are damaged.
@@ -269,10 +269,10 @@ _NOT_PREPARED = ("augmentation", "download")
 
 
 def has_finished(directory: Path, run_hash: str, code: str) -> bool:
-    """Whether a folder holds a run of this hash that this code finished.
+    """Return whether a folder has a run of this hash that this code finished.
 
     Raises:
-        DataError: it does, and its results have changed since.
+        DataError: it has, but its results were changed later.
     """
     files = RunFiles(directory)
     if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
@@ -285,7 +285,7 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
 
 
 def _results(directory: Path) -> str:
-    """A fingerprint of what a finished run gave; whoever deletes or alters some of it has no whole run to share."""
+    """Return a fingerprint of a finished run's results; a run with deleted or altered results is not shared."""
     files = RunFiles(directory)
     digests = []
     for path in (files.metrics, files.history, files.model, files.server, *files.records()):
@@ -303,20 +303,20 @@ def place(
     add: Callable[[Path], object] = lambda folder: None,
     unless: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Put what lies in one folder into another, sharing the large files' bytes on disk where that is possible.
+    """Copy a folder's content into another one, with hard links for large files if possible.
 
-    All of it appears at once: half a run would look like a whole one.
+    It appears at once: half a run would look complete.
 
     Args:
         kind: of both folders.
-        source: stays as it is; its files are never written to, only replaced.
-        target: replaced if it is there.
-        add: is called with the copy before it appears, and may change it.
-        unless: is asked when nobody else can work in the target any more; where it says so, that stays as it is.
+        source: remains unchanged; its files are never written to, only replaced.
+        target: replaced if it exists.
+        add: called with the copy before it appears; may change it.
+        unless: called when the target is locked; if true, the target remains.
 
     Raises:
-        ConfigError: something lies in the target that is not of this kind, or it cannot be replaced.
-        RunError: another process is at work in the target.
+        ConfigError: the target has content that is not of this kind, or cannot be replaced.
+        RunError: another process is using the target.
     """
     target = target.resolve()  # "." has no name, and a link cannot be replaced by a folder
     if not may_be_replaced(kind, target):
@@ -338,7 +338,7 @@ def _copy(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _copy(path, target / path.name)
-        elif path.name == TRACKED or not path.name.startswith("."):  # else locks, and what a killed process has left
+        elif path.name == TRACKED or not path.name.startswith("."):  # else locks and files of a killed process
             _link_or_copy(path, target / path.name)
 
 
@@ -351,7 +351,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _read_or_empty(path: Path) -> dict[str, Any]:
-    """A file of the index; one that is not there, or damaged, says nothing."""
+    """Return a file of the index; empty if it is missing or damaged."""
     try:
         return read_json(path, _CURE)
     except DataError:

@@ -1,12 +1,12 @@
-"""By which of its parameters people compare a run with others; the rest of them is only in its ``config.json``.
+"""Parameters by which a run is compared with others; the rest is only in its ``config.json``.
 
 A parameter counts
 
-- that says what the run is an instance of, or how much work it was: seed, names, :data:`ALWAYS`;
-- of the method, that tuning explores or an ablation switches off, whatever its value;
-- whose value is not the default.
+- that identifies the run, or sets its amount of work: seed, names, :data:`ALWAYS`;
+- of the method, that tuning explores or an ablation switches off, with any value;
+- that does not have its default value.
 
-So every run of a sweep has the column that is swept, and two columns that are equal for all runs there are stay away.
+So every run of a sweep has the swept column, and two columns that are equal for all its runs are left out.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ALWAYS = frozenset(
         *(f"local.{key}" for key in ("epochs", "steps", "batch_size", "optimizer", "lr")),
     }
 )
-"""Dotted keys that people compare by although they may have their default value."""
+"""Dotted keys that count even with their default value."""
 
 
 _NOTHING_SPECIAL = {"engine.stack": "false", "engine.compile": "none"}
-"""Key → value that counts as little as the default ``auto``, which stands for it in most runs."""
+"""Key → value that counts as little as the default ``auto``, which chooses it for most runs."""
 
 
 def compared_by(config: Config) -> list[str]:
-    """The dotted keys of a run's identity that count, in order."""
+    """Return the dotted keys of a run's identity that count, in order."""
     chosen = {"data": config.source, "partition": config.partitioner, "model": config.model_spec}
     declarations = {section: [type(entry), SHARED[section]] for section, entry in chosen.items()}
     declarations |= {"method": [type(config.method)], **{section: [cls] for section, cls in PLAIN.items()}}
@@ -63,7 +63,7 @@ def compared_by(config: Config) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as text: keys joined by dots, lists as JSON, strings as they are.
+    """Return nested values as text: keys joined by dots, lists as JSON, strings unchanged.
 
     >>> flatten({"partition": {"alpha": 0.1, "sizes": [1, 2]}, "seed": 3})
     {'partition.alpha': '0.1', 'partition.sizes': '[1, 2]', 'seed': '3'}

@@ -1,4 +1,4 @@
-"""Figures of a run that follow from its records and are in no file: they can be new without any run being new."""
+"""Metrics that follow from a run's records and are in no file: a new one needs no new run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from statistics import fmean
 
 DERIVED = ("macro_acc", "rounds_to_convergence")
-"""Their names."""
+"""Names of these metrics."""
 
 
 def rounds_to_convergence(
     accuracies: Sequence[tuple[int, float | None]], window: int = 10, patience: int = 20, improvement: float = 0.001
 ) -> int | None:
-    """First round after which the moving average does not improve any more; None where it still did at the end.
+    """Return the first round after which the moving average does not improve; None if it improved until the end.
 
-    GFPL prints rounds until convergence without saying what that is; this is the rule of evaluation.md, section 3: the
+    GFPL reports rounds until convergence without a definition; this is the rule of evaluation.md, section 3: the
     average of the last ten ``mean_local`` gains less than 0.1 point within the next twenty.
 
     Args:
-        accuracies: round and accuracy of every evaluated round, oldest first; None where nobody could be scored.
-        window: evaluated rounds that are averaged. patience: those that are waited. improvement: what counts as one.
+        accuracies: round and accuracy of every evaluated round, oldest first; None if no client could be scored.
+        window: evaluated rounds to average. patience: evaluated rounds to wait. improvement: least gain that counts.
     """
     known = [(number, value) for number, value in accuracies if value is not None]
     values = [value for _, value in known]
@@ -34,7 +34,7 @@ def rounds_to_convergence(
 def derived(
     class_acc: Sequence[float | None] | None, mean_local: Sequence[tuple[int, float | None]]
 ) -> dict[str, float | None]:
-    """Them by name.
+    """Return derived metrics by name.
 
     Args:
         class_acc: of the global model by class, None for a class that the test set lacks; None without such a model.

@@ -1,4 +1,4 @@
-"""Whether files have changed, without reading them: what the cache asks of images that it has prepared."""
+"""Detection of changed files without reading them, for the images that the cache has prepared."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def state_of(places: Iterable[Path]) -> str:
-    """A digest of name, size, times and inode of files and of all files below folders, at any depth.
+    """Return a digest of name, size, times and inode of files and of all files below folders, at any depth.
 
-    Renaming a file, or setting its time back, changes the inode of that name or the time of the last status change.
+    Renaming a file changes the inode of its name; setting its time back changes the time of its last status change.
 
-    Links stand for what they lead to. Hidden names are left out: file managers and protofl itself keep such beside
-    images. So is what cannot be looked at: whoever reads it says what is wrong, if it is needed.
+    Links are followed. Hidden names are left out: file managers and protofl itself write such files next to images.
+    So are unreadable ones: a reader reports the error if it needs them.
     """
     digest = hashlib.sha256()
     for place in places:
@@ -35,7 +35,7 @@ def state_of(places: Iterable[Path]) -> str:
 
 
 def refuse_linked_folders(root: Path) -> None:
-    """Refuse folders below ``root`` that are links: DVC does not look into them. Hidden ones are left out.
+    """Refuse links to folders below ``root``, which DVC does not follow. Hidden ones are ignored.
 
     Raises:
         DataError: there is one.
@@ -51,15 +51,15 @@ def refuse_linked_folders(root: Path) -> None:
 
 
 def source_state(config: Config) -> str | None:
-    """Return the state of the files that the configured source reads; None where no folder is named."""
+    """Return the state of the files that the configured source reads; None if it reads no folder."""
     return None if config.data.root is None else state_of(config.source.places(given_path(config.data.root)))
 
 
 def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """What lies at a path, by names relative to the first, in order of names.
+    """Yield the files at a path, in order of their relative names.
 
     Args:
-        path: a file or a folder. above: device and inode of the folders that it lies in. name: of it.
+        path: a file or a folder. above: device and inode of its parent folders. name: of the path.
     """
     about = _looked_at(path)
     if about is None:
@@ -68,7 +68,7 @@ def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iter
         yield name, about
         return
     here = (about.st_dev, about.st_ino)
-    if here in above:  # a link back to where it lies
+    if here in above:  # a link to a parent
         return
     names, inside = list[str](), above | {here}
     with suppress(OSError), os.scandir(path) as entries:
@@ -78,7 +78,7 @@ def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iter
 
 
 def _looked_at(path: str) -> os.stat_result | None:
-    for look in (os.stat, os.lstat):  # of a link that leads nowhere: itself
+    for look in (os.stat, os.lstat):  # for a broken link: the link itself
         with suppress(OSError):
             return look(path)
     return None

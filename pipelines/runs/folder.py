@@ -1,6 +1,6 @@
-"""A run's folder as it is at this moment, finished or still training: its files as JSON values, read once.
+"""A run's folder now, finished or training: its files as JSON values, read once.
 
-:func:`pipelines.runs.record.load_run` makes typed figures of a finished run from the same files.
+:func:`pipelines.runs.record.load_run` makes a typed record of a finished run from the same files.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pipelines.runs.layout import read_json
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run's folder says.
+    """The content of a run's folder.
 
     Attributes:
         directory: the folder.
         config: the resolved configuration, nested; never with the section ``tracking``, which may hold a password.
-        identity: what of it can change a result (:meth:`flcore.config.schema.Config.identity`).
+        identity: its part that can change a result (:meth:`flcore.config.schema.Config.identity`).
         config_hash: names the run: identity, data and partition.
         code: SHA-256 of the sources that the run uses.
         environment: versions, class of processor, device, hashes of code and lock.
         history: a record per evaluated round, in order of rounds.
-        timing: what ``timing.json`` holds; while the run trains, its ``rounds`` alone: a record per leg, in order.
-        metrics: what ``metrics.json`` holds; None while the run is not finished.
+        timing: ``timing.json``; while the run trains, only its ``rounds``: a record per leg, in order.
+        metrics: ``metrics.json``; None while the run is not finished.
         study: name of the study that this is the record of (`pipelines/tuning`): its rounds are trials; None for a run.
     """
 
@@ -49,7 +49,7 @@ class RunFolder:
 
     @property
     def legs(self) -> Sequence[Mapping[str, Any]]:
-        """Seconds and times of day per leg, in order."""
+        """Return seconds and times of day per leg, in order."""
         return self.timing.get("rounds") or ()
 
 
@@ -88,13 +88,13 @@ def read_folder(directory: Path) -> RunFolder:
 
 
 def has_whole_results(directory: Path) -> bool:
-    """Whether a run has finished in a folder, and what it left is what it wrote; damaged results cannot be compared."""
+    """Return whether a run has finished in a folder and its results are undamaged, so that they can be compared."""
     files = RunFiles(Path(directory))
     if not files.metrics.exists():
         return False
     try:
         check_seal(files.directory)
-        if files.config.exists():  # it does not come by DVC
+        if files.config.exists():  # DVC does not fetch it
             read_run_config(files.directory)
     except DataError:
         return False
@@ -108,13 +108,13 @@ def is_in_use(directory: Path) -> bool:
             return False
     except RunError:
         return True
-    except OSError:  # nothing can be written there
+    except OSError:  # the folder is read-only
         return False
 
 
 def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
-    """History, timing, and whether training has ended; it may end while this reads."""
-    if not files.history.exists():  # written when it has ended; until then the one that training works on is with the checkpoint
+    """Return history, timing, and whether training has ended, which may happen during the call."""
+    if not files.history.exists():  # written at the end of training; before it, the history is in the checkpoint
         try:
             history, timing = _under_way(files.checkpoint)
         except DataError:
@@ -127,9 +127,9 @@ def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool
 
 
 def _under_way(checkpoint: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """History and timing of the complete rounds; what is written behind them belongs to a round that may be repeated.
+    """Return history and timing of the complete rounds; later lines belong to a round that may be repeated.
 
-    Of a run that was given up, its history may be all that was kept.
+    A run that was given up may have kept its history only.
     """
     state = checkpoint / "state.json"
     complete = read_json(state)["round"] if state.exists() else math.inf
@@ -140,7 +140,7 @@ def _under_way(checkpoint: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``.jsonl`` file, in order, none where there is none; a last line that is being written is left.
+    """Return the records of a ``.jsonl`` file, in order; none without a file. An incomplete last line is ignored.
 
     Raises:
         DataError: a line before the last is damaged, or one is no object.

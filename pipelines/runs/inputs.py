@@ -1,4 +1,4 @@
-"""Where data and partition of a run lie: said in ``inputs.json`` of its folder, a file that names this machine."""
+"""Folders of a run's data and partition, in ``inputs.json`` of its folder, a file for this machine only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CURE = "the command that made the run makes them again"
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is made from.
+    """The inputs of a run.
 
     Attributes:
         prepared: folder of the prepared data. partition: of the partition.
@@ -27,11 +27,11 @@ class Inputs:
 
 
 def write_inputs(directory: Path, inputs: Inputs, into: Path | None = None) -> None:
-    """Remember where a run's data lie, seen from its folder.
+    """Write the folders of a run's data, relative to its own.
 
     Args:
         directory: of the run. inputs: its data.
-        into: the folder that will be the run's; None: it is.
+        into: the run's later folder; None: ``directory``.
     """
     home = directory.absolute()
     places = {"prepared": inputs.prepared, "partition": inputs.partition}
@@ -40,12 +40,12 @@ def write_inputs(directory: Path, inputs: Inputs, into: Path | None = None) -> N
 
 
 def inputs_of(directory: Path) -> Inputs:
-    """Where a run's data lie: as ``inputs.json`` says, or in the run's own folder, where `flcore` leaves them.
+    """Return the inputs of a run: from ``inputs.json``, or from the run's own folder, where `flcore` leaves them.
 
-    A run that came by DVC has neither; its data lie two folders above it, as in ``artifacts/``.
+    A run from DVC has neither; its data are two folders above it, as in ``artifacts/``.
 
     Raises:
-        DataError: they are not there any more, or are others than those of the run.
+        DataError: they are missing, or are not those of the run.
     """
     files = RunFiles(directory)
     places = _places(files)
@@ -63,7 +63,7 @@ def inputs_of(directory: Path) -> Inputs:
 
 
 def _places(files: RunFiles) -> list[Inputs]:
-    """Where to look, the likeliest first."""
+    """Return the candidates, the likeliest first."""
     home, said = files.directory.absolute(), files.directory / "inputs.json"
     places = [Inputs(files.prepared, files.partition)]
     seed = _metrics(files).get("seed")
@@ -73,7 +73,7 @@ def _places(files: RunFiles) -> list[Inputs]:
         seen = [place for key in ("prepared", "partition") if isinstance(place := stated.get(key), str)]
         if len(seen) < 2:
             raise DataError(f"{said}: damaged, does not say where prepared data and partition lie; {_CURE}")
-        # Normalised, not resolved: a link in the path stays the name that people know.
+        # Normalised, not resolved: a link in the path keeps its name.
         places.insert(0, Inputs(*(Path(os.path.normpath(home / place)) for place in seen)))
     return places
 

@@ -1,7 +1,7 @@
-"""What kinds of values stand in a run's JSON files, so that whoever reads them finds numbers where numbers belong.
+"""Types of the values in a run's JSON files, so that readers find numbers where they expect them.
 
-A check sum says that nothing has changed since a file was written; this is for files that have none, or that somebody
-else has written. Only what is read is looked at; null is a value of every kind.
+A check sum shows that a file is unchanged; this is for files without one, or from other programs. Only values that are
+read are checked; null is of every type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flcore.core.errors import DataError
 from flcore.core.text import shorten
 
 CURE = "run this method again"
-"""What helps a run whose files are not whole."""
+"""Advice for a run with damaged files."""
 
 NUMBER, COUNT, TEXT = "a number", "a whole number", "a text"
 NUMBERS = {"*": NUMBER}
@@ -27,7 +27,7 @@ HISTORY: Mapping[str, Any] = {
     "round": COUNT,
     "tasks": {"by_task": [NUMBER], "by_task_global": [NUMBER]},
 }
-"""Of a record of ``history.jsonl``."""
+"""Types in a record of ``history.jsonl``."""
 
 TIMING: Mapping[str, Any] = {
     "joules": NUMBERS,
@@ -44,7 +44,7 @@ TIMING: Mapping[str, Any] = {
     "began_ms": COUNT,
     "ended_ms": COUNT,
 }
-"""Of ``timing.json``."""
+"""Types in ``timing.json``."""
 
 METRICS: Mapping[str, Any] = {
     **dict.fromkeys(("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local"), NUMBER),
@@ -60,17 +60,17 @@ METRICS: Mapping[str, Any] = {
     "privacy": {"epsilon": NUMBER, "delta": NUMBER},
     "tasks": {"last_epochs": {}, "stage_ends": [{"round": COUNT}]},
 }
-"""Of ``metrics.json``."""
+"""Types in ``metrics.json``."""
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Refuse a value of another kind.
+    """Refuse a value of another type.
 
     Args:
-        value: as read from JSON.
-        kind: :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the kind of its items, or a mapping with the kinds of keys that
-            may be there, ``*`` for all of them.
-        where: for the error, the file.
+        value: from JSON.
+        kind: :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the type of its items, or a mapping with the
+            types of keys that may be present, ``*`` for all of them.
+        where: the file, for the error.
 
     Raises:
         DataError: it is; names the place in the file.

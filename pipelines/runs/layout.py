@@ -1,4 +1,4 @@
-"""Small files written all or nothing, with the same bytes for the same content."""
+"""Small files that are written atomically, with the same bytes for the same content."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["TRACKED", "RunFiles", "read_json", "write_json", "write_text"]
 
 
 TRACKED = ".mlflow.json"
-"""In a run folder: its run in MLflow, by store."""
+"""File in a run folder: its run in MLflow, by store."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
         DataError: missing, or no JSON object.

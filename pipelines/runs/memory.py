@@ -1,18 +1,18 @@
-"""Memory of runs, in bytes: what one will need, estimated from its configuration; what one took; what there is.
+"""Memory of runs, in bytes: estimates from a configuration, measured peaks, and free memory.
 
-An estimate is of one process that trains inline, ``process`` bytes of which it takes in any case::
+An estimate is for one process that trains inline; ``process`` bytes are its size before training::
 
-    process + 200 MiB                         interpreter, torch, this library; what training loads besides
+    process + 200 MiB                         interpreter, torch, this library; libraries that training loads
     + 1.5 x (  stored images                  mapped files, touched bit by bit
-             + 2 x 4 x pixels x n             n images of the client that has most, or of a stack of such
-             + 4 x P x (4 + 3 x K)            P weights: model, gradients, momentum, a sum; of each of a round's
-                                              K clients a message, what it keeps, and a copy on its way
-             + 4 x A x (3 x b + e))           A numbers that a pass over one image makes; b images in a training
-                                              batch (forward, backward, on the way), e in one of evaluation
-    + engine.stack_memory_mb                  where clients are trained stacked
-    + 600 MiB                                 where the model is compiled
+             + 2 x 4 x pixels x n             n images of the largest client, or of a stack of such clients
+             + 4 x P x (4 + 3 x K)            P weights: model, gradients, momentum, a sum; for each of a round's
+                                              K clients a message, its state, and a copy in transit
+             + 4 x A x (3 x b + e))           A activations of one image; b images in a training batch (forward,
+                                              backward, temporary), e in one of evaluation
+    + engine.stack_memory_mb                  if clients are trained stacked
+    + 600 MiB                                 if the model is compiled
 
-It is meant to be too much rather than too little; whoever has finished once is known better.
+It is meant to be rather too much than too little; the measured peak of a finished run replaces it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MARGIN = 1.5
 
 
 def estimate(config: Config, inputs: Inputs, process: int) -> int:
-    """What a process that trains a run inline will take at most, by the formula above.
+    """Return the estimated peak memory of a process that trains a run inline, by the formula above.
 
     Args:
         config: of the run. inputs: its data.
-        process: bytes of a process that has imported what training needs.
+        process: bytes of a process that has imported everything that training needs.
 
     Raises:
         DataError: data are missing or damaged. ConfigError: the model cannot read them.
@@ -62,7 +62,7 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
         if not list(part.children())
     ]
     shape = experiment.dataset.meta.shape
-    # A model that cannot answer a black image says so in its run, which is where people look.
+    # If a model fails on a black image, the run itself reports the error.
     with torch.no_grad(), suppress(Exception):
         module.eval()(torch.zeros(1, *shape))
     for hook in hooks:
@@ -86,24 +86,24 @@ def estimate(config: Config, inputs: Inputs, process: int) -> int:
 
 
 def _numbers(answer: object) -> int:
-    """Of a tensor, or of what is nested in tuples."""
+    """Return the count of numbers in a tensor, or in nested tuples of tensors."""
     if isinstance(answer, tuple | list):
         return sum(map(_numbers, answer))
     return int(getattr(answer, "numel", int)())
 
 
 def free_memory() -> float:
-    """Bytes that can be had without swapping, by machine and by container; plenty where neither says."""
+    """Return the bytes that are free without swapping, by machine and container; infinite if unknown."""
     told = _fields(Path("/proc/meminfo")).get("MemAvailable:")
     machine = float("inf") if told is None else told * 1024
     return min(machine, _free_in(Path("/sys/fs/cgroup")))
 
 
 def _free_in(group: Path) -> float:
-    """Of a control group, as containers are given one; what its files keep in memory can be had."""
+    """Return the free memory of a control group, as containers have one; its file cache counts as free."""
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # none, or "max"
+    except (OSError, ValueError):  # missing, or "max"
         return float("inf")
     return float(limit - used + _fields(group / "memory.stat").get("inactive_file", 0))
 
@@ -112,31 +112,31 @@ def _free_in(group: Path) -> float:
 
 
 def reset_peak() -> None:
-    """Give back what is not used, and let :func:`peak` count from here, where the system allows that."""
+    """Free unused memory and start a new measurement of :func:`peak`, if the system allows it."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # GNU's C library alone has it
+    with suppress(OSError, AttributeError):  # only GNU's C library has it
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """The most memory that this process has had at once since :func:`reset_peak`; else since it began."""
+    """Return the peak memory of this process since :func:`reset_peak`, else since its start."""
     told = _fields(Path("/proc/self/status")).get("VmHWM:")
     if told is not None:
         return told * 1024
-    # In bytes on macOS, in kilobytes elsewhere.
+    # Bytes on macOS, kilobytes elsewhere.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resident(process: int) -> int:
-    """What a process and all that it has started hold now; 0 where the system does not say, or it has ended."""
+    """Return the memory of a process and its descendants; 0 if the system does not report it, or it has ended."""
     return sum(1024 * _fields(Path(f"/proc/{number}/status")).get("VmRSS:", 0) for number in _family(process))
 
 
 def _family(process: int) -> Sequence[int]:
     found = [process]
-    for number in found:  # grows meanwhile
+    for number in found:  # grows in the loop
         for task in Path(f"/proc/{number}/task").glob("*/children"):
             with suppress(OSError):
                 found += map(int, task.read_text().split())
@@ -144,7 +144,7 @@ def _family(process: int) -> Sequence[int]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines of a file that are a name and a number; none where there is no such file."""
+    """Return the lines of a file that are a name and a number; none without such a file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -1,8 +1,7 @@
-"""Whose folder it is: what each kind of command leaves in one, so that none works in, or empties, somebody else's.
+"""Ownership of folders: the files that each kind of command leaves, so that none uses or empties another's folder.
 
-A name that people give with ``--out`` may be of any folder, such as the one with their notes. :func:`claim_folder` is
-asked before data are read. It goes by names alone: a kill leaves a folder in any state, half of its files damaged or
-not there yet, and the same command has to go on in it.
+``--out`` may name any folder, such as one with a user's notes. :func:`claim_folder` is called before data are read. It
+checks names alone: a killed command leaves damaged or missing files, and must be able to resume.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class _Kind:
     """A kind of folder.
 
     Attributes:
-        words: what messages call it.
-        leaves: what may lie in it, as a pattern of names.
-        signs: names that lie in no other kind; where one is there, people may have put their own files beside it.
+        words: its name in messages.
+        leaves: names that it may have, as a pattern.
+        signs: names that no other kind has; next to one of them, files of the user are accepted.
     """
 
     words: str
@@ -71,13 +70,13 @@ _KINDS = {
         _names("params.yaml best.yaml study study.json study.md trials.csv trials figures", r"\.?study\.(journal|db).*"),
         frozenset({"study", "study.json", "study.journal", "study.db", "trials"}),
     ),
-    # Beside these, a comparison of each setting in a folder that is called by one of the table's columns.
+    # Also a comparison of each setting, in a folder named after one of the table's columns.
     "paper table": _Kind(
         "a paper's table",
         _names("table.md table.csv table.json report.html"),
         frozenset({"table.json"}),
     ),
-    # Of this the stages change what has a kind of its own; beside it, as in `artifacts`, anything may lie.
+    # Each part that a stage changes has its own kind; other files are allowed, as in `artifacts`.
     "stages": _Kind("the stages of dvc.yaml", ".*", frozenset({"runs.json", "partitions"})),
     "prepared": _Kind("prepared data", _names("meta.json train.safetensors test.safetensors")),
     "partition": _Kind("a partition", _names("manifest.json indices.safetensors")),
@@ -87,37 +86,36 @@ _KINDS = {
 _REPRODUCTION = _Kind("what protofl reproduce made", "", frozenset({"proof.json"}))
 
 _UNFINISHED = re.compile(r"\.(running|lock|claims)|\..+\.(tmp|unfinished|holder)")
-"""Locks, and what a killed process has left half written."""
+"""Locks, and partial files of a killed process."""
 _OF_OTHERS = frozenset({".gitignore", ".gitkeep", ".DS_Store", ".directory", "lost+found"})
-"""What version control, file managers and file systems put into folders that are empty to people."""
+"""Files of version control, file managers and file systems in folders that look empty."""
 
 _NOT_HERE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG}
 
 
 def claim_folder(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None:
-    """Stop before anything is read or written where a folder is not a command's own, and cannot become so.
+    """Stop, before anything is read or written, if a command must not use a folder.
 
-    It may be absent, empty, or of this kind, in whatever state. Whether it is of the very same run or study is for
-    those to say who know what they look for.
+    It may be missing, empty, or of this kind in any state. Callers check whether it is of the same run or study.
 
     Args:
-        kind: what the command leaves.
-        folder: where it is to go.
-        besides: names that the command leaves there beside those of its kind.
+        kind: of the files that the command leaves.
+        folder: of its results.
+        besides: more names that the command leaves there.
 
     Raises:
-        ConfigError: it is a file, or holds something else, or nothing can be written there.
+        ConfigError: it is a file, has other content, or cannot be written to.
     """
     claim_names(kind, folder, besides)
-    if not _KINDS[kind].signs & _names_in(folder):  # else it may lie, finished, where nothing can be written
+    if not _KINDS[kind].signs & _names_in(folder):  # else it may be finished and read-only
         _try_to_write(folder)
 
 
 def claim_names(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None:
-    """As :func:`claim_folder`, of one that a command makes for itself: whether it can be written to shows when it is.
+    """Check the names as :func:`claim_folder` does, but not write access, for a folder that the command creates itself.
 
     Raises:
-        ConfigError: it is a file, holds something else, or lies in a folder that a run may remove.
+        ConfigError: it is a file, has other content, or is inside a folder that a run may remove.
     """
     refuse_inside_a_run(folder)
     if os.path.lexists(folder) and not folder.is_dir():
@@ -137,23 +135,23 @@ def claim_names(kind: Kind, folder: Path, besides: Collection[str] = ()) -> None
 
 
 def strangers(kind: Kind, folder: Path) -> list[str]:
-    """The names in a folder, in order, of what no command of this kind has left; a folder need not be there."""
+    """Return the names in a folder, in order, that no command of this kind leaves; none without a folder."""
     return sorted(name for name in _names_in(folder) if not _is_left_by(kind, name))
 
 
 def may_be_replaced(kind: Kind, folder: Path) -> bool:
-    """Whether another folder can take the place of this one, and nothing is lost that is not of this kind.
+    """Return whether another folder can replace this one without loss of other files.
 
-    Not the folder that this process works in, nor the root of a file system: a name can be moved, these cannot.
+    Not the working folder of this process, nor the root of a file system: they cannot be moved.
     """
     place = folder.resolve()
     return not (strangers(kind, place) or Path.cwd().is_relative_to(place) or os.path.ismount(place))
 
 
 def remove_own(kind: Kind, folder: Path) -> None:
-    """Remove what commands of this kind leave, in order of names; the rest stays, and so does the folder.
+    """Remove the files of this kind, in order of names; other files and the folder itself remain.
 
-    Hidden names come last: one of them is the lock of whoever does this.
+    Hidden names come last, as one of them is the caller's lock.
     """
     own = [name for name in _names_in(folder) if _is_left_by(kind, name)]
     own.sort(key=lambda name: (name.startswith("."), name))
@@ -180,7 +178,7 @@ def _is_left_by(kind: Kind, name: str) -> bool:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Make the folder, and remove again what was made: rights do not tell of places such as /proc."""
+    """Create the folder and remove it again: file modes do not show that places such as /proc refuse it."""
     missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     above = missing[-1].parent if missing else folder
     try:
@@ -189,9 +187,9 @@ def _try_to_write(folder: Path) -> None:
             raise OSError(reason, os.strerror(reason))
         disk.make_folder(folder)
     except OSError as error:
-        if error.errno not in _NOT_HERE:  # a full or failing disk: nothing that another name mends
+        if error.errno not in _NOT_HERE:  # a full or failing disk: another name does not help
             raise
         raise ConfigError(f"{folder}: cannot write there ({error.strerror}); choose another --out") from error
     for place in missing:
-        if not disk.try_to_remove_empty(place):  # somebody else has begun in it
+        if not disk.try_to_remove_empty(place):  # another process uses it
             break

@@ -1,4 +1,4 @@
-"""What a run ran on: recorded beside it, and compared when two runs are compared."""
+"""The environment of a run: recorded with it, and compared when two runs are compared."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flcore.running import describe_environment
 from pipelines.runs.compared import compared_by
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The project's folder, or where its packages are installed."""
+"""The project's folder, or the folder in which its packages are installed."""
 
 LOCK = ROOT / "infra" / "requirements.lock"
-"""The lock of all packages; not there where the code was installed by itself."""
+"""The lock of all packages; missing if only the code was installed."""
 
 _PACKAGES = ("prefect", "mlflow", "dvc", "optuna")
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """Versions, class of processor, device, code and lock of this process, as JSON values.
+    """Return versions, class of processor, device, code and lock of this process, as JSON values.
 
-    And by which parameters the run is compared, which only the code that made it can say.
+    With the parameters by which the run is compared, which only the code that made it knows.
     """
     known = describe_environment(config)
     return known | {
@@ -43,9 +43,9 @@ def environment(config: Config) -> dict[str, Any]:
 
 
 def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What began a process, as MLflow says it: a name, and whether somebody typed it (LOCAL) or a schedule (JOB).
+    """Return the start of a process in MLflow's terms: a name, and its type, LOCAL (typed) or JOB (scheduled).
 
-    Of the command only program and subcommand: an option may hold a password.
+    Only program and subcommand of the command: an option may hold a password.
 
     Args:
         command: program and arguments. variables: of the environment.
@@ -61,20 +61,20 @@ def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, st
 
 
 def processor_of(environment: Mapping[str, Any]) -> str | None:
-    """The class of processor that a recorded environment says; of old ones the instruction set alone, or nothing."""
+    """Return the class of processor in a recorded environment; only the instruction set in old ones, or None."""
     return environment.get("processor") or environment.get("cpu_capability")
 
 
 def git(*arguments: str) -> list[str]:
-    """Return a command to git about the code."""
-    # The code is run already: git need not refuse a checkout that is another user's, as in a container.
+    """Return a git command for the code's folder."""
+    # The code already runs: git need not refuse another user's checkout, as in a container.
     return ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
 
 
 def git_commit() -> str | None:
-    """The commit of the code, with ``-dirty`` for changes since; outside a checkout the one PROTOFL_COMMIT says, or None.
+    """Return the commit of the code, with ``-dirty`` after changes; else the one in PROTOFL_COMMIT, or None.
 
-    The image of ``infra/Dockerfile`` has neither git nor a checkout, and says so which commit it was built from.
+    The image of ``infra/Dockerfile`` has neither git nor a checkout; the variable names the commit of its build.
     """
     said = os.environ.get("PROTOFL_COMMIT") or None
     try:
@@ -87,5 +87,5 @@ def git_commit() -> str | None:
 
 @cache
 def lock_hash() -> str | None:
-    """SHA-256 of :data:`LOCK` when this process first asked; None where there is none."""
+    """Return the SHA-256 of :data:`LOCK` at the first call in this process; None if it is missing."""
     return hashlib.sha256(LOCK.read_bytes()).hexdigest() if LOCK.exists() else None

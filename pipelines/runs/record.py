@@ -1,7 +1,7 @@
-"""What a finished run says about itself: its records on disk (`metrics.json`, `history.jsonl`), read back.
+"""The record of a finished run, read from `metrics.json` and `history.jsonl`.
 
-Knows nothing of how runs are made. A missing value is None. Two answers on the global test set are never mixed:
-``top1_global`` is one model's, ``top1_vote`` the majority vote of all clients' models where there is no such model.
+A missing value is None. Two accuracies on the global test set are never mixed: ``top1_global`` is of one model,
+``top1_vote`` of the majority vote of all clients' models, if there is no such model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCORES = (
     "best_top1_global",
     "top5_pooled_local",
 )
-# Of runs on a stream of tasks (flcore/evaluation/continual.py), and what each is called in a table.
+# Scores on a stream of tasks (flcore/evaluation/continual.py), and their names in tables.
 TASK_SCORES: Mapping[str, str] = {
     "a_glo": "A_glo",
     "a_glo_vote": "A_glo by vote of clients' models",
@@ -53,16 +53,16 @@ COMMUNICATION = (
 
 
 Pair = int | tuple[int, int]
-"""By what runs are compared: those of one seed, or of one division, by its seed, and one seed."""
+"""Key by which runs are compared: the seed, or the seed of the division and the seed."""
 
 
 def in_order(pairs: Iterable[Pair]) -> list[Pair]:
-    """By division, then seed."""
+    """Return pairs by division, then seed."""
     return sorted(pairs, key=lambda pair: pair if isinstance(pair, tuple) else (pair,))
 
 
 def pair_name(pair: Pair) -> str:
-    """How messages name it: the seed, with the division where there are several."""
+    """Return the name in messages: the seed, with the division if there are several."""
     return f"{pair[1]} on division {pair[0]}" if isinstance(pair, tuple) else str(pair)
 
 
@@ -87,20 +87,19 @@ class RoundRecord:
 
     @property
     def total_bytes(self) -> float:
-        """Bytes sent in both directions by all clients up to this round."""
+        """Return the bytes sent in both directions by all clients up to this round."""
         return sum(self.bytes_up.values()) + sum(self.bytes_down.values())
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one finished run says about itself; `directory` only says where to look and is never printed.
+    """The record of one finished run; `directory` is for error messages only and never printed in results.
 
-    `draw` is the seed of its division where each seed is compared on several. `figures` are all numbers of its
-    ``metrics.json``, dotted where they are nested, and what follows from its records
-    (:mod:`pipelines.runs.derived`). Of runs on a stream of tasks `tasks` has the figures of
-    :data:`TASK_SCORES`, `block_ends` the last round on each task of a blocked schedule. `privacy` is the account of what
-    is differentially private, `poisoned` says who simulates an attack and how the others fare; both are empty for most
-    runs. `method` is the row that the run belongs to, `registered` the method's own name.
+    `draw` is the seed of its division if each seed is compared on several. `figures` are all numbers of its
+    ``metrics.json``, dotted if nested, and the derived ones (:mod:`pipelines.runs.derived`). For runs on a stream of
+    tasks, `tasks` has the scores of :data:`TASK_SCORES`; `block_ends` is the last round on each task of a blocked
+    schedule. `privacy` is the account of differential privacy, `poisoned` names simulated attackers and the scores of
+    the other clients; both are empty for most runs. `method` is the run's row, `registered` the method's own name.
     """
 
     method: str
@@ -144,12 +143,12 @@ class RunRecord:
 
     @property
     def pair(self) -> Pair:
-        """With which runs of other methods it is compared."""
+        """Return the key by which it is compared with runs of other methods."""
         return self.seed if self.draw is None else (self.draw, self.seed)
 
     @property
     def label(self) -> str:
-        """How messages name the run."""
+        """Return the run's name in messages."""
         return f"{self.method} (seed {pair_name(self.pair)})"
 
 
@@ -157,13 +156,13 @@ def load_run(directory: Path) -> RunRecord:
     """Read a finished run.
 
     Args:
-        directory: holds `metrics.json` and `history.jsonl`. Unknown keys are ignored; missing ones become None.
+        directory: with `metrics.json` and `history.jsonl`. Unknown keys are ignored; missing ones become None.
 
     Returns:
         The record, with the history sorted by round. Non-finite numbers become None.
 
     Raises:
-        DataError: a file is missing or damaged, or `method`, `dataset`, `seed` or `rounds` is not there.
+        DataError: a file is missing or damaged, or lacks `method`, `dataset`, `seed` or `rounds`.
     """
     directory = Path(directory)
     path = directory / "metrics.json"
@@ -211,7 +210,7 @@ def load_run(directory: Path) -> RunRecord:
 
 
 def load_identity(directory: Path) -> dict[str, Any] | None:
-    """The configuration as far as it is part of a run's identity, nested; None where there is no ``config.json``.
+    """Return the configuration's part that identifies a run, nested; None if there is no ``config.json``.
 
     Raises:
         DataError: the file is damaged.
@@ -226,7 +225,7 @@ def load_identity(directory: Path) -> dict[str, Any] | None:
 
 
 def load_compared_by(directory: Path) -> frozenset[str] | None:
-    """The dotted keys by which a run is compared (`pipelines/runs/compared.py`); None where nobody has said.
+    """Return the dotted keys by which a run is compared (`pipelines/runs/compared.py`); None if none are recorded.
 
     Raises:
         DataError: ``config.json`` is damaged.
@@ -296,10 +295,10 @@ def _text(value: Any) -> str | None:
 
 
 def check_metric(metric: str) -> None:
-    """Refuse what is no headline metric.
+    """Refuse a metric that is not in HEADLINE_METRICS.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     if metric not in HEADLINE_METRICS:
         raise ConfigError(f"metric: '{metric}' is unknown; choose from {', '.join(HEADLINE_METRICS)}.")
@@ -317,7 +316,7 @@ def group_by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def score(run: RunRecord, key: str) -> float | None:
-    """A figure of a run by its name: a field, in :data:`TASK_SCORES`, or any number; None where it has no such one."""
+    """Return a number of a run by name: a field, one of :data:`TASK_SCORES`, or another metric; None if it has none."""
     if key in TASK_SCORES:
         return run.tasks.get(key)
     value: float | None = getattr(run, key) if hasattr(run, key) else run.figures.get(key)
@@ -325,7 +324,7 @@ def score(run: RunRecord, key: str) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """The numbers of a record by name, dotted where they are nested, lists by position; null is None."""
+    """Yield the numbers of a record by name, dotted if nested, lists by position; null is None."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -337,8 +336,8 @@ def numbers_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def is_measured(run: RunRecord, metric: str) -> bool:
-    """Whether a run's history has a metric, not only its end: only then can a round be named in which it was reached.
+    """Return whether a run's history has a metric; else no round can be named in which it was reached.
 
-    A vote of clients' models, for example, is taken once, after the last round.
+    A vote of clients' models, for example, is evaluated once, after the last round.
     """
     return any(getattr(record, metric) is not None for record in run.history)

@@ -1,4 +1,4 @@
-"""What tables of an earlier comparison, or sweep, take with them when those of another take their place."""
+"""Warning that new tables replace those of an earlier comparison or sweep."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pipelines.runs.layout import read_json
 
 
 def replaced(kind: str, folder: Path, hashes: Collection[str]) -> Iterator[str]:
-    """A line on the tables that lie in a folder, where they have runs that the next ones will not have; else none.
+    """Yield a warning if a folder's tables have runs that the next ones lack.
 
-    Many do not name a folder for each comparison, so it is no error; what was trained stays, and is found again.
+    No error: many users do not name a folder for each comparison, and the runs themselves remain.
 
     Args:
-        kind: ``comparison`` or ``sweep``, as its JSON file is called.
+        kind: ``comparison`` or ``sweep``, the name of its JSON file.
         folder: of both.
-        hashes: of the runs that the next tables are about.
+        hashes: of the runs in the next tables.
     """
     try:
         document = read_json(folder / f"{kind}.json")
         rows: list[dict[str, Any]] = document["runs"]
         lost = [f"{row['method']} seed {row['seed']}" for row in rows if row["config_hash"] not in hashes]
-    except (DataError, KeyError, TypeError):  # none there, or damaged: nothing to miss
+    except (DataError, KeyError, TypeError):  # missing or damaged: nothing is lost
         return
     if lost:
         others = f" and {len(lost) - 1} other run{'s' if len(lost) > 2 else ''}" if len(lost) > 1 else ""

@@ -1,7 +1,7 @@
-"""What a command prints: on streams that may be closed, full, without a reader, or of another encoding than UTF-8.
+"""Standard streams of a command, which may be closed, full, without a reader, or of another encoding than UTF-8.
 
-Text comes from outside, too: archives, names of folders, libraries. Whatever control characters are in it, they are
-written out, so that none of them reaches a terminal.
+Printed text may come from archives, folder names and libraries. Its control characters are escaped, so that none
+reaches a terminal.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STANDARD_OUTPUT = "standard output"
-"""What an error says of it in place of a file's name."""
+"""Its name in errors, in place of a file's."""
 
 
 class PrintedStream:
-    """A text stream that writes control characters out, but for line breaks and tabs."""
+    """A text stream that escapes control characters except line breaks and tabs."""
 
     def __init__(self, stream: TextIO, name: str, clean: Callable[[str], str] = printable) -> None:
-        """Write to ``stream`` what ``clean`` returns; ``name`` is what an error says of the stream."""
+        """Write to ``stream`` what ``clean`` returns; ``name`` is the stream's name in errors."""
         self._clean = clean
-        self.rich_proxied_file = stream  # what rich writes to: its own control characters are meant
+        self.rich_proxied_file = stream  # rich writes here; its own control characters are wanted
         self._name = name
 
     def write(self, text: str) -> int:
@@ -38,7 +38,7 @@ class PrintedStream:
         return self.write_drawn(self._clean(text))
 
     def write_drawn(self, text: str) -> int:
-        """Write text as it is, such as a table that :func:`console` has drawn."""
+        """Write text unchanged, such as a table that :func:`console` has rendered."""
         try:
             return self.rich_proxied_file.write(text)
         except OSError as error:
@@ -46,7 +46,7 @@ class PrintedStream:
             raise
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Flush the stream."""
         try:
             self.rich_proxied_file.flush()
         except OSError as error:
@@ -59,17 +59,17 @@ class PrintedStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Answer everything else as the stream does."""
+        """Return other attributes of the stream."""
         return getattr(self.rich_proxied_file, name)
 
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Let a command print anything to its standard streams; afterwards they are what they were."""
+    """Make standard streams safe to print to; restore them afterwards."""
     _open_closed()
     before = sys.stdout, sys.stderr
     sys.stdout = PrintedStream(_usable(sys.stdout, 1), STANDARD_OUTPUT)
-    # Results on standard output have no addresses but printed ones; a password such as "runs" must not garble them.
+    # Standard output has no addresses except printed ones; a password such as "runs" must not garble it.
     sys.stderr = PrintedStream(_usable(sys.stderr, 2), "standard error", lambda text: redact(printable(text)))
     try:
         yield
@@ -78,16 +78,16 @@ def safe_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Lead standard streams that whoever called has closed to nowhere: files opened later would take their places."""
+    """Open standard streams that the caller has closed as the null device; later files would get their numbers."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 def _usable(stream: TextIO | None, number: int) -> TextIO:
-    """A stream that is there, and writes out what its encoding lacks."""
+    """Return an open stream that escapes characters outside its encoding."""
     if stream is None:
         return open(number, "w", encoding="utf-8", closefd=False)
     if hasattr(stream, "reconfigure"):
@@ -96,7 +96,7 @@ def _usable(stream: TextIO | None, number: int) -> TextIO:
     return stream
 
 
-# What tables are made of, for terminals and logs that have ASCII or Latin-1 alone; other signs are written out.
+# Replacements of the characters in tables, for ASCII or Latin-1 terminals and logs; others are escaped.
 _PLAIN = {"−": "-", "–": "-", "—": "-", "±": "+-", "×": "x", "→": "->", "≈": "~", "…": "...", "Δ": "delta", "\u202f": " "}
 _PLAIN |= dict.fromkeys("─━╌╍┄┅", "-") | dict.fromkeys("│┃", "|")
 
@@ -112,7 +112,7 @@ def _written_out(sign: str) -> str:
 
 
 def console(*, stderr: bool = False, **keywords: Any) -> Console:
-    """A console of rich that writes out the control characters of what it is given; its own are meant."""
+    """Return a console of rich that escapes control characters of printed text, but not its own."""
     from rich.console import Console
 
     class PrintedConsole(Console):
@@ -120,14 +120,14 @@ def console(*, stderr: bool = False, **keywords: Any) -> Console:
             for part in super().render(*given, **named):
                 yield part if part.control else part._replace(text=printable(part.text))
 
-    # While bars move, rich puts a stream of its own before standard error, and looks behind that one alone.
+    # While progress bars run, rich wraps standard error, and unwraps one layer only.
     if stderr:
         keywords["file"] = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     return PrintedConsole(**keywords)
 
 
 def print_drawn(text: str) -> None:
-    """Print text with the colours that :func:`console` has given it."""
+    """Print text with the colours of :func:`console`."""
     if isinstance(sys.stdout, PrintedStream):
         sys.stdout.write_drawn(text)
     else:
@@ -145,18 +145,18 @@ COMMANDS: Mapping[Cure, str] = {
     Cure.DIVIDE_AGAIN: "run the partition stage again, or name another folder",
     Cure.NAME_PLUGIN: "add it to plugins, or name it by --plugin",
 }
-"""What the library advises a caller in Python, as a command line does it."""
+"""Advice of the library for callers in Python → the same for a command line."""
 
 
 def in_commands(text: str) -> str:
-    """Return a message of the library with its advice for people who type commands."""
+    """Return a message of the library with its advice in command-line terms."""
     for cure, command in COMMANDS.items():
         text = text.replace(cure, command)
     return text
 
 
 def tell(text: str) -> None:
-    """Write a line or more, without secrets; from the moment nobody reads them, or they find no room, to nowhere."""
+    """Print text to standard error without secrets; once it has no reader or no room, discard it."""
     try:
         print(redact(in_commands(text)), file=sys.stderr, flush=True)
     except OSError:
@@ -164,5 +164,5 @@ def tell(text: str) -> None:
 
 
 def let_go(stream: TextIO) -> None:
-    """Lead a stream that nobody reads to nowhere: Python would complain when it flushes what is left at its exit."""
+    """Redirect a stream without a reader to the null device: else Python reports an error when it flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
