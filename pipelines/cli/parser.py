@@ -9,7 +9,7 @@ from typing import Any
 
 from flcore.config.analyses import SUMMARIES
 from flcore.version import VERSION
-from pipelines.cli import check_method, clean, commands, options, paper, proof
+from pipelines.cli import check_method, clean, commands, options, paper, proof, schedule
 from pipelines.cli.arguments import Parser, names, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
 
@@ -302,6 +302,7 @@ def _add_machine(add: _Commands) -> None:
     for command in (up, deploy):
         about = "flows that share a GPU of this machine (default: 1)"
         command.add_argument("--flows-per-gpu", type=whole_number(1), default=1, metavar="N", help=about)
+    schedule.add_to(add.group)
     status = add("status", commands.status, "Which of these servers run, and where.", _STATUS_EPILOG)
     options.as_json(status, "a list of objects")
     add("down", commands.down, "Stop exactly the servers that `up` started.")

@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 import urllib.error
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _FILE = Path("infra") / "prefect.yaml"
 _AUTOMATIONS = Path("infra") / "automations.yaml"
 _SECONDS = 600
 _SECONDS_TO_ANSWER = 60
+_PAGE = 200  # most flow runs of an answer
 _BUSY = 503  # its database is held by somebody else for a moment
 _DELAYS_SECONDS = (1.0, 4.0, 16.0)
 
@@ -85,15 +86,17 @@ def changed_after(moment: float) -> bool:
     return found is not None and found.stat().st_mtime > moment
 
 
-def register(address: Address, logs: Path, limits: Mapping[str, int]) -> None:
+def register(address: Address, logs: Path, limits: Mapping[str, int], on: Container[tuple[str, str | None]]) -> None:
     """Make pool, queues and limits, and register the deployments as they are in the file, whatever the pages say.
 
-    Notifications are registered where the variable :data:`WEBHOOK` says whom to tell.
+    A schedule that was switched on stays on; any other is off, unless the file says ``active: true``. Notifications are
+    registered where the variable :data:`WEBHOOK` says whom to tell.
 
     Args:
         address: of the server.
         logs: folder for what Prefect says.
         limits: by name, how many flows may hold each at a time.
+        on: deployment and slug of the schedules that are switched on.
 
     Raises:
         RunError: the server or Prefect did not take something.
@@ -103,11 +106,11 @@ def register(address: Address, logs: Path, limits: Mapping[str, int]) -> None:
         _make(address, f"/work_pools/{POOL}/queues", {"name": name, "description": description})
     for name, slots in limits.items():
         if not _make(address, "/v2/concurrency_limits/", {"name": name, "limit": slots}):
-            _ask(address, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
+            ask(address, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
     deployed = file()
     if deployed is not None:
         command = ["pipelines.orchestration.registering", "--no-prompt", "deploy", "--all"]
-        command += ["--prefect-file", str(_with_steps(deployed, logs))]
+        command += ["--prefect-file", str(_completed(deployed, logs, on))]
         _carry_out(address, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
     told = file(_AUTOMATIONS)
     if told is not None and os.environ.get(WEBHOOK):
@@ -115,13 +118,19 @@ def register(address: Address, logs: Path, limits: Mapping[str, int]) -> None:
         _carry_out(address, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
 
 
-def _with_steps(deployed: Path, folder: Path) -> Path:
-    """Write a copy of the deployments, with protofl's steps for protofl's flows that declare none; returns where."""
+def _completed(deployed: Path, folder: Path, on: Container[tuple[str, str | None]]) -> Path:
+    """Write a copy of the deployments with what they leave out; returns where.
+
+    That is protofl's steps of protofl's flows, and the schedules that are switched on.
+    """
     content = yaml_text.parse(deployed.read_text(encoding="utf-8"))
-    if content.get("pull") is None:
-        for each in content["deployments"]:
-            if str(each.get("entrypoint")).startswith("pipelines."):
-                each.setdefault("pull", working_folder.steps())
+    for each in content["deployments"]:
+        if content.get("pull") is None and str(each.get("entrypoint")).startswith("pipelines."):
+            each.setdefault("pull", working_folder.steps())
+        for schedule in each.get("schedules") or ():
+            if isinstance(schedule, dict):  # else Prefect says what is wrong
+                is_on = (each["name"], schedule.get("slug")) in on
+                schedule |= {"active": True} if is_on else {"active": schedule.get("active", False)}
     disk.make_folder(folder)
     copy = folder / "deployments.json"  # JSON is YAML too
     write_json(copy, content)
@@ -158,42 +167,19 @@ def settle(address: Address) -> None:
         address: of the server.
     """
     now = datetime.now(UTC)
-    asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
+    asked: dict[str, Any] = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "EXPECTED_START_TIME_ASC"}
     asked["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}}}
-    for run in _ask(address, "POST", "/flow_runs/filter", asked):
+    found: list[dict[str, Any]] = []
+    while page := ask(address, "POST", "/flow_runs/filter", asked | {"limit": _PAGE, "offset": len(found)}):
+        found += page
+    for run in found:
         if run["state_type"] != "SCHEDULED":
             state = {"type": "CRASHED", "name": "Crashed", "message": "stopped with its worker"}
         elif run["auto_scheduled"] and run["run_count"] == 0 and _time(run["expected_start_time"]) < now:
             state = {"type": "CANCELLED", "name": "Missed", "message": "no worker ran when it was due"}
         else:
             continue
-        _ask(address, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-
-
-def schedules(address: Address) -> list[str]:
-    """A line per deployment of our pool: its name, when it runs, and what to type where the file has it no more.
-
-    Args:
-        address: of the server.
-    """
-    # On a server that others use too, what they have is theirs.
-    asked = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "NAME_ASC"}
-    found = _ask(address, "POST", "/deployments/filter", asked)
-    of_these = {"flows": {"id": {"any_": sorted({each["flow_id"] for each in found})}}}  # a server answers with 200
-    flows = {flow["id"]: flow["name"] for flow in _ask(address, "POST", "/flows/filter", of_these)}
-    lines, names = [], {each["name"] for each in declared()}
-    for deployment in found:
-        said = [
-            f"{schedule['schedule'].get('cron', 'at intervals')} {schedule['schedule'].get('timezone') or ''}".strip()
-            + ("" if schedule["active"] and not deployment["paused"] else " (paused)")
-            for schedule in deployment["schedules"]
-        ]
-        flow = flows.get(deployment["flow_id"])
-        is_declared = deployment["name"] in names and f"protofl-{flow}" not in flows.values()  # its flow's earlier name
-        delete = f"prefect deployment delete {flow}/{deployment['name']}"
-        old = "" if is_declared else f" (not in the file: `{delete}` ends it)"
-        lines.append(f"{deployment['name']}: {', '.join(said) or 'by hand'}{old}")
-    return lines
+        ask(address, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
 
 
 def _time(text: str) -> datetime:
@@ -202,10 +188,22 @@ def _time(text: str) -> datetime:
 
 def _make(address: Address, path: str, described: dict[str, Any]) -> bool:
     """Make what is described; False where it is there already."""
-    return _ask(address, "POST", path, described, allowed=(409,)) is not None
+    return ask(address, "POST", path, described, allowed=(409,)) is not None
 
 
-def _ask(address: Address, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
+def ask(address: Address, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
+    """Ask a server over its REST interface, again while its database is busy.
+
+    Args:
+        address: of the server. method, path, body: of the request.
+        allowed: further status codes of an answer.
+
+    Returns:
+        The answer's JSON value; None for an allowed status.
+
+    Raises:
+        RunError: it does not answer, or refuses.
+    """
     delays = iter(_DELAYS_SECONDS)
     while True:
         try:

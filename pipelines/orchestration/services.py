@@ -24,8 +24,8 @@ from pathlib import Path
 from flcore.core.errors import MLOPS, ConfigError, RunError, require
 from flcore.core.host import python
 from pipelines.addresses import without_password
-from pipelines.orchestration import background, deployments, plans
-from pipelines.orchestration.address import configured, problem_with, started_here
+from pipelines.orchestration import background, deployments, plans, schedules
+from pipelines.orchestration.address import configured, started_here
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.plans import Plan
@@ -36,7 +36,6 @@ _PORTS = {"prefect": 4200, "mlflow": 5000, "dashboard": 8080, "worker": 8090}
 _PORTS_TRIED = 50
 _SECONDS_TO_START = 240.0
 _PATIENCE_SECONDS = 2.0
-_LONG_PATIENCE_SECONDS = 20.0  # for one that must answer: on a machine that trains it may be slow
 _WHAT = {
     "prefect": "flows: what runs, what ran, what is scheduled",
     "mlflow": "runs: metrics, figures, models",
@@ -94,11 +93,12 @@ def up(
             is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
             if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
-                    deployments.register(address, background.LOGS, {limit_name(gpu): flows_per_gpu for gpu in gpus})
+                    limits = {limit_name(gpu): flows_per_gpu for gpu in gpus}
+                    deployments.register(address, background.LOGS, limits, schedules.switched_on(address))
             if not there:
                 deployments.settle(address)
             running |= _start(workers, running)
-            notes += [f"scheduled   {line}" for line in deployments.schedules(address)]
+            notes += schedules.notes(address)
     for name in sorted(running, key=_order):
         print(f"{name:<12}  {_page(running[name]):<29}  {_WHAT[_kind(name)]}")
     for line in [*notes, *_hint(running)]:
@@ -115,16 +115,11 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
         ConfigError: no server is configured. RunError: it does not answer, or does not take something.
     """
     deployments.declared()
-    address = configured()
-    if address is None:
-        raise ConfigError("no Prefect server is configured: set PREFECT_API_URL, or start one with `protofl up`")
-    problem = problem_with(address, _LONG_PATIENCE_SECONDS)
-    if problem is not None:
-        raise RunError(f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {problem}")
+    address = schedules.answering()
     limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}
     with _waiting("deployments"):
-        deployments.register(address, background.LOGS, limits)
-    print("\n".join(f"scheduled   {line}" for line in deployments.schedules(address)))
+        deployments.register(address, background.LOGS, limits, schedules.switched_on(address))
+    print("\n".join(schedules.notes(address)))
 
 
 def status(*, as_json: bool = False) -> bool:

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,6 @@ def made_in(path: Path, cron: str | None = None) -> Iterator[Folder]:
     made = Folder(path, outside | {"PYTHONPATH": str(PROJECT)})
     specification = yaml.safe_load((PROJECT / "infra" / "prefect.yaml").read_text())
     for each in specification["deployments"]:
-        each["schedules"][0]["active"] = cron is not None and each["name"] == "nightly-comparison"
         each["schedules"][0]["cron"] = cron or each["schedules"][0]["cron"]
     (path / "infra").mkdir()
     (path / "infra" / "prefect.yaml").write_text(yaml.safe_dump(specification))
@@ -146,7 +146,11 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     assert set(first) == {"prefect", "mlflow", "dashboard", "worker"}
     assert {each["state"] for each in first.values()} == {"healthy"}, folder.logs()
     assert all(each["address"] in shown for each in first.values())
-    assert "nightly-comparison: * * * * *" in shown and "weekly-tuning: * * * * * UTC (paused)" in shown
+    assert all(f"{name}: * * * * * UTC (off)" in shown for name in ("nightly-comparison", "weekly-tuning"))
+    folder.protofl("schedule", "on", "nightly-comparison")
+    (folder.path / "infra" / "prefect.yaml").touch()  # registered again
+    shown = folder.protofl("up").stdout
+    assert "nightly-comparison: * * * * * UTC\n" in shown and "weekly-tuning: * * * * * UTC (off)" in shown
     api = first["prefect"]["address"] + "/api"
 
     run = the_first_that_ended(folder, api)
@@ -170,6 +174,10 @@ def test_a_schedule_fires_and_ends_in_a_comparison_and_down_leaves_nothing(folde
     pids = {name: entry["pid"] for name, entry in first.items()}
     folder.protofl("up")
     assert {name: entry["pid"] for name, entry in folder.services().items()} == pids
+
+    assert "nightly-comparison: * * * * * UTC (off)" in folder.protofl("schedule", "off", "nightly-comparison").stdout
+    later = {"expected_start_time": {"after_": datetime.now(UTC).isoformat()}}
+    assert folder.ask(f"{api}/flow_runs/filter", {"flow_runs": later}) == []
 
     one_that_takes_hours(folder, api, str(run["deployment_id"]))
     folder.protofl("down")
@@ -332,9 +340,13 @@ def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_t
 
 def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
     """Begin a run that is still under way when its worker is stopped."""
+    deadline = time.monotonic() + SECONDS_TO_RUN
+    at_work = {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["PENDING", "RUNNING"]}}}
+    while folder.ask(f"{api}/flow_runs/filter", {"flow_runs": at_work}):  # one at a time: a second one is cancelled
+        assert time.monotonic() < deadline, folder.logs()
+        time.sleep(0.5)
     asked = {"parameters": {"overrides": ["federation.rounds=100000"], "out": "long"}}
     begun = folder.ask(f"{api}/deployments/{deployment}/create_flow_run", asked)
-    deadline = time.monotonic() + SECONDS_TO_RUN
     while time.monotonic() < deadline:
         [found] = folder.ask(f"{api}/flow_runs/filter", {"flow_runs": {"id": {"any_": [begun["id"]]}}})
         if found["state_type"] == "RUNNING" and list(folder.path.glob("long/runs/*/checkpoint")):

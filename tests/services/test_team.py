@@ -277,7 +277,7 @@ def project_in(folder: Path) -> Path:
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     deployments = yaml.safe_load((folder / "infra" / "prefect.yaml").read_text())
     [nightly] = [each for each in deployments["deployments"] if each["name"] == "nightly-comparison"]
-    nightly["schedules"][0]["cron"] = "* * * * *"
+    nightly["schedules"][0] |= {"cron": "* * * * *", "active": True}
     (folder / "infra" / "prefect.yaml").write_text(yaml.safe_dump(deployments))
     (folder / "bin").mkdir()
     script = folder / "bin" / "protofl"  # as infra/Dockerfile makes it

@@ -1,9 +1,10 @@
-"""What `protofl up` prints of the deployments that a server has; the server here is a small one with given answers."""
+"""Deployments and schedules that a server has; the server here is a small one with given answers."""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 from prefect import Flow
 
-from flcore.core.errors import RunError
-from pipelines.orchestration import artifacts, deployments, flows, paper_flow
+from flcore.core.errors import ConfigError, RunError
+from pipelines.orchestration import artifacts, deployments, flows, paper_flow, schedules
 from pipelines.orchestration.address import Address
 
 OURS = {"name": {"any_": ["protofl-process"]}}
@@ -27,8 +28,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     It has five deployments: one stands in the file, one of the same name is of a flow that was renamed, one is paused,
     and one is in the pool of somebody else. Others have so many flows that a question for all leaves ours out.
     """
-    cron = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": True}
-    theirs = {"name": "payroll", "flow_id": "2", "schedules": [cron], "paused": False}
+    cron = {"id": "at-3", "slug": "nightly", "schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": True}
+    theirs = {"id": "0", "name": "payroll", "flow_id": "2", "schedules": [cron], "paused": False}
     known: dict[str, list[dict[str, Any]]] = {
         "/flows/filter": [
             *({"id": f"theirs-{number}", "name": f"theirs-{number}"} for number in range(200)),
@@ -37,10 +38,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
             {"id": "2", "name": "federated-experiment"},
         ],
         "/deployments/filter": [
-            {"name": "nightly-comparison", "flow_id": "0", "schedules": [cron], "paused": False},
-            {"name": "nightly-comparison", "flow_id": "1", "schedules": [cron], "paused": False},
-            {"name": "nightly", "flow_id": "2", "schedules": [cron], "paused": True},
-            {"name": "mine", "flow_id": "2", "schedules": [], "paused": False},
+            {"id": "1", "name": "nightly-comparison", "flow_id": "0", "schedules": [cron], "paused": False},
+            {"id": "2", "name": "nightly-comparison", "flow_id": "1", "schedules": [cron], "paused": False},
+            {"id": "3", "name": "nightly", "flow_id": "2", "schedules": [cron], "paused": True},
+            {"id": "4", "name": "mine", "flow_id": "2", "schedules": [], "paused": False},
         ],
     }
 
@@ -81,14 +82,56 @@ def test_what_the_file_does_not_have_any_more_is_shown_with_what_ends_it(
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "prefect.yaml").write_text("deployments: [{name: nightly-comparison}]")
     monkeypatch.chdir(tmp_path)
-    assert deployments.schedules(api) == [
+    assert list(schedules.schedule_lines(api)) == [
         "nightly-comparison: 0 3 * * * UTC (not in the file: "
         "`prefect deployment delete compare/nightly-comparison` ends it)",
         "nightly-comparison: 0 3 * * * UTC",
-        "nightly: 0 3 * * * UTC (paused) (not in the file: "
+        "nightly: 0 3 * * * UTC (off) (not in the file: "
         "`prefect deployment delete federated-experiment/nightly` ends it)",
         "mine: by hand (not in the file: `prefect deployment delete federated-experiment/mine` ends it)",
     ]
+
+
+def test_a_schedule_is_switched_with_its_deployment(
+    api: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two deployments of a name, that of the file; one that is paused is resumed; an unknown one changes nothing."""
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "prefect.yaml").write_text("deployments: [{name: nightly-comparison}]")
+    monkeypatch.chdir(tmp_path)
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(address: Address, method: str, path: str, body: dict[str, Any]) -> Any:
+        if path.endswith("/filter"):
+            return deployments.ask(address, method, path, body)
+        sent.append((f"{method} {path}", body))
+        return None
+
+    monkeypatch.setattr(schedules, "ask", ask)
+    for names in (["nightly", "payroll"], ["nightly", "mine"]):
+        with pytest.raises(ConfigError, match=f"schedule {names[1]}"):
+            schedules.switch(api, names, on=False)
+    assert sent == []
+    schedules.switch(api, ["nightly-comparison"], on=False)
+    schedules.switch(api, ["nightly"], on=True)
+    assert sent == [
+        ("PATCH /deployments/2/schedules/at-3", {"active": False}),
+        ("PATCH /deployments/3/schedules/at-3", {"active": True}),
+        ("POST /deployments/3/resume_deployment", {}),
+    ]
+    assert schedules.switched_on(api) == {("nightly-comparison", "nightly")}
+
+
+def test_only_a_schedule_that_was_switched_on_is_registered_as_active(tmp_path: Path) -> None:
+    """On by hand, by the file, not at all; and one that Prefect refuses."""
+    file = tmp_path / "prefect.yaml"
+    file.write_text(
+        "deployments: [{name: a, schedules: [{slug: x, active: false}, {slug: y, active: true}, {slug: z}, 3]}]"
+    )
+    written = json.loads(deployments._completed(file, tmp_path / "logs", {("a", "x")}).read_text())
+    found = written["deployments"][0]["schedules"]
+    assert found.pop() == 3
+    assert {each["slug"]: each["active"] for each in found} == {"x": True, "y": True, "z": False}
 
 
 @pytest.mark.parametrize(
@@ -119,16 +162,44 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again(api: Address, monkeyp
     """It refuses twice: asked once it is an error, asked twice more it answers the second time."""
     monkeypatch.setattr(deployments, "_DELAYS_SECONDS", ())
     with pytest.raises(RunError, match=r"does not take a request \(/flows/filter: HTTP 503\)"):
-        deployments._ask(api, "POST", "/flows/filter", {})
+        deployments.ask(api, "POST", "/flows/filter", {})
     monkeypatch.setattr(deployments, "_DELAYS_SECONDS", (0.0,))
-    assert len(deployments._ask(api, "POST", "/flows/filter", {})) == 200
+    assert len(deployments.ask(api, "POST", "/flows/filter", {})) == 200
+
+
+def test_however_many_runs_have_lost_their_worker_all_are_settled(
+    api: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 450 a third is under way, a third was due, and a third is due later."""
+    days = {"RUNNING": "2026-01-01", "SCHEDULED": "2026-01-01", "LATER": "2999-01-01"}
+    runs = [
+        {
+            "id": str(number),
+            "state_type": "RUNNING" if kind == "RUNNING" else "SCHEDULED",
+            "auto_scheduled": True,
+            "run_count": 0,
+            "expected_start_time": f"{days[kind]}T00:00:00Z",
+        }
+        for number, kind in enumerate([*days] * 150)
+    ]
+    states: list[str] = []
+
+    def ask(address: Address, method: str, path: str, body: dict[str, Any]) -> Any:
+        if path == "/flow_runs/filter":
+            return runs[body["offset"] :][: body["limit"]]
+        states.append(body["state"]["name"])
+        return {}
+
+    monkeypatch.setattr(deployments, "ask", ask)
+    deployments.settle(api)
+    assert Counter(states) == {"Crashed": 150, "Missed": 150}
 
 
 def test_what_is_there_already_is_not_made_and_a_refusal_is_one_line(api: Address) -> None:
     assert deployments._make(api, "/flows/filter", {})
     assert not deployments._make(api, "/work_pools/", {"name": "there"})
     with pytest.raises(RunError, match=r"does not take a request \(/work_pools/: HTTP 409\)"):
-        deployments._ask(api, "POST", "/work_pools/", {})
+        deployments.ask(api, "POST", "/work_pools/", {})
 
 
 def test_who_may_use_a_server_may_deploy_to_it(api: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +217,7 @@ def test_who_may_use_a_server_may_deploy_to_it(api: Address, tmp_path: Path, mon
     stand_in.write_text(f"import os; print(*(os.environ.get(name) for name in {names})); raise SystemExit")
     monkeypatch.setenv("PYTHONPATH", str(stand_in.parent))
     (tmp_path / "prefect.py").write_text("raise RuntimeError('of the working folder')")
-    deployments.register(api, tmp_path / "logs", {})
+    deployments.register(api, tmp_path / "logs", {}, ())
     assert (tmp_path / "logs" / "deployments.log").read_text() == f"{api.url} a key\n"
     with pytest.raises(RunError, match=r"^the Prefect server at http\S* does not take a request \(\S*: HTTP 401\)$"):
-        deployments.register(Address(api.url, "the profile lab"), tmp_path / "logs", {})
+        deployments.register(Address(api.url, "the profile lab"), tmp_path / "logs", {}, ())

@@ -229,6 +229,7 @@ def test_the_committed_deployments_are_scheduled_in_utc_and_name_no_path() -> No
         ("0 2 * * *", "UTC"),
         ("0 6 1 * *", "UTC"),
     ]
+    assert not any(schedule["active"] for schedule in schedules), "whoever looks around has no runs at night"
     assert str(PROJECT) not in text
 
 

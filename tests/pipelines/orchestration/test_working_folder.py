@@ -25,7 +25,7 @@ def test_flows_of_protofl_alone_get_the_step_and_a_step_of_ones_own_is_kept(
         ({"deployments": declared, "pull": own}, [None, own, None]),
     ):
         file.write_text(yaml.safe_dump(content))
-        written = yaml.safe_load(deployments._with_steps(file, Path("logs")).read_text())
+        written = yaml.safe_load(deployments._completed(file, Path("logs"), ()).read_text())
         assert [each.get("pull") for each in written["deployments"]] == expected
         assert written.get("pull") == content.get("pull")
     assert str(tmp_path) in str(working_folder.steps())
