@@ -91,12 +91,12 @@ def tune(arguments: argparse.Namespace) -> int:
     request = StudyRequest(**{key: getattr(arguments, key) for key in StudyRequest.__dataclass_fields__})
     raw, out = _entry(arguments), arguments.out or Path(f"runs/tune-{arguments.method}")
     raw |= {"tune": {**(raw.get("tune") or {}), "parallel": arguments.at_once}} if arguments.at_once else {}
-    commands.tune(raw, request, out, orchestrator=arguments.orchestrator, wait=arguments.wait)
+    commands.tune(raw, request, out, prefect=arguments.prefect, wait=arguments.wait)
     return 0
 
 
 def _how(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"orchestrator": arguments.orchestrator, "restart": arguments.restart, "wait": arguments.wait}
+    return {"prefect": arguments.prefect, "restart": arguments.restart, "wait": arguments.wait}
 
 
 _KEYS = {"method": "method.name", "seed": "seed", "at_once": "tune.parallel"}

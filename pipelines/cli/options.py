@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipelines.cli.arguments import Parser
+
+_PREFECT = {"auto": None, "inline": False, "prefect": True}
+
+
+class _Orchestrator(argparse._StoreAction):
+    """Stores what ``--prefect`` and ``--no-prefect`` store."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
+        super().__init__(option_strings, "prefect", **keywords)
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, *flag: Any) -> None:
+        namespace.prefect = _PREFECT[values]
 
 
 def params(parser: Parser, what: str = "the parameter file") -> None:
@@ -40,14 +55,12 @@ def out(parser: Parser, default: str, what: str = "where results go") -> None:
 
 def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
     """Who carries work out, and whether its end is waited for."""
-    parser.add_argument(
-        "--orchestrator",
-        choices=("auto", "inline", "prefect"),
-        metavar="NAME",
-        default="auto",
-        help="auto: a Prefect server where a configured one answers, else none (default); inline: never one; "
-        "prefect: one must answer",
-    )
+    about = "as a flow of the configured Prefect server, which must answer (default: as a flow if a server answers)"
+    prefect = parser.add_mutually_exclusive_group()
+    prefect.add_argument("--prefect", action="store_true", default=None, help=about)
+    prefect.add_argument("--no-prefect", action="store_false", default=None, dest="prefect", help="without Prefect")
+    about = "inline: the same as --no-prefect; prefect: as --prefect; auto: the default"
+    prefect.add_argument("--orchestrator", action=_Orchestrator, choices=(*_PREFECT,), metavar="NAME", help=about)
     if may_restart:
         restart(parser)
     parser.add_argument(

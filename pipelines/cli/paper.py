@@ -193,7 +193,7 @@ def run_(arguments: argparse.Namespace) -> int:
         arguments.out,
         part=arguments.part,
         not_kept=arguments.not_kept,
-        orchestrator=arguments.orchestrator,
+        prefect=arguments.prefect,
         restart=arguments.restart,
         wait=arguments.wait,
     )

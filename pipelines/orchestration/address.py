@@ -53,7 +53,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which orchestrator a command takes.
+    """Whether a command runs as a flow.
 
     Attributes:
         address: of the Prefect server; None: none is used.
@@ -78,32 +78,30 @@ class Choice:
             os.environ.setdefault("DO_NOT_TRACK", "true")
 
 
-def choose(orchestrator: str) -> Choice:
+def choose(wanted: bool | None) -> Choice:
     """Choose; a server that is configured gets two seconds to answer, or five where it must or is known to run here.
 
     Args:
-        orchestrator: ``inline``: no server, and none is asked. ``auto``: the configured server if it answers; if it
-            does not, a warning. ``prefect``: it must.
+        wanted: False: no server, and none is asked. None: the configured server if it answers; if it does not, a
+            warning. True: it must.
 
     Raises:
-        ConfigError: ``prefect``, and there is none or it does not answer; or a file of settings cannot be read.
+        ConfigError: it must, and there is none or it does not answer; or a file of settings cannot be read.
     """
-    if orchestrator == "inline":
+    if wanted is False:
         return Choice()
-    must = orchestrator == "prefect"
+    must = wanted is True
     address = configured()
     if address is None:
         if must:
-            raise ConfigError(
-                "--orchestrator prefect: no server is configured; start one with `protofl up`, or set PREFECT_API_URL"
-            )
+            raise ConfigError("--prefect: no server is configured; start one with `protofl up`, or set PREFECT_API_URL")
         return Choice()
     reason = problem_with(address, _LONG_PATIENCE_SECONDS if must or _runs_here(address) else _PATIENCE_SECONDS)
     if reason is None:
         return Choice(address)
     silent = f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {reason}"
     if must:
-        raise ConfigError(f"--orchestrator prefect: {silent}\n{_cure(address)}")
+        raise ConfigError(f"--prefect: {silent}\n{_cure(address)}")
     forget = "" if address.source != _OWN else " (`protofl up` starts it again, `protofl down` forgets it)"
     return Choice(warning=f"{silent}; going on without it{forget}")
 

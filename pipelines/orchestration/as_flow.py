@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pipelines.execution.operation import Operation
 
 
-def uses_prefect(orchestrator: str, how: Operation) -> bool:
-    """Whether a command is carried out as a flow: what is asked for, and whether a server answers."""
-    choice = choose(orchestrator)
+def uses_prefect(wanted: bool | None, how: Operation) -> bool:
+    """Return whether a command runs as a flow: what it asks for, and whether a server answers."""
+    choice = choose(wanted)
     if choice.warning:
         how.watcher.say(choice.warning)
     if choice.uses_prefect:

@@ -1,4 +1,4 @@
-"""What the commands do: which orchestrator carries a body out, and what is printed at the end."""
+"""What the commands do: as a flow of Prefect or without it, and what is printed at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     raw: Mapping[str, Any],
     out: Path | None,
     *,
-    orchestrator: str = "auto",
+    prefect: bool | None = None,
     quiet: bool = False,
     restart: bool = False,
     wait: bool = True,
@@ -45,7 +45,7 @@ def run(
     Args:
         raw: its parameters, not yet checked.
         out: the run's folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
-        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        prefect: whether as a flow; None: if a configured server answers.
         quiet: say nothing but errors.
         restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
         wait: for the report and for MLflow.
@@ -55,7 +55,7 @@ def run(
         The content of ``metrics.json``.
     """
     with operation(raw, quiet=quiet, wait=wait, copies=copies) as (how, config):
-        if uses_prefect(orchestrator, how):
+        if uses_prefect(prefect, how):
             from pipelines.orchestration import flows
 
             stored = without_tracking(config.to_mapping())
@@ -82,7 +82,7 @@ def compare(
     *,
     tuned: int = 0,
     budget: str = "rounds",
-    orchestrator: str = "auto",
+    prefect: bool | None = None,
     restart: bool = False,
     wait: bool = True,
     copies: bool = True,
@@ -95,7 +95,7 @@ def compare(
         out: folder of the comparison.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs: ``rounds``, ``bytes`` or ``steps``.
-        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        prefect: whether as a flow; None: if a configured server answers.
         restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for tables and for MLflow.
         copies: copy the results of runs that have finished in other folders.
@@ -110,7 +110,7 @@ def compare(
 
         plan = comparison_plan(raw, methods, seeds)
         check_claims(plan, tuned=tuned > 0)
-        if uses_prefect(orchestrator, how):
+        if uses_prefect(prefect, how):
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
@@ -130,7 +130,7 @@ def sweep(
     out: Path,
     *,
     points: Sequence[Mapping[str, Any]] = (),
-    orchestrator: str = "auto",
+    prefect: bool | None = None,
     restart: bool = False,
     wait: bool = True,
 ) -> None:
@@ -149,7 +149,7 @@ def sweep(
         check_metric(metric, plan.base.method)
         asked: dict[str, Any] = {"vary": list(vary), "seeds": list(plan.seeds), "baselines": list(baselines)}
         asked |= {"metric": metric, "points": list(points)}
-        if uses_prefect(orchestrator, how):
+        if uses_prefect(prefect, how):
             from pipelines.orchestration import flows
 
             outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=plan.parameters)
@@ -159,7 +159,7 @@ def sweep(
 
 
 def tune(
-    raw: Mapping[str, Any], request: StudyRequest, out: Path, *, orchestrator: str = "auto", wait: bool = True
+    raw: Mapping[str, Any], request: StudyRequest, out: Path, *, prefect: bool | None = None, wait: bool = True
 ) -> None:
     """``protofl tune``: an Optuna study of one method, on validation data.
 
@@ -170,7 +170,7 @@ def tune(
     with operation(raw, wait=wait) as (how, config):
         from pipelines.tuning.search import study
 
-        if uses_prefect(orchestrator, how):
+        if uses_prefect(prefect, how):
             from pipelines.orchestration import flows
 
             parameters = {key: value for key, value in asdict(request).items() if key != "storage"}

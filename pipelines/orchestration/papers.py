@@ -23,7 +23,7 @@ def run_paper(
     *,
     part: str | None = None,
     not_kept: bool = False,
-    orchestrator: str = "auto",
+    prefect: bool | None = None,
     restart: bool = False,
     wait: bool = True,
 ) -> None:
@@ -33,7 +33,7 @@ def run_paper(
         id: of the table. asked: what of it.
         out: its folder; None: ``runs/papers/<id>``.
         part, not_kept: which of its runs, see :func:`pipelines.papers.share.plan_of_share`.
-        orchestrator: ``auto``, ``inline`` or ``prefect``.
+        prefect: whether as a flow; None: if a configured server answers.
         restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for MLflow.
 
@@ -48,7 +48,7 @@ def run_paper(
     folder = out or folder_of(planned)
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
     with operation(first, wait=wait) as (how, _):
-        if uses_prefect(orchestrator, how):
+        if uses_prefect(prefect, how):
             from pipelines.orchestration.paper_flow import paper_table
 
             which = {**asdict(_to_be_kept(asked)), "part": part, "not_kept": not_kept}

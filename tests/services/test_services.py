@@ -279,7 +279,7 @@ def test_a_run_in_prefect_reads_as_the_algorithm_does_and_gives_its_bytes(
     folder, api = with_prefect, with_prefect.services()["prefect"]["address"] + "/api"
     asked = ("run", *RUN, "--seed", str(seed))
     plain, shown = f"plain-{seed}", f"shown-{seed}"
-    folder.protofl(*asked, "--orchestrator", "inline", "--out", plain, PROTOFL_CACHE="other")  # it trains for itself
+    folder.protofl(*asked, "--no-prefect", "--out", plain, PROTOFL_CACHE="other")  # it trains for itself
     more = ("--set", f"engine.workers={workers}", "--out", shown)
     done = folder.protofl(*asked, *more)  # the server is found without being asked for
     assert digests(folder.path / plain) == digests(folder.path / shown)
@@ -319,6 +319,12 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
     assert seen["prepare-data"] == seen["partition-data"] == seen[last] == 1
     trained = {name for name in seen if name.startswith(("fedavg-s0", "fedproto-s0", "trial "))}
     assert sum(seen[name] for name in trained) == 2 and len(seen) == 3 + len(trained)
+    found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 200})
+    before = {one["id"]: {each["id"] for each in one["task_inputs"].get("wait_for", ())} for one in found}
+    ids = {name: {one["id"] for one in found if one["name"] == name} for name in seen}
+    assert [before[one] for one in ids["partition-data"]] == [ids["prepare-data"]]
+    assert all(before[one] == ids["partition-data"] for name in trained for one in ids[name])
+    assert [before[one] for one in ids[last]] == [set().union(*(ids[name] for name in trained))]
 
 
 def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_that_run(with_prefect: Folder) -> None:

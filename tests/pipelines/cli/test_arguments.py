@@ -78,7 +78,7 @@ def test_what_a_command_is_given_is_read_into_values() -> None:
     read = make_parser().parse_args(words.replace("fedavg,", "fedavg,local").split())
     assert (read.methods, read.seeds, read.assignments) == (("fedavg", "local"), (2, 0), ["a.b=-1", "c.d=x"])
     assert (read.plugins, read.out, read.wait, read.restart) == ([Path("m.py")], Path("x"), False, False)
-    assert (read.orchestrator, read.params, read.debug) == ("auto", None, False)
+    assert (read.prefect, read.params, read.debug) == (None, None, False)
     bare = make_parser().parse_args(["compare"])
     assert (bare.methods, bare.seeds, bare.out, bare.wait) == (None, None, Path("runs/comparison"), True)
 
@@ -91,12 +91,19 @@ def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) ->
     assert make_parser().parse_args(["tune", "--method", "x", "--max-bytes", text]).max_bytes == count
 
 
+def test_prefect_is_asked_for_by_either_name() -> None:
+    words = {"": None, "--prefect": True, "--no-prefect": False, "--orchestrator inline": False}
+    words |= {"--orchestrator prefect": True, "--orchestrator auto": None}
+    assert {flags: make_parser().parse_args(["run", *flags.split()]).prefect for flags in words} == words
+
+
 OPTIONS = {
-    "run": "params set method seed out orchestrator restart no-wait no-cache json",
-    "compare": "params set methods variant seeds partition-seeds claims tuned budget out orchestrator restart no-wait "
-    "no-cache",
-    "sweep": "params set vary rows seeds baselines metric out orchestrator restart no-wait",
-    "tune": "params set method trials objective metric max-bytes max-steps at-once storage out orchestrator no-wait",
+    "run": "params set method seed out prefect no-prefect orchestrator restart no-wait no-cache json",
+    "compare": "params set methods variant seeds partition-seeds claims tuned budget out prefect no-prefect "
+    "orchestrator restart no-wait no-cache",
+    "sweep": "params set vary rows seeds baselines metric out prefect no-prefect orchestrator restart no-wait",
+    "tune": "params set method trials objective metric max-bytes max-steps at-once storage out prefect "
+    "no-prefect orchestrator no-wait",
     "stage prepare": "params set out",
     "stage partition": "params set out seed",
     "stage train": "params set out method seed restart",
@@ -112,6 +119,9 @@ OPTIONS = {
     "reproduce": "set out check trust-plugins golden methods record",
     "up": "no-prefect no-mlflow no-dashboard no-worker flows-per-gpu",
     "deploy": "flows-per-gpu",
+    "schedule list": "",
+    "schedule on": "",
+    "schedule off": "",
     "status": "json",
     "down": "",
     "doctor": "",
@@ -121,7 +131,7 @@ OPTIONS = {
     "paper list": "json",
     "paper show": "rows columns seeds partition-seeds rounds-scale part not-kept max-hours set measure json",
     "paper run": "rows columns seeds partition-seeds rounds-scale part not-kept max-hours set "
-    "out orchestrator restart no-wait",
+    "out prefect no-prefect orchestrator restart no-wait",
     "paper keep": "into again",
     "paper claims": "home kept papers write json",
 }
@@ -154,6 +164,8 @@ def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, a
         ("run --method fedavg --method fedprox", "--method"),
         ("run --params a.yaml --params b.yaml", "--params"),
         ("run --orchestrator inline --orchestrator prefect", "--orchestrator"),
+        ("run --prefect --no-prefect", "--no-prefect"),
+        ("run --no-prefect --orchestrator prefect", "--orchestrator"),
         ("tune --method fedavg --objective accuracy --objective accuracy,bytes", "--objective"),
         ("sweep --metric mean_local --metric top1_global", "--metric"),
         ("compare --budget bytes --budget steps", "--budget"),

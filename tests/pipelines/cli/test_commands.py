@@ -156,7 +156,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 UNTUNED = {"tuned": 0, "budget": "rounds"}
-HOW = {"orchestrator": "auto", "restart": False, "wait": True}
+HOW = {"prefect": None, "restart": False, "wait": True}
 
 
 def test_a_method_brings_the_model_that_it_needs(
@@ -241,9 +241,9 @@ def test_parameters_are_handed_on_as_they_are_given(
     assert main(["run", "--method", "moon", "--seed", "4", "--json", *more]) == 0
     assert asked.pop() == ("run", {**moon, "seed": 4}, None, {"quiet": True, "copies": True, **HOW})
     assert capsys.readouterr().out == '{\n  "top1_global": 0.5\n}\n'
-    words = ["--orchestrator", "inline", "--restart", "--no-wait"]
+    words = ["--no-prefect", "--restart", "--no-wait"]
     assert main(["run", "--out", "x", *more, *words]) == 0
-    given = {"quiet": False, "copies": True, "orchestrator": "inline", "restart": True, "wait": False}
+    given = {"quiet": False, "copies": True, "prefect": False, "restart": True, "wait": False}
     assert asked.pop() == ("run", raw, Path("x"), given)
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
     assert asked.pop() == (
@@ -259,7 +259,7 @@ def test_parameters_are_handed_on_as_they_are_given(
     told = (["a.b=1,2", "c.d=3"], None, ("local",), "top1_global", Path("runs/sweep"))
     assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
-    how = {"orchestrator": "auto", "wait": True}
+    how = {"prefect": None, "wait": True}
     assert asked.pop() == ("tune", moon, StudyRequest(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
     limited = ["--objective", "accuracy,bytes", "--metric", "mean_local", "--max-bytes", "5kB", "--at-once", "2"]
     assert main(["tune", "--method", "moon", *limited, *more]) == 0

@@ -27,7 +27,7 @@ SWEEP = ("sweep", "--seeds", "0", "--vary", "local.lr=0.01,0.05")
 
 def typed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
-    words = [*arguments, "--orchestrator", "inline", *(part for value in SMALL for part in ("--set", value))]
+    words = [*arguments, "--no-prefect", *(part for value in SMALL for part in ("--set", value))]
     return subprocess.run(
         [sys.executable, "-m", "pipelines.cli", *words, "--out", "all"],
         cwd=folder,

@@ -60,7 +60,7 @@ def by_command(folder: Path, uri: str) -> None:
     """``protofl compare``, without its command line."""
     from pipelines.orchestration.commands import compare
 
-    compare({**SETTINGS, "tracking": {"uri": uri}}, METHODS, SEEDS, folder / "out", orchestrator="inline")
+    compare({**SETTINGS, "tracking": {"uri": uri}}, METHODS, SEEDS, folder / "out", prefect=False)
 
 
 @dataclass(frozen=True)
