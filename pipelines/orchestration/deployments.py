@@ -89,8 +89,8 @@ def changed_after(moment: float) -> bool:
 def register(address: Address, logs: Path, limits: Mapping[str, int], on: Container[tuple[str, str | None]]) -> None:
     """Make pool, queues and limits, and register the deployments as they are in the file, whatever the pages say.
 
-    A schedule that was switched on stays on; any other is off, unless the file says ``active: true``. Notifications are
-    registered where the variable :data:`WEBHOOK` says whom to tell.
+    A schedule that was switched on stays on; any other is off, unless the file says ``active: true``. Automations that
+    call a webhook are registered if the variable :data:`WEBHOOK` has its address.
 
     Args:
         address: of the server.
@@ -113,7 +113,7 @@ def register(address: Address, logs: Path, limits: Mapping[str, int], on: Contai
         command += ["--prefect-file", str(_completed(deployed, logs, on))]
         _carry_out(address, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
     told = file(_AUTOMATIONS)
-    if told is not None and os.environ.get(WEBHOOK):
+    if told is not None:
         command = ["pipelines.orchestration.notifications", str(told)]
         _carry_out(address, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
 
@@ -121,12 +121,14 @@ def register(address: Address, logs: Path, limits: Mapping[str, int], on: Contai
 def _completed(deployed: Path, folder: Path, on: Container[tuple[str, str | None]]) -> Path:
     """Write a copy of the deployments with what they leave out; returns where.
 
-    That is protofl's steps of protofl's flows, and the schedules that are switched on.
+    That is protofl's steps and heartbeats of protofl's flows, and the schedules that are switched on.
     """
     content = yaml_text.parse(deployed.read_text(encoding="utf-8"))
     for each in content["deployments"]:
-        if content.get("pull") is None and str(each.get("entrypoint")).startswith("pipelines."):
-            each.setdefault("pull", working_folder.steps())
+        if str(each.get("entrypoint")).startswith("pipelines."):
+            if content.get("pull") is None:
+                each.setdefault("pull", working_folder.steps())
+            _send_heartbeats(each)
         for schedule in each.get("schedules") or ():
             if isinstance(schedule, dict):  # else Prefect says what is wrong
                 is_on = (each["name"], schedule.get("slug")) in on
@@ -135,6 +137,15 @@ def _completed(deployed: Path, folder: Path, on: Container[tuple[str, str | None
     copy = folder / "deployments.json"  # JSON is YAML too
     write_json(copy, content)
     return copy
+
+
+def _send_heartbeats(deployment: dict[str, Any]) -> None:
+    """Let flows send a heartbeat every 30 seconds, and tag them so: an automation ends those that stop sending."""
+    pool = dict(deployment.get("work_pool") or {})
+    variables = dict(pool.get("job_variables") or {})
+    variables["env"] = {**(variables.get("env") or {}), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+    deployment["work_pool"] = pool | {"job_variables": variables}
+    deployment["tags"] = [*(deployment.get("tags") or ()), "heartbeat-30s"]
 
 
 def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str) -> None:

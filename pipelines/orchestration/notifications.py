@@ -1,9 +1,9 @@
-"""Who is told of flows that did not end well: the automations of a file, which call a webhook.
+"""Register the automations of a file with Prefect's server; a webhook that they call is a block of the server.
 
     PROTOFL_WEBHOOK=https://... python -m pipelines.orchestration.notifications infra/automations.yaml
 
-``protofl up`` and ``protofl deploy`` do this where that variable is set. The address is kept by Prefect's server alone,
-encrypted, in a block; a file of automations names the block. Registering once more changes what is there.
+``protofl up`` and ``protofl deploy`` do this. The webhook's address is in no file: Prefect's server alone keeps it,
+encrypted. Without the variable, automations that call the webhook are left out. Registering again changes those there.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ BLOCK = "protofl-notify"
 def main() -> None:
     """Register a file of automations with the server that is configured."""
     address, files = os.environ.get(WEBHOOK), sys.argv[1:]
-    if address is None or len(files) != 1:
-        raise SystemExit(f"type {WEBHOOK}=https://... python -m pipelines.orchestration.notifications FILE.yaml")
+    if len(files) != 1:
+        raise SystemExit("type python -m pipelines.orchestration.notifications FILE.yaml")
     for name in register(Path(files[0]), address):
         print(f"{name}: registered")
 
 
-def register(path: Path, address: str) -> list[str]:
-    """Make or change the block with the address, and the automations that call it.
+def register(path: Path, address: str | None) -> list[str]:
+    """Make or change the automations, and the block with the address.
 
     Args:
         path: of the automations, a list as `prefect automation create` takes it; an action's ``block`` is the name of
             a block instead of its id.
-        address: of the webhook.
+        address: of the webhook; None leaves out automations that call it.
 
     Returns:
         The names of the automations.
     """
-    headers = SecretDict({"Content-Type": "application/json"})
-    block = str(Webhook(url=SecretStr(address), headers=headers).save(BLOCK, overwrite=True))
     described = yaml.safe_load(path.read_text(encoding="utf-8"))
+    block = ""
+    if address:
+        headers = SecretDict({"Content-Type": "application/json"})
+        block = str(Webhook(url=SecretStr(address), headers=headers).save(BLOCK, overwrite=True))
+    else:
+        described = [each for each in described if not any(action.get("block") == BLOCK for action in each["actions"])]
     with get_client(sync_client=True) as client:
         for each in described:
             automation = AutomationCore.model_validate(

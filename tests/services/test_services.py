@@ -361,6 +361,29 @@ def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
     raise AssertionError(f"the run did not begin within {SECONDS_TO_RUN} s\n{folder.logs()}")
 
 
+def test_a_flow_whose_worker_is_lost_ends_as_crashed(tmp_path: Path) -> None:
+    """All its processes are killed, as when a machine loses power; its last heartbeat is then 30 s old at most."""
+    with made_in(tmp_path) as folder:
+        folder.protofl("up", "--no-mlflow", "--no-dashboard")
+        services = folder.services()
+        api = services["prefect"]["address"] + "/api"
+        named = {"deployments": {"name": {"any_": ["nightly-comparison"]}}}
+        [deployment] = folder.ask(f"{api}/deployments/filter", named)
+        one_that_takes_hours(folder, api, deployment["id"])
+        worker = psutil.Process(services["worker"]["pid"])
+        for process in [worker, *worker.children(recursive=True)]:
+            process.kill()
+        deadline = time.monotonic() + 150
+        while time.monotonic() < deadline:
+            [found] = folder.ask(
+                f"{api}/flow_runs/filter", {"flow_runs": {"deployment_id": {"any_": [deployment["id"]]}}}
+            )
+            if found["state_type"] != "RUNNING":
+                break
+            time.sleep(1)
+        assert (found["state_type"], found["state"]["message"]) == ("CRASHED", "no heartbeat for 90 seconds")
+
+
 def the_flow_run(
     folder: Folder, api: str, flow: str, name: str, state: str = "COMPLETED"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
