@@ -127,8 +127,9 @@ def test_one_entry_is_shown_with_every_parameter_and_what_is_searched(capsys: py
         in (gfpl)
     )
     meaning = "local: worker processes, 0 trains in the main process; ray: actors, 0 is 1; null: one per physical core"
+    meaning += ", of a local run where it saves time"
     shown = said(capsys, "show", "engine", "local").splitlines()
-    assert f"    workers (int or null, default 0, >= 0 and <= 1024): {meaning}" in shown
+    assert f"    workers (int or null, default null, >= 0 and <= 1024): {meaning}" in shown
     alpha = json.loads(said(capsys, "show", "partitioner", "dirichlet", "--json"))["parameters"][0]
     assert (alpha["name"], alpha["type"], alpha["range"]) == ("alpha", "float", "> 0")
 
