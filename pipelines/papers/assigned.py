@@ -1,4 +1,4 @@
-"""Assignments beside a table's own values (``--set``): which are allowed, and which change a result."""
+"""``--set`` assignments for a paper table: which are allowed, and which change a result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def key_of(assignment: str) -> str:
 
 
 def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[str]) -> None:
-    """Refuse assignments whose figures could not be compared with the printed ones.
+    """Refuse assignments after which figures are not comparable with the printed ones.
 
     Raises:
-        ConfigError: other rounds, which have an option that marks them; or one data set for columns of several.
+        ConfigError: it sets the rounds, which have an option of their own, or one data set for columns of several.
     """
     of: dict[str, list[str]] = {}
     for column in columns:
@@ -49,11 +49,11 @@ def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[st
 def that_count(
     assignments: Sequence[str], usual: Mapping[str, Config | ConfigError], own: Mapping[str, Config | ConfigError]
 ) -> tuple[str, ...]:
-    """Return the assignments that can change a result, unlike the place of data or the number of workers.
+    """Return the assignments that can change a result, unlike the data folder or the number of workers.
 
     Args:
-        assignments: all of them; of several with one key the last one holds.
-        usual: by row, its configuration without them. own: with them.
+        assignments: all; the last one wins for each key.
+        usual: configuration by row, without them. own: with them.
     """
     differing: set[str] = set()
     for row, config in own.items():

@@ -1,4 +1,4 @@
-"""``protofl paper run``: the comparisons of a table one after the other, its page growing with each."""
+"""``protofl paper run``: run a table's comparisons in turn and update its page after each."""
 
 from __future__ import annotations
 
@@ -29,22 +29,26 @@ from pipelines.runs.standard_error import console
 
 
 def default_folder(id: str, rounds_scale: float) -> Path:
-    """Return the folder of a table at a budget where no other is given."""
+    """Return the default folder of a table at a budget."""
     return Path("runs/papers") / name_at(id, rounds_scale)
 
 
 def folder_of(planned: TablePlan) -> Path:
-    """Return the folder of a plan's table where no other is given."""
+    """Return the default folder of a plan's table."""
     return default_folder(planned.table.id, planned.asked.rounds_scale)
 
 
 def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
-    """Run the settings of a plan; finished runs are found again, those of earlier commands in the folder too.
+    """Run the settings of a plan; reuse finished runs, including those of earlier commands in the folder.
 
-    A setting that fails does not stop the others. ``restart`` discards unusable checkpoints and damaged results.
+    A failed setting does not stop the others.
+
+    Args:
+        planned: the table's plan. out: its folder. operation: how to run.
+        restart: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: nothing can be run as requested, or the folder holds something else, such as another budget.
+        ConfigError: nothing can be run as requested, or the folder contains something else, such as another budget.
         DataError: data are missing for all cells, or a file of the folder is damaged.
         RunError: nothing can be run for other or several reasons, or every setting failed.
     """
@@ -82,7 +86,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
     text = io.StringIO()
     width, terminal = operation.console["width"], operation.console["terminal"]
     said = verdicts(found)
-    # On a terminal what was measured alone; the page has what else is printed.
+    # Only what was measured on a terminal; the page has the other printed figures.
     shown = [*paper_tables(found, measured=True), *([said] if said else [])]
     print_tables(shown, console(file=text, width=width, force_terminal=terminal))
     markdown = (out / "table.md").read_text(encoding="utf-8")
@@ -90,7 +94,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
 
 
 def _refuse_other_table(planned: TablePlan, out: Path) -> None:
-    """Refuse a folder of another table, or of other rounds."""
+    """Refuse a folder that contains another table, or the same table with other rounds."""
     if not (out / "table.json").exists():
         return
     there, scale = table_file(out), planned.asked.rounds_scale
@@ -103,10 +107,10 @@ def _refuse_other_table(planned: TablePlan, out: Path) -> None:
 
 
 def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
-    """Compare a setting's runs and those that other commands have finished there.
+    """Compare a setting's runs, and those that other commands have finished there.
 
-    Another command may run a part of the table in the same folder, so each looks once more after writing; not after
-    failed runs, which would be tried again.
+    Another command may run a part of the table in the same folder, so look again after writing; but not after failed
+    runs, which would be retried.
     """
     outcome, compared = None, 0
     while True:
@@ -124,15 +128,15 @@ def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Oper
 
 
 def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tuple[ExperimentPlan, int]:
-    """Return a setting's plan, with the finished runs of other rows, seeds and divisions.
+    """Return a setting's plan extended by finished runs of other rows, seeds and partitions.
 
-    The number counts finished runs that cannot be compared with these.
+    Also return the number of finished runs that are not comparable with these.
     """
     asked, there = planned.asked, _finished_pairs(home)
     if not there:
         return setting.plan, 0
     draws = asked.partition_seeds
-    if draws is not None:  # else each run has the division that the table says
+    if draws is not None:  # None: each run has the partition that the table defines
         draws = tuple(sorted({*draws, *(draw for draw, _ in there if draw is not None)}))
     seeds = tuple(sorted({*asked.seeds, *(seed for _, seed in there)}))
     columns = [column.key for column in setting.columns]
@@ -152,11 +156,11 @@ def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tup
 
 
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
-    """Return the given seed of the division and the seed of the finished runs in a setting's folder."""
+    """Return the partition seed and seed of each finished run in a setting's folder."""
     pairs = []
     for folder in sorted((home / RUNS).glob("*")):
         if RunFiles(folder).metrics.exists():
-            with suppress(DataError):  # a damaged run is named where it is requested again
+            with suppress(DataError):  # a damaged run is reported when it is requested again
                 config = read_run_config(folder)["config"]
                 pairs.append((config["partition"]["seed"], config["seed"]))
     return pairs
@@ -170,7 +174,7 @@ def _has_finished(run: RunSpec, home: Path) -> bool:
     inputs = Inputs(prepared, cache.partition(run.config, prepared))
     try:
         return placed(run.config, inputs, home / RUNS).is_finished
-    except DataError:  # damaged: the comparison names it, or trains it again
+    except DataError:  # damaged: the comparison reports or retrains it
         return True
 
 

@@ -1,37 +1,37 @@
 """A paper's table as data: its setting, rows, columns, and the printed figure of each cell.
 
-One YAML file per table or figure in ``tables/``, of this form::
+One YAML file per table or figure in ``tables/``::
 
     id: fedpa.table2
     title: Test accuracy
     about: what the printed figure is, in a sentence
-    metric: top5_pooled_local          # of metrics.json, dotted where it is nested
-    baseline: fedavg                   # the row that differences are taken to
+    metric: top5_pooled_local          # a key of metrics.json; dotted if nested
+    baseline: fedavg                   # the row that differences refer to
     common: {data.name: mnist, ...}    # dotted keys of every cell
     columns:
       mnist_0.1: {title: "MNIST, 0.1", values: {partition.alpha: 0.1}}
-      glo: {title: A_glo, metric: tasks.last_epochs.a_glo, values: {...}}     # another metric than the table's
-      sent: {title: Scalars, metric: scalars_up_per_round, scale: 0.001, values: {...}}     # and another unit
+      glo: {title: A_glo, metric: tasks.last_epochs.a_glo, values: {...}}     # overrides the table's metric
+      sent: {title: Scalars, metric: scalars_up_per_round, scale: 0.001, values: {...}}     # and its unit
     rows:
       fedavg: {title: FedAvg, method: fedavg}
       fedproto: {title: FedProto, method: fedproto, metrics: {top1_global: top1_vote}, values: {...}}
-    cells:                             # dotted keys of some cells; without a list they are those of all
+    cells:                             # dotted keys of some cells; no rows or no columns: all of them
       - {rows: [moon], columns: [mnist_0.1], values: {method.mu: 1.0}}
     printed:
       fedavg: {mnist_0.1: [93.33, 1.0], glo: 71.2}     # value, or value and spread, in the table's own unit
     scale: 100                         # factor from a figure of metrics.json to the printed one
-    pictures: [tsne, tsne_round_5]     # of each cell's first run, on the table's page: its analyses, or partition
+    pictures: [tsne, tsne_round_5]     # analyses (or partition) of each cell's first run, shown on the page
     missing:
-      - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # either may be left out
+      - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # row or column is optional
     notes: [...]
-    beside: another measurement of it, and how the two differ    # for docs/claims.md
+    beside: another measurement of the table, and how it differs    # for docs/claims.md
 
-A metric is a dotted name of a run's ``metrics.json``; ``timing.<...>``, ``analyses.<name>.<...>``,
-``history.<round>.<...>`` and ``rounds_to_target.<...>`` are read from its other files, and ``formula.<name>`` is a
-formula's figure (:func:`pipelines.papers.figures_of_a_run.figure`).
+A metric is a dotted key of a run's ``metrics.json``. ``timing.<...>``, ``analyses.<name>.<...>``,
+``history.<round>.<...>`` and ``rounds_to_target.<...>`` come from its other files, ``formula.<name>`` from a formula
+(:func:`pipelines.papers.figures_of_a_run.figure`).
 
-A cell's configuration is the common keys, then the column's, then the row's, then the cell's own. Columns with the same
-keys in all of these are read from the same runs.
+A cell's configuration merges the common keys, then the column's, the row's and the cell's own. Columns with equal keys
+in all of these share their runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
-DIVISION = "partition"  # the picture that every run has: the division of the data
+DIVISION = "partition"  # the picture that every run has: the partition of the data
 PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
 _OF_A_FILE = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -78,8 +78,8 @@ class Row:
     """A method of a table.
 
     Attributes:
-        title: as printed. method: None where it is not built, with the reason in ``missing``.
-        values: dotted keys. metrics: by a column's metric, the one to read instead, such as a vote.
+        title: as printed. method: None if it is not implemented; ``missing`` has the reason.
+        values: dotted keys. metrics: replacement metrics by a column's metric, such as a vote.
     """
 
     key: str
@@ -115,7 +115,7 @@ class Exceptional:
 
 @dataclass(frozen=True, config=_OF_A_FILE)
 class Missing:
-    """Why cells cannot be run; without a row or a column those of all."""
+    """Why cells cannot be run; without ``row`` or ``column``, for all of them."""
 
     why: str
     row: str | None = None
@@ -162,7 +162,7 @@ class PaperTable:
         return _named(key, self.rows, f"{self.id}: no row")
 
     def values_of(self, row: Row, column: Column) -> dict[str, Any]:
-        """Return the dotted keys of a cell that are not those of all rows of its column."""
+        """Return the dotted keys that a cell's row and ``cells`` add to the column's."""
         found = dict(row.values)
         for one in self.cells:
             if row.key in (one.rows or {row.key}) and column.key in (one.columns or {column.key}):
@@ -170,7 +170,7 @@ class PaperTable:
         return found
 
     def settings(self) -> list[tuple[Column, ...]]:
-        """Return the columns by the runs that they are read from, in the printed order."""
+        """Group the columns that share their runs, in the printed order."""
         groups: list[list[Column]] = []
         for column in self.columns:
             same = next((group for group in groups if self._same_runs(group[0], column)), None)
@@ -186,22 +186,22 @@ class PaperTable:
         )
 
     def why_missing(self, row: Row, column: Column) -> str | None:
-        """Return the reason of the file why a cell cannot be run."""
+        """Return the file's reason why a cell cannot be run; None if it can."""
         reasons = (m.why for m in self.missing if m.row in (None, row.key) and m.column in (None, column.key))
         return next(reasons, None)
 
 
 def name_at(id: str, rounds_scale: float) -> str:
-    """Return the name of a table's folder and file at a share of its rounds."""
+    """Return the folder and file name of a table at a fraction of its rounds."""
     return id + ("" if rounds_scale == 1 else f"-x{rounds_scale:g}")
 
 
 @cache
 def tables() -> Mapping[str, PaperTable]:
-    """Return all tables by id, by paper and then as printed.
+    """Return all tables by id, ordered by paper, then as printed.
 
     Raises:
-        ConfigError: a file is not of the form above.
+        ConfigError: a file does not have the documented form.
     """
     folder = files("pipelines.papers") / "tables"
     found = [
@@ -216,7 +216,7 @@ def table_named(id: str) -> PaperTable:
     """Return a table.
 
     Raises:
-        ConfigError: there is none of this id.
+        ConfigError: the id is unknown.
     """
     if id not in tables():
         raise ConfigError(f"paper {id}: not known; one of {', '.join(tables())}")
@@ -227,10 +227,10 @@ def table_of(values: Mapping[str, Any], place: str) -> PaperTable:
     """Return a table from the content of its file.
 
     Args:
-        values: of the file. place: for messages.
+        values: the content. place: the file's name, for messages.
 
     Raises:
-        ConfigError: a key is missing, unknown or does not fit the others.
+        ConfigError: a key is missing, unknown or inconsistent with others.
     """
     given = {key: value for key, value in values.items() if value is not None}
     shared = {key: given.pop(key) for key in ("metric", "scale") if key in given}
@@ -253,7 +253,7 @@ def table_of(values: Mapping[str, Any], place: str) -> PaperTable:
 
 
 def _problems(table: PaperTable) -> Iterator[str]:
-    """Yield the keys of a table that do not fit each other."""
+    """Yield inconsistencies between the keys of a table."""
     rows, columns = {row.key for row in table.rows}, {column.key for column in table.columns}
     if table.paper not in PAPERS:
         yield f"id = {table.id}: must begin with one of {', '.join(PAPERS)}"

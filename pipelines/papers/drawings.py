@@ -1,4 +1,4 @@
-"""What a table's page shows before its numbers: our figures beside the printed ones, and the pictures of its runs."""
+"""Figures at the top of a table's page: ours next to the printed ones, and pictures of its runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pipelines.runs.analyses import StoredAnalysis, load
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
 
-_ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: of a row, of title and axis, and of the title's second line
-_APART = 0.17  # of a row: the printed figure below ours
+_ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: a row; title and axis; the title's second line
+_APART = 0.17  # of a row: offset of the printed figure below ours
 _OURS = "Filled: ours, mean ± sample standard deviation over runs, with a dot per run."
 _PRINTED = "Open: printed, with its ± where one is printed."
 _BY_FORMULA = "Open: by the paper's formula, mean over runs."
@@ -34,7 +34,7 @@ _LEFT_OUT = "Settings of which nothing has been run are left out."
 
 
 def sections(found: TableResults) -> Iterator[Section]:
-    """The drawn parts of a table's page, as far as anything was measured."""
+    """Yield the page's sections with figures, if anything was measured."""
     beside = beside_printed(found)
     if beside is not None:
         table = found.plan.table
@@ -49,7 +49,7 @@ def sections(found: TableResults) -> Iterator[Section]:
 
 
 def beside_printed(found: TableResults) -> Drawing | None:
-    """A panel for each column of which anything was run, with its rows from top to bottom; None where nothing was."""
+    """Draw a panel per measured column, with its rows from top to bottom; None if nothing was measured."""
     table = found.plan.table
     columns = [
         column
@@ -63,7 +63,7 @@ def beside_printed(found: TableResults) -> Drawing | None:
 
 
 def formula_of(table: PaperTable, column: Column) -> Column | None:
-    """The column that has by a formula what this one has measured of the same runs."""
+    """Return the column with the formula for this measured column, from the same runs."""
     same = next(group for group in table.settings() if column in group)
     return next((other for other in same if spoken_of(other.metric) == column.metric), None)
 
@@ -105,7 +105,7 @@ def _draw_column(found: TableResults, column: Column) -> Figure:
 
 
 def pictures(found: TableResults) -> Iterator[Section]:
-    """What the table wants to be looked at, of the first run of every cell that has one."""
+    """Yield the pictures that the table requests, from the first run of every cell."""
     table = found.plan.table
     for columns in table.settings():
         for row in table.rows:
@@ -132,7 +132,7 @@ def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Se
 
 
 def _division(run: MeasuredRun, title: str) -> Block:
-    """Who holds what of the data; the division is an input of the run, kept beside its data."""
+    """Draw the class counts per client; the partition is an input of the run, stored with its data."""
     try:
         metrics = RunFiles(run.folder).metrics
         names = (read_json(metrics, "run it again").get("class_names") or ()) if metrics.is_file() else ()

@@ -1,4 +1,4 @@
-"""What a table may print of a run beside its ``metrics.json``: seconds, joules, rounds, distances of an analysis."""
+"""A run's figures outside its ``metrics.json``: seconds, joules, rounds, distances of an analysis."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from pipelines.runs.record import numbers_in
 from pipelines.tuning.metrics import value_of
 
 WARM_UP = 2
-"""Rounds that a duration leaves out, where there are more (evaluation.md section 4)."""
+"""Rounds that a mean duration skips, if there are more (evaluation.md section 4)."""
 
 TO_TARGET, SHARE = "rounds_to_target.", 0.95
-"""Rounds until a number of the records is this share of what the baseline's run ends with (``protofl compare``)."""
+"""Rounds until a metric reaches this fraction of the baseline run's final value (``protofl compare``)."""
 
 HISTORY = "history."
 
 
 def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> float | None:
-    """A figure of a finished run, in the run's own unit; None where its method has none, or nothing measured it.
+    """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
-    Or a figure of :data:`FORMULAS`. Or a number of its history: that of a round's
-    record, ``history.5.tasks.a_glo``, or the round ``rounds_to_target.top1_global``, None where it was never reached.
+    In addition to :func:`figures`, ``metric`` may name one of :data:`FORMULAS`, a value of a round's record
+    (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the round that reached the target, if any.
 
     Args:
-        run: its folder. metric: dotted name; see :func:`figures`.
-        baseline: the run of the same seed and division that a target is taken from, and its metric; None: no target.
+        run: its folder. metric: dotted name.
+        baseline: the run with the same seed and partition that defines the target, and its metric; None: no target.
 
     Raises:
         DataError: a file of the run is damaged.
@@ -50,7 +50,7 @@ def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> 
         number = metric.split(".")[1]
         return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))
     if metric.startswith(PREFIX):
-        with suppress(DataError):  # its division is not there any more
+        with suppress(DataError):  # its partition no longer exists
             return FORMULAS[metric.removeprefix(PREFIX)][1](run)
         return None
     try:
@@ -60,13 +60,13 @@ def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> 
 
 
 def figures(run: Path, metric: str) -> dict[str, Any]:
-    """What a metric may name: ``metrics.json``, and ``timing`` or ``analyses`` if it begins so.
+    """Return the figures that a metric may name: ``metrics.json``, and ``timing`` or ``analyses`` if it starts so.
 
-    ``timing`` is ``timing.json`` with means over rounds, without the first two and without evaluation:
-    ``seconds_per_round``, as they went by here, and ``ideal_seconds_per_round``, of every leg its slowest client and
-    what the server did, as if a round's clients trained side by side.
+    ``timing`` is ``timing.json`` with means over rounds, skipping the first two and evaluation: ``seconds_per_round``
+    as measured, and ``ideal_seconds_per_round``, the slowest client of every leg plus the server steps, as if a round's
+    clients trained in parallel.
 
-    ``analyses`` has every table of an analysis: numbers by the words of their line, such as
+    ``analyses`` has every table of an analysis, its numbers nested by the texts in their line, such as
     ``analyses.generator_distances.generated.tsne.intra``.
     """
     files = RunFiles(run)
@@ -85,7 +85,7 @@ def figures(run: Path, metric: str) -> dict[str, Any]:
 
 
 def _curve(run: Path, metric: str) -> list[tuple[int, float | None]]:
-    """Evaluated rounds, oldest first, with the number of their record that follows the metric's first word."""
+    """Return the evaluated rounds, oldest first, each with its value of the metric without the first word."""
     field = metric.partition(".")[2]
     records = sorted(read_lines(RunFiles(run).history), key=lambda record: record["round"])
     return [(record["round"], dict(numbers_in(record)).get(field)) for record in records]
@@ -103,7 +103,7 @@ def _rounds_to_target(
 
 
 def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:
-    """Mean over rounds of the seconds of all their legs; None of a run without rounds."""
+    """Return the mean over rounds of the seconds of all legs; None without rounds."""
     lengths: dict[int, float] = {}
     for leg in legs:
         lengths[leg["round"]] = lengths.get(leg["round"], 0.0) + seconds(leg)
@@ -113,18 +113,18 @@ def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapp
 
 
 def _as_they_went(leg: Mapping[str, Any]) -> float:
-    """Training, messages and server steps."""
+    """Return the seconds of training, messages and server steps."""
     return sum(value for phase, value in leg["seconds"].items() if phase != "evaluate")
 
 
 def _side_by_side(leg: Mapping[str, Any]) -> float:
-    """The slowest client, and server steps."""
+    """Return the seconds of the slowest client and of the server steps."""
     stages = sum(value for phase, value in leg["seconds"].items() if phase not in ("evaluate", leg["leg"]))
     return stages + max(leg["clients"].values(), default=0.0)
 
 
 def _by_words(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """A table's numbers, nested by the words that stand before them in their line."""
+    """Return a table's numbers, nested by the preceding texts of their line."""
     nested: dict[str, Any] = {}
     for row in rows:
         numbers = {key: number for key, text in row.items() if (number := _number(text)) is not None}
@@ -146,20 +146,20 @@ def _number(text: str) -> float | None:
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
 PREFIX = "formula."
-"""What the metric of such a column begins with, in a table's file."""
+"""Prefix of a formula's metric in a table's file."""
 
 
 def mixtures_up(run: Path) -> float:
-    """GFPL's scalars that go up, of all clients, in the mean over rounds (gfpl.md section 3; figure 7).
+    """Return the scalars that all GFPL clients send, mean over rounds (gfpl.md section 3; figure 7).
 
-    n·(2d + 1) for each class that a client holds and each exchange: means, deviations and weights of n Gaussians, where
-    the class has samples for so many. What goes beside them, such as the class's number of samples, is not in it.
+    n·(2d + 1) for each class that a client holds and each exchange: means, deviations and weights of n Gaussians, if
+    the class has enough samples for n. Other values sent, such as the class's number of samples, do not count.
 
     Args:
         run: its folder.
 
     Raises:
-        DataError: a file of the run is damaged, or its division is not there any more.
+        DataError: a file of the run is damaged, or its partition no longer exists.
     """
     config, inputs = Config.from_mapping(read_run_config(run)["config"]), inputs_of(run)
     method, rounds, meta = config.method, config.federation.rounds, Dataset.load(inputs.prepared).meta
@@ -171,9 +171,9 @@ def mixtures_up(run: Path) -> float:
 
 
 FORMULAS: dict[str, tuple[str, Callable[[Path], float]]] = {"mixtures_up": ("scalars_up_per_round", mixtures_up)}
-"""By name, what a formula speaks of, and the formula."""
+"""By name: the measured figure that a formula predicts, and the formula."""
 
 
 def spoken_of(metric: str) -> str | None:
-    """The measured figure that a formula speaks of; None where a metric is none."""
+    """Return the measured figure that a formula predicts; None if the metric is no formula."""
     return FORMULAS[metric.removeprefix(PREFIX)][0] if metric.startswith(PREFIX) else None

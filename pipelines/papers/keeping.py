@@ -1,7 +1,7 @@
-"""Choose the finished runs of a table to keep (:mod:`pipelines.papers.kept`), and find kept runs that are outdated.
+"""Choose the finished runs of a table to keep (:mod:`pipelines.papers.kept`), and find outdated kept runs.
 
-Runs that could not be repeated are refused: of uncommitted code, with other values than the table's, or with other
-figures than the same run before.
+Runs that cannot be repeated are refused: from uncommitted code, with other values than the table's, or with other
+figures than when they were kept.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
 _MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": "null"}
-"""Beside ``engine.*``, what may differ from a table's values, and as what: its images in another form."""
+"""Keys besides ``engine.*`` that may differ from a table, with the allowed value: its images in another form."""
 _PLAIN = {"stack": False, "compile": "none"}
-"""What ``auto`` in a table counts as: a kept run that is stacked or compiled says so."""
+"""Values that ``auto`` in a table means; a kept run that is stacked or compiled records it."""
 _ALIKE = 1e-9
-"""Figures that differ by less are the same; they are kept with twelve decimals."""
+"""Tolerance for equal figures; they are stored with twelve decimals."""
 
 
 def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
     """Keep the finished runs of a table and the reasons of failed ones; return a summary.
 
-    Kept runs stay, those of outdated settings are replaced.
+    Runs with outdated settings are replaced; all others stay.
 
     Args:
         out: the table's folder. into: folder of the file.
         again: replace runs that now have other figures or another engine.
 
     Raises:
-        RunError: there is no finished run; or one is of uncommitted code, has other values than the table's, other
+        RunError: there is no finished run; or one is from uncommitted code, has other values than the table's, other
             figures or another engine than before, or other images.
         DataError: a file is damaged.
     """
@@ -65,7 +65,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
             whole[run.place] = run
         else:
             _same(table, path, was, run)
-            if not set(run.figures) <= set(was.figures):  # the table has another column by now
+            if not set(run.figures) <= set(was.figures):  # the table has gained a column
                 whole[run.place] = run
     runs = tuple(whole[place] for place in sorted(whole))
     _check_divisions(path, [run for run in runs if run != before.get(run.place) or run.place not in stale])
@@ -78,7 +78,7 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
 
 
 def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
-    """Refuse runs of a setting that are of other images, or that one seed divided in two ways."""
+    """Refuse runs of a setting with other images, or with two partitions for one seed."""
     first: dict[tuple[str, int], KeptRun] = {}
     images: dict[str, KeptRun] = {}
     for run in runs:
@@ -138,15 +138,15 @@ def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
 
 
 def _may_differ(key: str, value: object) -> bool:
-    """Whether a run is one of its table's although it has another value than the table says."""
+    """Return whether a run may have this value instead of the table's."""
     return key.startswith("engine.") or (key in _MAY_BE_SET and value == _MAY_BE_SET[key])
 
 
 def _said_now(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings as this code says them, without the seed of the run and that of its division, which stand beside them.
+    """Return settings in the form of the current code, without the seeds of run and partition, stored separately.
 
-    A key that is younger than they are has its default, which means what was done before there was a choice. Where
-    this code does not know them any more the run's own ``identity`` stands, or what was kept of it: the settings.
+    A key added since has its default, which means the earlier behaviour. If the current code cannot read the settings,
+    use the run's own ``identity``, or else the stored settings.
     """
     try:
         return _without_seeds(Config.from_mapping(without_removed(settings)).identity())
@@ -160,7 +160,7 @@ def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
-    """Refuse a run with another engine or other figures than when it was kept; seconds and joules always differ."""
+    """Refuse another engine or other figures than when the run was kept; seconds and joules always differ."""
     if _said_now(before.settings) != now.settings:
         had, has = (", ".join(run.assignments) or "the table's own values" for run in (before, now))
         raise RunError(
@@ -179,7 +179,7 @@ def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
 
 
 def outdated(kept: KeptTable) -> list[KeptRun]:
-    """Runs whose table asks for other settings by now, or for no such run any more."""
+    """Return the runs that the table no longer defines, or defines with other settings."""
     groups: dict[tuple[str, tuple[str, ...]], list[KeptRun]] = {}
     for run in kept.runs:
         groups.setdefault((run.setting, run.assignments), []).append(run)
@@ -195,7 +195,7 @@ def outdated(kept: KeptTable) -> list[KeptRun]:
 
 
 def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
-    """Which runs of a plan are kept, with the settings that it has for them, or have failed where others are kept."""
+    """Return the runs of a plan that are kept with its settings, or have failed before."""
     settings = {run.place: _said_now(run.settings) for run in kept.runs}
     failed = {(one.setting, one.row, *one.pair) for one in kept.failed}
     places = set[Place]()
@@ -216,13 +216,13 @@ def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
 
 
 def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, tuple[int, int]], Config]:
-    """The configuration of every run of a setting, by row, division and seed; empty where none can be configured.
+    """Return the configuration of a setting's runs by row, partition seed and seed; empty if it cannot be configured.
 
-    ``asked`` names the divisions.
+    ``asked`` names the partition seeds.
     """
     try:
         settings = plan(table, replace(asked, columns=(setting,)), look_at_data=False).settings
-    except ConfigError:  # no such row or column any more
+    except ConfigError:  # the table no longer has such a row or column
         return {}
     runs = comparison_plan(settings[0].parameters).runs if settings else ()
     return {(run.name, (run.config.partition_seed, run.config.seed)): run.config for run in runs}

@@ -1,10 +1,10 @@
 """Measured figures kept with the code: one file per table and budget, one line per run.
 
-The runs of a table are gigabytes and take hours; a table needs a number per column of each. ``protofl paper keep``
-(:mod:`pipelines.papers.keeping`) writes these, so that several machines can finish a table and the code alone shows
-and repeats what this project says of the papers' claims. A run is kept with its commit, processor, fingerprints of data
-and division, and all settings: a digest could not be compared once a key is added. Of a failed run the reason
-is kept.
+The runs of a table take gigabytes and hours; the table needs one number per column from each.
+:mod:`pipelines.papers.keeping` (``protofl paper keep``) stores these, so several machines can complete a table, and the
+code alone shows and repeats this project's verdicts on the papers' claims. A run is kept with its commit, processor,
+fingerprints of data and partition, and all settings: a digest would not be comparable once a key is added. For a
+failed run the reason is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.reporting.formats import plural
 from pipelines.runs.layout import read_json
 
 HERE = Path(str(files("pipelines.papers"))) / "measured"
-"""What this project measured itself."""
+"""Figures that this project measured."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class KeptRun:
     """The figures of a run, and its origin.
 
     Attributes:
-        setting: key of the first column that is read from it. division: the seed that divided the data.
+        setting: key of the first column that the run serves. division: the partition seed.
         figures: by column, in its unit.
-        settings: all that can change a result but data and the two seeds, as the code that kept the run wrote them.
-        besides: assignments beside the table's own values. data, partition: fingerprints. processor: or the device.
+        settings: everything that can change a result except data and the two seeds, as written when the run was kept.
+        besides: assignments that override the table's values. data, partition: fingerprints. processor: or the device.
     """
 
     setting: str
@@ -59,18 +59,18 @@ class KeptRun:
 
     @property
     def place(self) -> tuple[str, str, int, int]:
-        """Of which there is one run; files are in this order."""
+        """Key of a run; files are sorted by it."""
         return self.setting, self.row, self.division, self.seed
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """What was set beside the table's own values, as ``--set`` takes it."""
+        """Assignments that override the table's values, in the form of ``--set``."""
         return tuple(f"{key}={value}" for key, value in self.besides.items())
 
 
 @dataclass(frozen=True)
 class KeptTable:
-    """A file of kept runs: of which table, at which share of its rounds; ``failed`` are those without figures."""
+    """A file of kept runs of a table at a fraction of its rounds; ``failed`` have no figures."""
 
     table: PaperTable
     rounds_scale: float
@@ -78,18 +78,18 @@ class KeptTable:
     failed: tuple[FailedRun, ...] = ()
 
     def path(self, folder: Path) -> Path:
-        """Return its file."""
+        """Return the path of its file."""
         return folder / f"{name_at(self.table.id, self.rounds_scale)}.json"
 
     def asked(self, runs: Sequence[KeptRun] | None = None) -> Asked:
-        """What would measure these runs, or all."""
+        """Return the request that measures these runs; None: all."""
         of = self.runs if runs is None else runs
         draws = sorted({run.division for run in of})
         seeds = sorted({run.seed for run in of}) or [0]
         return Asked(seeds=tuple(seeds), partition_seeds=tuple(draws) or None, rounds_scale=self.rounds_scale)
 
     def results(self) -> TableResults:
-        """The table, as far as it is kept."""
+        """Return the table with its kept runs."""
         found = plan(self.table, self.asked(), look_at_data=False)
         measured = (
             MeasuredRun(run.row, run.pair, run.figures, run.setting, Path(), run.partition) for run in self.runs
@@ -97,7 +97,7 @@ class KeptTable:
         return assembled(found, measured, self.failed)
 
     def text(self) -> str:
-        """Of its file: settings once for all runs that have them; a line per run, so that a difference shows runs."""
+        """Return the content of its file: shared settings once, and a line per run for readable diffs."""
         settings = {_digest(run.settings): run.settings for run in self.runs}
         named = [f"{json.dumps(name)}: {json.dumps(settings[name], sort_keys=True)}" for name in sorted(settings)]
         runs = [{**asdict(run), "settings": _digest(run.settings)} for run in self.runs]
@@ -117,10 +117,10 @@ def _lines(opening: str, entries: Iterable[str], closing: str) -> str:
 
 
 def kept_tables(folder: Path = HERE) -> list[KeptTable]:
-    """All files of kept runs, by name.
+    """Return all files of kept runs, by name.
 
     Raises:
-        DataError: there is no such folder, or a file is damaged. ConfigError: it is of a table that is not known.
+        DataError: the folder is missing, or a file is damaged. ConfigError: a table is unknown.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no folder of kept runs; name another one")
@@ -139,10 +139,10 @@ def kept_so_far(table: PaperTable, rounds_scale: float, folder: Path = HERE) -> 
 
 
 def read_kept(path: Path) -> KeptTable:
-    """A file of kept runs.
+    """Read a file of kept runs.
 
     Raises:
-        DataError: it is not there, or damaged. ConfigError: it is of a table that is not known.
+        DataError: it is missing or damaged. ConfigError: its table is unknown.
     """
     document = read_json(path)
     known = {field.name for field in fields(KeptRun)}
@@ -173,7 +173,7 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def made_by(tables: Iterable[KeptTable]) -> str:
-    """Commits and processors of kept runs, in a sentence."""
+    """Return a sentence with the commits and processors of kept runs."""
     runs = [run for kept in tables for run in kept.runs]
     commits, processors = ({getattr(run, name) for run in runs} for name in ("commit", "processor"))
     shown = ", ".join(f"`{commit[:12]}`" for commit in sorted(commits))

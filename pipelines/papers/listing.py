@@ -1,4 +1,4 @@
-"""A table's setting as ``protofl paper show`` prints it: what all cells have, and what columns, rows and cells add."""
+"""Text of ``protofl paper show``: a table's common settings, then what columns, rows and cells add."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipelines.runs.compared import flatten
 
 
 def listing(table: PaperTable, rows: Collection[str] | None = None, columns: Collection[str] | None = None) -> str:
-    """Dotted keys with values, as the table's file has them; what all columns have alike stands with the common keys.
+    """Return a table's dotted keys with values; those that all columns share are listed as common.
 
     Args:
-        table: of a paper. rows: keys of those that are listed; None: all. columns: likewise.
+        table: of a paper. rows: keys to list; None: all. columns: likewise.
     """
     return "\n".join(_lines(table, rows, columns))
 

@@ -1,4 +1,4 @@
-"""Marks of figures with other rounds than the paper's, or with another setting than the table's."""
+"""Marks for figures with other rounds than the paper's, or another setting than the table's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pipelines.papers.plan import TablePlan
 
 
 def budget(plan: TablePlan) -> str:
-    """Return a mark for other rounds than the paper's; empty at its own budget."""
+    """Return a mark for other rounds than the paper's; empty at the paper's budget."""
     scale = plan.asked.rounds_scale
     return "" if scale == 1 else f" ({'REDUCED' if scale < 1 else 'LARGER'} BUDGET: {scale:g} of the rounds)"
 
 
 def mark(plan: TablePlan) -> str:
-    """Return a mark of a table for other rounds and other settings."""
+    """Return a table's mark for other rounds and other settings."""
     return budget(plan) + changed(one for each in plan.besides.values() for one in each)
 
 
@@ -32,7 +32,7 @@ def is_changed(plan: TablePlan, column: Column) -> bool:
 
 
 def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
-    """Leave out assignments that only change the order of sums; figures tell their last digits, marks do not."""
+    """Skip assignments that only change the order of sums, which affects last digits."""
     for assignment in assignments:
         key = key_of(assignment)
         if not key.startswith("engine.") or key == "engine.precision":
@@ -45,7 +45,7 @@ def of_column(plan: TablePlan, column: Column) -> tuple[str, ...]:
 
 
 def on_panel(plan: TablePlan, column: Column) -> str:
-    """Return a second line for the title of a column's panel; empty for no mark."""
+    """Return the second title line of a column's panel; empty without a mark."""
     scale = plan.asked.rounds_scale
     words = [f"{scale:g} of the rounds"] * (scale != 1) + ["changed setting"] * is_changed(plan, column)
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""From a paper's table to comparisons: which cells can be run here, by which runs, and about how long they take."""
+"""Turn a paper's table into comparisons: which cells can be run here, with which runs, and roughly for how long."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipelines.runs.cache import Cache, kind_of
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted of a table.
+    """A request for a table.
 
     Attributes:
         rows, columns: their keys; None: all.
-        seeds: of every cell. partition_seeds: of its divisions, each with every seed; None: as the table has it.
-        rounds_scale: the printed rounds times this; 1 is the paper's budget.
-        assignments: ``KEY=VALUE`` for all cells, such as where data lie; :func:`pipelines.papers.assigned.check`.
-        max_hours: of one run; longer ones are refused. None: any.
+        seeds: of every cell. partition_seeds: each is combined with every seed; None: as the table defines.
+        rounds_scale: factor on the printed rounds; 1 is the paper's budget.
+        assignments: ``KEY=VALUE`` for all cells, such as a data folder; see :func:`pipelines.papers.assigned.check`.
+        max_hours: limit for one run; longer ones are refused. None: no limit.
     """
 
     rows: Sequence[str] | None = None
@@ -41,17 +41,17 @@ class Asked:
 
 
 Place = tuple[str, str, int, int]
-"""Which run of a table: its setting, its row, the seed that divided the data, and the run's."""
+"""Key of a run in a table: setting, row, partition seed, seed."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Columns that are read from the same runs.
+    """Columns that share their runs.
 
     Attributes:
-        name: of its folder: its first column in the table. rows: those that can be run.
+        name: name of its folder: the table's first such column. rows: those that can be run.
         parameters: of the comparison.
-        seconds: of all its runs on one core, by earlier runs or trials; None: unknown.
+        seconds: estimate for all its runs on one core, from earlier runs or trials; None: unknown.
         besides: assignments that make it another setting than the table's.
         only: the runs to make; None: all (:mod:`pipelines.papers.share`).
     """
@@ -66,20 +66,20 @@ class Setting:
 
     @cached_property
     def plan(self) -> ExperimentPlan:
-        """The runs that are made, checked, by row, division and seed."""
+        """The checked runs to make, by row, partition seed and seed."""
         every = comparison_plan(self.parameters)
         return every.with_runs(run for run in every.runs if self.only is None or place_of(self, run) in self.only)
 
     @property
     def num_runs(self) -> int:
-        """How many they are; nothing is checked."""
+        """Number of runs; they are not checked."""
         compare = self.parameters["compare"]
         every = len(self.rows) * len(compare["seeds"]) * len(compare["partition_seeds"] or (0,))
         return every if self.only is None else len(self.only)
 
 
 def place_of(setting: Setting, run: RunSpec) -> Place:
-    """Of a setting's run."""
+    """Return the key of a setting's run."""
     return setting.name, run.name, run.config.partition_seed, run.config.seed
 
 
@@ -89,8 +89,8 @@ class TablePlan:
 
     Attributes:
         refused: by row and column, why a cell is not run.
-        at_fault: likewise, the kind of error; not of cells that the table's file refuses.
-        besides: by setting, the assignments of the runs whose figures are read.
+        at_fault: likewise, the error's type; without cells that the table's file refuses.
+        besides: by setting, the assignments of the runs that figures come from.
         left_out: runs that are kept or in another part.
     """
 
@@ -104,11 +104,11 @@ class TablePlan:
 
     @property
     def is_kept(self) -> bool:
-        """True where all runs are kept."""
+        """True if all runs are kept."""
         return bool(self.left_out) and not self.settings
 
     def nothing_to_run(self) -> ProtoflError:
-        """Return the error of a plan without settings, of the kind that all refusals have."""
+        """Return the error for a plan without settings, of the type that all refusals share."""
         kinds = set(self.at_fault.values())
         kind = kinds.pop() if len(kinds) == 1 else RunError
         reasons = sorted(set(self.refused.values()))
@@ -122,10 +122,10 @@ class TablePlan:
 def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> TablePlan:
     """Plan the cells that can be run.
 
-    ``look_at_data`` prepares the data and refuses cells without; else cells only have to be configurable.
+    ``look_at_data`` prepares the data and refuses cells without data; otherwise cells only need a valid configuration.
 
     Raises:
-        ConfigError: no such row or column, or an assignment that no table may have.
+        ConfigError: a row or column is unknown, or an assignment is not allowed.
     """
     rows = [table.row(key) for key in asked.rows] if asked.rows is not None else list(table.rows)
     wanted = {table.column(key).key for key in asked.columns or [column.key for column in table.columns]}
@@ -167,7 +167,7 @@ def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> Table
 
 
 def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Config | ConfigError]:
-    """Of a column's rows, with the first seed; of one that cannot be configured, why."""
+    """Return each row's configuration with the first seed, or the error why it has none."""
     found: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
     built = [row for row in rows if row.method is not None]
     try:
@@ -176,7 +176,7 @@ def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Aske
     except ConfigError as error:
         if len(built) == 1:
             return {**found, built[0].key: error}
-        for row in built:  # one of them is at fault
+        for row in built:  # find the rows at fault
             found |= _configs(table, column, [row], asked)
         return found
     return found | {row.key: run.config for row, run in zip(built, one_draw(runs, built), strict=True)}
@@ -192,14 +192,14 @@ def _besides(
 
 
 def one_draw(runs: Sequence[RunSpec], rows: Sequence[Row]) -> Sequence[RunSpec]:
-    """Return the run of every row on its first division."""
+    """Return the run of every row on its first partition."""
     return runs[:: len(runs) // len(rows)] if rows else []
 
 
 def _known_seconds(
     config: Config | ConfigError, asked: Asked, look_up: bool, no_data: DataError | None
 ) -> float | ProtoflError | None:
-    """Return the known seconds of one of a row's runs, or why it cannot be run."""
+    """Return the known seconds of one run of a row, or why it cannot be run."""
     if no_data is not None:
         return no_data
     if isinstance(config, ConfigError):
@@ -211,7 +211,7 @@ def _known_seconds(
 
 
 def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
-    """Those with a printed figure, row by row."""
+    """Yield the cells with a printed figure, row by row."""
     for row in table.rows:
         for column in table.columns:
             if (row.key, column.key) in table.printed:
@@ -219,9 +219,9 @@ def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
 
 
 def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
-    """Of the comparison of a column's rows, not yet checked."""
+    """Return the unchecked parameters of the comparison of a column's rows."""
     own = {row.key: _own_values(table, column, row, asked) for row in rows}
-    # Settings of a method are also those of its variants, and what a row sets is that row's alone.
+    # A method's settings also apply to its variants, but a row's values must apply to that row only.
     several = {row.method for row in table.rows if row.key != row.method}
     plain = {row.key for row in rows if row.key == row.method and not (own[row.key] and row.method in several)}
     variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key not in plain}
@@ -242,7 +242,7 @@ def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row]
 
 
 def _own_values(table: PaperTable, column: Column, row: Row, asked: Asked) -> dict[str, Any]:
-    """Of a cell; what is assigned for all cells wins."""
+    """Return a cell's values; assignments for all cells override them."""
     given = {key_of(assignment) for assignment in asked.assignments}
     own = {
         key: value
@@ -270,7 +270,7 @@ def _at_budget(values: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
 
 
 def snapshots_beyond(found: TablePlan) -> list[int]:
-    """Return the rounds of snapshots that no run reaches at this budget."""
+    """Return the snapshot rounds that no run reaches at this budget."""
     table = found.table
     wanted, reached = set[int](), set[int]()
     for column in (column for setting in found.settings for column in setting.columns):
@@ -287,13 +287,13 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError 
         Cache.here().prepared(config)
     except DataError as error:
         return DataError(f"data: {str(error).replace(chr(10), '; ')}")
-    except ConfigError:  # which every row says with its own values
+    except ConfigError:  # every row reports it with its own values
         pass
     return None
 
 
 def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> str:
-    """Return the number of runs and their estimated time on one core; ``finished`` counts finished ones by setting."""
+    """Return a text with the number of runs and their estimated time on one core; ``finished`` counts by setting."""
     there = finished or {}
     done = sum(there.values())
     left = {setting.name: 1 - there.get(setting.name, 0) / setting.num_runs for setting in found.settings}
@@ -317,7 +317,7 @@ def _duration(seconds: float) -> str:
 
 
 def refused_by_reason(found: TablePlan) -> dict[str, str]:
-    """Return the cells of each reason in words, rows of the same columns together."""
+    """Return the refused cells by reason as text, grouping rows with the same columns."""
     table, by_reason = found.table, dict[str, dict[str, list[str]]]()
     for (row, column), reason in found.refused.items():
         by_reason.setdefault(reason, {}).setdefault(row, []).append(column)
@@ -334,5 +334,5 @@ def refused_by_reason(found: TablePlan) -> dict[str, str]:
 
 
 def _titles(of: Sequence[Row] | Sequence[Column], keys: Collection[str], between: str) -> str:
-    """As printed, in the table's order."""
+    """Return the titles of keys, in the table's order."""
     return "all" if len(keys) == len(of) else between.join(one.title for one in of if one.key in keys)

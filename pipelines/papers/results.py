@@ -1,4 +1,4 @@
-"""Our figures beside the printed ones: read from the comparisons of a table, as far as they are there."""
+"""Our figures next to the printed ones, read from the finished comparisons of a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cell:
     """One figure of a table.
 
     Attributes:
-        printed: in the paper. ours: over runs, in the table's unit. difference: to the baseline's row, run by run.
+        printed: in the paper. ours: over runs, in the table's unit. difference: to the baseline's row, paired by run.
         refused: why it is not run. failed: a reason for each run without a result, except interrupted ones.
     """
 
@@ -40,13 +40,13 @@ class Cell:
 
     @property
     def pairs(self) -> frozenset[tuple[int, int]]:
-        """Division and seed of the runs that have a figure."""
+        """Partition seed and seed of the runs that have a figure."""
         pairs = self.ours.by_seed.items()
         return frozenset(pair for pair, value in pairs if value is not None and isinstance(pair, tuple))
 
     @property
     def lost(self) -> str:
-        """How many of its runs have no result, in words: ``4 of 5 diverged``; empty where all have one."""
+        """The number of runs without a result, such as ``4 of 5 diverged``; empty if all have one."""
         if not self.failed:
             return ""
         how = "diverged" if all("diverged" in reason for reason in self.failed) else "failed"
@@ -55,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableResults:
-    """The cells of a table by row and column, its runs (one of each division and seed), and runs without a result."""
+    """The cells of a table by row and column, its runs (one per partition and seed), and runs without a result."""
 
     plan: TablePlan
     cells: Mapping[tuple[str, str], Cell]
@@ -64,19 +64,19 @@ class TableResults:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Runs without a result, by label, with the reason."""
+        """Reasons of runs without a result, by label."""
         return {run.label: run.reason for run in self.failures}
 
     @property
     def num_measured(self) -> int:
-        """Printed cells that have a figure of ours."""
+        """Number of printed cells that have a measured figure."""
         return sum(self.cells[row.key, column.key].ours.n > 0 for row, column in cells(self.plan.table))
 
 
 def results(plan: TablePlan, out: Path, carried_out: Collection[str] = ()) -> TableResults:
-    """Read the finished comparisons in a table's folder, also of settings that the plan leaves out.
+    """Read the finished comparisons in a table's folder, including settings that the plan leaves out.
 
-    ``carried_out`` names the settings with the plan's assignments; the others have those of the folder.
+    Settings in ``carried_out`` have the plan's assignments; the others have the folder's.
 
     Raises:
         DataError: a file there is damaged.
@@ -88,7 +88,7 @@ def results(plan: TablePlan, out: Path, carried_out: Collection[str] = ()) -> Ta
 
 
 def _as_measured(plan: TablePlan, runs: Iterable[MeasuredRun]) -> TablePlan:
-    """The plan with every seed, and where divisions are asked for every one of them, that figures are of."""
+    """Return the plan with the seeds of all measured runs, and their partition seeds if the plan has any."""
     seeds = tuple(sorted({*plan.asked.seeds, *(run.pair[1] for run in runs)}))
     draws = plan.asked.partition_seeds
     if draws is not None:
@@ -99,10 +99,10 @@ def _as_measured(plan: TablePlan, runs: Iterable[MeasuredRun]) -> TablePlan:
 def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[FailedRun] = ()) -> TableResults:
     """Assemble a table from the figures of its runs, in any order.
 
-    A cell has one run of each division and seed; divisions with the same fingerprint are the same.
+    A cell has one run per partition and seed; partitions with the same fingerprint are the same.
     """
     table = plan.table
-    divided: dict[tuple[str, str], int] = {}  # by setting and fingerprint, the seed that is told of a division
+    divided: dict[tuple[str, str], int] = {}  # by setting and fingerprint: the reported partition seed
     values: dict[tuple[str, str], dict[Pair, float | None]] = {}
     measured: dict[tuple[str, str, Pair], MeasuredRun] = {}
     for run in runs:
@@ -144,7 +144,7 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[F
 def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), verdicts: Table | None = None) -> Path:
     """Write ``table.md``, ``.csv``, ``.json`` and ``report.html`` and return the page.
 
-    ``drawn`` are the first parts of the page (:mod:`pipelines.papers.drawings`).
+    ``drawn`` are the first sections of the page (:mod:`pipelines.papers.drawings`).
     """
     shown = [*paper_tables(found), *([verdicts] if verdicts else [])]
     lines = [f"# {title(found)}", "", *lead(found), ""]
@@ -189,12 +189,12 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), v
 
 
 def title(found: TableResults) -> str:
-    """The table's id and caption; what it was measured with where that is not the paper's."""
+    """Return the table's id and title, with a mark if its setting is not the paper's."""
     return f"{found.plan.table.id}: {found.plan.table.title}{mark(found.plan)}"
 
 
 def lead(found: TableResults) -> list[str]:
-    """What the figures are, in sentences; of which runs, by column, as they were measured."""
+    """Return sentences on the figures and, by column, the runs that they come from."""
     printed = sum(1 for _ in cells(found.plan.table))
     measured = f"{found.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
     return [
@@ -205,7 +205,7 @@ def lead(found: TableResults) -> list[str]:
 
 
 def _runs_by_column(found: TableResults) -> list[str]:
-    """Which runs the figures of a column are over, columns of the same runs together; rows that have others apart."""
+    """Return sentences on the runs of each column; columns with the same runs share one, differing rows are named."""
     told: dict[str, list[str]] = {}
     for column in found.plan.table.columns:
         rows: dict[frozenset[tuple[int, int]], list[str]] = {}
@@ -220,7 +220,7 @@ def _runs_by_column(found: TableResults) -> list[str]:
 
 
 def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
-    """Return our figures with the printed ones, then the differences; if ``measured``, only what we have run."""
+    """Return our figures with the printed ones, then the differences; if ``measured``, only cells that were run."""
     table = found.plan.table
     tried = {key for key, cell in found.cells.items() if not measured or cell.ours.n or cell.failed}
     columns = [column for column in table.columns if any((row.key, column.key) in tried for row in table.rows)]
@@ -236,7 +236,7 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
         heading += " (changed setting)" if is_changed(found.plan, column) else ""
         if here:
             figures.append(tables.Column(f"{column.key}_ours", heading, of, _OURS))
-        if beside:  # a column that nobody has run takes no room for figures that are not there
+        if beside:  # columns without runs get no empty column of ours
             given, named = [cell.printed for cell in of], "printed" if here else f"{column.title}, printed"
             figures.append(tables.Column(f"{column.key}_printed", named, given, _PRINTED))
         if any(cell.difference.n for cell in of):
@@ -259,7 +259,7 @@ def _printed_difference(table: PaperTable, row: Row, column: Column) -> float | 
 
 
 def records(found: TableResults) -> list[dict[str, Any]]:
-    """A row per cell, for machines; figures in the table's unit."""
+    """Return a machine-readable row per cell; figures are in the table's unit."""
     return [
         {
             "row": cell.row.key,
@@ -284,7 +284,7 @@ def records(found: TableResults) -> list[dict[str, Any]]:
 
 
 def notes(found: TableResults) -> list[str]:
-    """What a reader should know, and what failed."""
+    """Return notes for the reader, and failures."""
     beyond = ", ".join(map(str, snapshots_beyond(found.plan)))
     without = [f"No pictures of round {beyond}: the reduced budget ends before."] if beyond else []
     here = {(run.setting, run.row, *run.pair) for run in found.runs}

@@ -1,4 +1,4 @@
-"""The runs of a table's comparisons: what each says of the table, on which division, and which failed."""
+"""The runs of a table's comparisons: their figures, partitions and failures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pipelines.papers.plan import Asked
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"
-"""Why a run that was stopped from outside has no result: it says nothing of its method, and can be gone on with."""
+"""Reason of a run that was stopped from outside: it says nothing about its method, and can be resumed."""
 
 _LABEL = re.compile(r"(?P<method>\S+) seed (?P<seed>\d+)(?:, (?P<row>.+?))??(?:, division (?P<division>\d+))?")
-"""What a comparison calls a run that failed (:func:`pipelines.execution.one_run.placed`)."""
+"""Label of a failed run in a comparison (:func:`pipelines.execution.one_run.placed`)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class MeasuredRun:
     """The figures of a finished run.
 
     Attributes:
-        pair: the seed that divided the data, and the run's. figures: by column, in its unit.
-        setting: its first column, the name of its comparison's folder. partition: fingerprint of the division.
+        pair: partition seed and seed. figures: by column, in its unit.
+        setting: its first column, the name of its comparison's folder. partition: fingerprint of the partition.
     """
 
     row: str
@@ -44,7 +44,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run without a result; attributes as of :class:`MeasuredRun`, and ``reason``."""
+    """A run without a result; attributes as in :class:`MeasuredRun`, and ``reason``."""
 
     row: str
     pair: tuple[int, int]
@@ -78,7 +78,7 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
         for row, pair, folder in runs:
             found = {}
             for column in columns:
-                if table.why_missing(row, column) is None:  # else such as a figure that is not what the paper's is
+                if table.why_missing(row, column) is None:  # otherwise it is, for example, not the paper's figure
                     metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
                     value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
                     found[column.key] = None if value is None else column.scale * value
@@ -89,7 +89,7 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
             if said is None:
                 raise DataError(f"{place / 'comparison.json'}: failed: {label}: not the name of a run")
             seed = int(said["seed"])
-            # One that failed has the division of those beside it: a comparison divides for all rows alike.
+            # A comparison partitions the data alike for all rows, so a failed run has the others' partition.
             draw = seed if fixed is None else fixed
             pair = draw if said["division"] is None else int(said["division"]), seed
             failed.append(FailedRun(said["row"] or said["method"], pair, setting, reason))
@@ -97,7 +97,7 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
 
 
 def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tuple[Column, ...]]]:
-    """Of every setting that has been carried out: its folder, what is written there, the columns read from it."""
+    """Yield the folder, ``comparison.json`` and columns of every setting that was run."""
     for columns in table.settings():
         place = out / columns[0].key
         if (place / "comparison.json").exists():
@@ -106,10 +106,7 @@ def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tupl
 
 @pydantic_dataclass(frozen=True)
 class TableFile:
-    """How a table was made, from its ``table.json``; ``assignments`` are by setting.
-
-    Files of before there were assignments have none.
-    """
+    """A table's ``table.json``; ``assignments`` are by setting, empty in files older than them."""
 
     id: str
     seeds: tuple[int, ...]
@@ -142,7 +139,7 @@ def table_file(folder: Path) -> TableFile:
 
 
 def told_pairs(pairs: frozenset[tuple[int, int]]) -> str:
-    """On which divisions, by the seeds that divided, and with which seeds runs were made.
+    """Return a text with the seeds and partition seeds of runs.
 
     >>> told_pairs(frozenset({(42, 0), (42, 1)})), told_pairs(frozenset({(0, 0), (1, 1)}))
     ('n = 2, seeds 0, 1 on one division (42)', 'n = 2, seeds 0, 1, each on a division of its own')

@@ -1,4 +1,4 @@
-"""A part of a table's runs: every N-th, and those that are not kept, so that several machines share a table."""
+"""Select a part of a table's runs, every N-th or those not kept, so several machines can share a table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def plan_of_share(table: PaperTable, asked: Asked, part: str | None = None, *, n
     """Plan some of the requested runs.
 
     Args:
-        part: ``K/N``, every N-th run from the K-th on. Runs are counted by setting, row, division and seed, kept or
-            not, so that N machines with the same command do each of them once.
-        not_kept: leave out runs whose figures come with the code.
+        part: ``K/N``, every N-th run from the K-th on. Runs are counted by setting, row, partition seed and seed, kept
+            or not, so N machines with the same command run each once.
+        not_kept: leave out runs with figures kept in the code.
 
     Raises:
         ConfigError: a wrong ``part``, or more parts than runs; or as :func:`pipelines.papers.plan.plan`.
@@ -49,12 +49,12 @@ def share(found: TablePlan, part: tuple[int, int] = (1, 1), kept: KeptTable | No
 
 
 def told_kept(found: TablePlan) -> str:
-    """Return the message for a plan whose runs are all kept."""
+    """Return the message for a plan that has only kept runs."""
     return f"{found.table.id}: nothing to run: all that was asked for is kept, and is made again without --not-kept"
 
 
 def _with_runs(found: TablePlan, wanted: Set[Place], every: frozenset[Place]) -> TablePlan:
-    """Return the plan with the wanted runs alone, without empty settings and rows."""
+    """Return the plan with only the wanted runs, without empty settings and rows."""
     settings = []
     for setting in found.settings:
         only = frozenset(place for place in wanted if place[0] == setting.name)

@@ -1,4 +1,4 @@
-"""Time a few rounds of each kind of run of which none has finished here, to estimate the length of a table."""
+"""Estimate a table's duration: time a few rounds of each kind of run that has not finished here yet."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipelines.runs.cache import Cache, kind_of
 from pipelines.runs.layout import read_json
 
 ROUNDS = 3
-"""Of a trial; the first one, which starts and loads everything, is not counted."""
+"""Rounds of a trial; the first, which includes start-up, does not count."""
 _WORTH = 10  # a trial is at most a tenth of a run
 
 
 def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
-    """Time every kind of run of unknown length and remember it for later plans; return whether anything was timed.
+    """Time every kind of run of unknown duration and store it for later plans; return whether anything was timed.
 
-    Kinds of fewer than thirty rounds are left out: their first run is as short. ``home`` is the folder of the trials.
+    Kinds of fewer than thirty rounds are skipped: a full run is as short. ``home`` is the folder of the trials.
     """
     cache = Cache.here()
     unknown: dict[str, RunSpec] = {}
@@ -52,7 +52,7 @@ def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
 
 
 def per_round(run: Path) -> float:
-    """Return the mean seconds of a finished run's rounds after the first, evaluation included."""
+    """Return the mean seconds of a finished run's rounds after the first, including evaluation."""
     records = read_json(RunFiles(run).timing)["rounds"]
     later = [record for record in records if record["round"] > 1]
     return sum(sum(record["seconds"].values()) for record in later) / len({record["round"] for record in later})

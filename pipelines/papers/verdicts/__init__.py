@@ -1,1 +1,1 @@
-"""What the papers claim, as files, and what runs say of it: judged, beside a table, and as a page of all."""
+"""The papers' claims as files, and verdicts on them: per claim, per table, and as a page."""

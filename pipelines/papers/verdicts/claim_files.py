@@ -1,4 +1,4 @@
-"""What a paper claims, as data.
+"""A paper's claims as data.
 
 A file of ``claims/`` is a list of entries::
 
@@ -8,18 +8,18 @@ A file of ``claims/`` is a list of entries::
       table: fedpa.table2
       column: [mnist_0.1, mnist_1]
       better: fedpa
-      than: [fedavg, fedgen]       # may be left out: the figure itself is claimed to be above ``by``
-      by: 0            # points of the table's unit that it is ahead by, at least; 0 where nothing is said
-      times: 1         # how often better's figure goes into than's if less is better, and than's into better's if more
-      lower: false     # whether less of the figure is better
-      than_column: {mnist_0.1: mnist_1}    # where than stands, if not in better's column
-      wider_than: {mnist_0.1: mnist_1}     # the lead is above the same rows' lead in this column by ``by``
+      than: [fedavg, fedgen]       # optional; without it the figure itself is claimed to exceed ``by``
+      by: 0            # minimum lead, in the table's unit; default 0
+      times: 1         # claimed factor: than/better if lower, else better/than
+      lower: false     # true: lower figures are better
+      than_column: {mnist_0.1: mnist_1}    # the column of than, if not better's
+      wider_than: {mnist_0.1: mnist_1}     # the lead exceeds the same rows' lead in this column by ``by``
 
-Where ``column``, ``better``, ``than`` or ``wider_than`` is a list, the entry is a claim for each, whose id has the key
-at its end (``fedpa.best.mnist_0.1.fedgen``); in its place ``{mean: [mnist_0.1, mnist_1]}`` is the mean of several.
-Braces stand for titles of the table. ``by``, ``than_column`` and ``wider_than`` may be given by column.
+A list in ``column``, ``better``, ``than`` or ``wider_than`` gives a claim for each item, with the key appended to the
+id (``fedpa.best.mnist_0.1.fedgen``); an item ``{mean: [mnist_0.1, mnist_1]}`` is the mean of several. Braces are
+replaced by titles of the table. ``by``, ``than_column`` and ``wider_than`` may map columns to values.
 
-So the lead of a claim is a sum of cells with weights, and of every run's seed and division there is one:
+The lead of a claim is a weighted sum of cells, one per seed and partition::
 
     better - than, mean(better) - than, better - 2 than, (better - than) - (better' - than') in another column.
 """
@@ -45,12 +45,12 @@ _NEEDED = ("id", "says", "where", "table", "column", "better")
 _KEYS = (*_NEEDED, "than", "by", "times", "lower", "than_column", "wider_than")
 
 Keys = tuple[str, ...]
-"""Rows or columns whose mean is meant; mostly one."""
+"""Rows or columns to average; usually one."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of a file, of one column and pair of rows; several keys mean their mean."""
+    """One claim of a file, for one column and pair of rows; several keys are averaged."""
 
     id: str
     says: str
@@ -67,12 +67,12 @@ class Claim:
 
     @property
     def columns(self) -> Keys:
-        """All that it needs, each once."""
+        """All columns that it needs, without duplicates."""
         return tuple(dict.fromkeys((*self.column, *self.than_column, *self.wider_than)))
 
     @property
     def weights(self) -> Mapping[tuple[str, str], float]:
-        """By row and column, what the cells are multiplied with; their sum is the lead, above 0 also of costs."""
+        """Weights of the cells by row and column; the weighted sum is the lead, positive also for costs."""
         found: dict[tuple[str, str], float] = {}
         sign, own, other = (-1.0, self.times, 1.0) if self.lower else (1.0, 1.0, self.times)
         places = [(sign, self.column, self.than_column or self.column)]
@@ -87,10 +87,10 @@ class Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """All claims, by file and as they stand there.
+    """Return all claims in file order.
 
     Raises:
-        ConfigError: a file is not of the form above.
+        ConfigError: a file does not have the documented form.
     """
     folder = files("pipelines.papers") / "claims"
     found = []
@@ -101,10 +101,10 @@ def claims() -> tuple[Claim, ...]:
 
 
 def claims_of(entries: Any, place: str) -> list[Claim]:
-    """Claims from what their file says.
+    """Return the claims of a file's content.
 
     Raises:
-        ConfigError: a key is missing, unknown, or names what no table has.
+        ConfigError: a key is missing or unknown, or names no row or column of the table.
     """
     found: list[Claim] = []
     for entry in entries or ():
@@ -125,7 +125,7 @@ def claims_of(entries: Any, place: str) -> list[Claim]:
 
 
 def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
-    """The claims of an entry: one per column, pair of rows and column that its lead is set against."""
+    """Yield the claims of an entry: one per column, pair of rows and ``wider_than`` column."""
     table, times = table_named(entry["table"]), entry.get("times", 1.0)
     for column in _choices(entry["column"], here):
         by = _for_column(entry, "by", column, here, 0.0)
@@ -162,12 +162,12 @@ def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
 
 
 def _choices(value: Any, here: str) -> list[Keys]:
-    """Of a list one each; of a single key or mean, or of nothing, one."""
+    """Return one item per list element; a single key, a mean or None gives one item."""
     return [_one(one, here) for one in value] if isinstance(value, list) else [_one(value, here)]
 
 
 def _one(value: Any, here: str) -> Keys:
-    """A key, those whose mean is asked for, or none."""
+    """Return one key, the keys of a mean, or none."""
     if isinstance(value, Mapping):
         if {*value} != {"mean"} or not isinstance(value["mean"], list) or not value["mean"]:
             raise ConfigError(f"{here}: {dict(value)}: expected mean with a list of keys")
@@ -176,7 +176,7 @@ def _one(value: Any, here: str) -> Keys:
 
 
 def _for_column(entry: Mapping[str, Any], name: str, column: Keys, here: str, default: Any = None) -> Any:
-    """What an entry says, or says of a column."""
+    """Return an entry's value, or its value for a column."""
     value = entry.get(name, default)
     if not isinstance(value, Mapping) or "mean" in value:
         return value
@@ -194,9 +194,9 @@ def _title(titles: Sequence[str]) -> str:
 
 
 def difference_of(claim: Claim, found: TableResults) -> PairedDifference:
-    """The lead that a claim is about, by the results of its table: above 0 if it is as claimed, also of costs.
+    """Return the lead that a claim is about, from its table's results; positive if as claimed, also for costs.
 
-    Of every seed, or division and seed, of which all its cells have a figure.
+    There is one value per seed, or partition and seed, with figures in all its cells.
     """
     weights = claim.weights
     figures = {place: found.cells[place].ours.by_seed for place in weights}

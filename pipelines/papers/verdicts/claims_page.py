@@ -1,4 +1,4 @@
-"""What the papers claim and what holds, as a page: ``docs/claims.md``, and ``protofl paper claims --write``."""
+"""Page of the papers' claims with verdicts: ``docs/claims.md``, and ``protofl paper claims --write``."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ What has not been run waits for hours of a machine, or for images; the command b
 
 
 def counts(found: Sequence[Judged]) -> str:
-    """How many there are of each verdict, in a sentence."""
+    """Return a sentence with the number of claims per verdict."""
     words = (f"{sum(one.verdict == verdict for one in found)} {word}" for verdict, word in _VERDICTS.items())
     return f"{len(found)} claims: {', '.join(words)}."
 
 
 def kept_page() -> str:
-    """``docs/claims.md``: of the figures that this project measured itself, and keeps with its code."""
+    """Return ``docs/claims.md``, from the figures kept with the code."""
     stored = kept_tables()
     lines = [
         markdown(judged(claims(), None, HERE), kept={one.table.id for one in stored}),
@@ -65,9 +65,9 @@ def kept_page() -> str:
 
 
 def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
-    """By paper every claim that runs say something of, what others measured, and how to go on with what is not run.
+    """Return the decided claims by paper, others' measurements, and the commands for claims that are not run.
 
-    ``kept`` are tables whose figures come with the code: their runs need not be made again.
+    ``kept`` are tables with figures kept in the code, so the commands skip their runs.
     """
     lines = [_HEAD, "", counts(found), ""]
     for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
@@ -96,7 +96,7 @@ def _line(one: Judged) -> str:
 
 
 def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:
-    """By table, how many wait and the command that goes on with them; apart those that cannot be run, and why."""
+    """Yield per table the number of open claims and their command, and the reasons why others cannot be run."""
     for id in dict.fromkeys(claim.table for claim in which):
         table = table_named(id)
         reasons: dict[str, int] = {}
@@ -119,7 +119,7 @@ def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:
 
 
 def _why_never(table: PaperTable, claim: Claim) -> str | None:
-    """Why a claim cannot be decided here, as its table's file says of one of its cells; None where it can."""
+    """Return the reason of the table's file why a claim cannot be decided here; None if it can."""
     for key, column in claim.weights:
         row = table.row(key)
         why = f"{row.title} is not built" if row.method is None else table.why_missing(row, table.column(column))

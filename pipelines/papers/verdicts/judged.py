@@ -1,9 +1,9 @@
-"""What a table's runs say of what a paper claims (:mod:`pipelines.papers.verdicts.claim_files`).
+"""Verdicts on a paper's claims from a table's runs (:mod:`pipelines.papers.verdicts.claim_files`).
 
-A claim *holds* if the 95 % interval of the difference lies above ``by``, *does not hold* if it lies below it, and is
-*undecided* if it contains it, or if there is no interval, such as where all runs of a row diverged. Interval: paired by
-seed and division, over divisions where there are several. Where all seeds share one it is over seeds, and the claim
-holds, or does not, *on one division*.
+A claim *holds* if the 95 % interval of the difference is above ``by``, *does not hold* if it is below, and is
+*undecided* if it contains ``by`` or there is no interval, such as when all runs of a row diverged. Differences are
+paired by seed and partition. With several partitions the interval is over them; with one it is over seeds, and the
+claim holds, or does not, *on one division*.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Judged:
     """A claim and its verdict.
 
     Attributes:
-        difference: of ``better`` to ``than``; of costs the other way round.
-        seeds, divisions: of its runs, divisions by the seeds that drew them. rounds_scale: of the paper's rounds.
-        lost: rows with runs without a result, in words. besides: assignments beside the table's own values.
+        difference: ``better`` minus ``than``; for costs reversed.
+        seeds, divisions: of its runs, divisions as partition seeds. rounds_scale: fraction of the paper's rounds.
+        lost: texts on rows with runs without a result. besides: assignments that override the table's values.
     """
 
     claim: Claim
@@ -47,7 +47,7 @@ class Judged:
 
 
 def judge(claim: Claim, found: TableResults) -> Judged:
-    """A claim by the results of its table."""
+    """Judge a claim by the results of its table."""
     difference = difference_of(claim, found)
     pairs = [pair for pair in difference.by_seed if isinstance(pair, tuple)]
     divisions, seeds = (tuple(sorted({pair[place] for pair in pairs})) for place in (0, 1))
@@ -55,17 +55,17 @@ def judge(claim: Claim, found: TableResults) -> Judged:
     lost = tuple(dict.fromkeys(f"{cell.row.title}: {cell.lost}" for cell in cells if cell.failed))
     verdict, scale = judgement(difference, claim.by), found.plan.asked.rounds_scale
     if verdict == "not run" and lost and all(cell.ours.n or cell.failed for cell in cells):
-        verdict = "undecided"  # whoever ran it again would find the same
+        verdict = "undecided"  # another run would fail as well
     columns = [found.plan.table.column(key) for key in claim.columns]
     besides = tuple(dict.fromkeys(one for column in columns for one in of_column(found.plan, column)))
     return Judged(claim, verdict, difference, seeds, divisions, scale, lost, besides)
 
 
 def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) -> list[Judged]:
-    """Judge claims by finished tables, at the budget nearest to the paper's, smaller ones before larger ones.
+    """Judge claims by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
 
     Args:
-        home: a folder of tables of ``protofl paper run``, which come before kept ones. kept: a folder of kept tables.
+        home: a folder of ``protofl paper run`` tables, which precede kept ones. kept: a folder of kept tables.
 
     Raises:
         DataError: a file there is damaged.
@@ -85,12 +85,12 @@ def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) 
 
 
 def _closeness(scale: float) -> tuple[bool, bool, float]:
-    """Order of budgets: the paper's own, then smaller ones, then larger ones, of each the nearest first."""
+    """Return a sort key for budgets: the paper's own, then smaller, then larger ones, the nearest first."""
     return scale == 1, scale < 1, scale if scale < 1 else -scale
 
 
 def _results_of(home: Path, table: str) -> list[TableResults]:
-    """Of every budget with which a table was run."""
+    """Return the results of a table at every budget that was run."""
     found = []
     for folder in sorted(home.glob(f"{table}*")):
         ending = folder.name.removeprefix(table)
@@ -100,7 +100,7 @@ def _results_of(home: Path, table: str) -> list[TableResults]:
 
 
 def _is_share(ending: str) -> bool:
-    """Whether a folder's name ends with a budget, such as ``-x0.1`` or ``-x1e-05``."""
+    """Return whether a folder name's suffix is a budget, such as ``-x0.1`` or ``-x1e-05``."""
     try:
         return ending.startswith("-x") and float(ending.removeprefix("-x")) > 0
     except ValueError:
@@ -115,7 +115,7 @@ _LEAD = Format(partial(format_number_difference, spec=".2f"))
 
 
 def verdicts(found: TableResults) -> Table | None:
-    """The claims of a table that its runs say something of; None where there are none."""
+    """Return a table of the decided claims; None without any."""
     every = [judge(claim, found) for claim in claims() if claim.table == found.plan.table.id]
     judged = [one for one in every if one.verdict != "not run"]
     if not judged:
