@@ -1,1 +1,1 @@
-"""What runs, tracks, tunes and compares `flcore`; the only place that knows Prefect, MLflow, DVC and Optuna."""
+"""Run, track, tune and compare `flcore` experiments; only this package uses Prefect, MLflow, DVC and Optuna."""

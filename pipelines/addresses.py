@@ -1,8 +1,8 @@
-"""Addresses of servers and stores: fit to be printed, and text from anywhere without what they keep secret.
+"""Make addresses of servers and stores printable, and remove their secrets from any text.
 
-Which part of an address is its password depends on who reads it: SQLAlchemy takes all up to the first ``@``, with
-``/`` and ``?`` in it, urllib what stands before the last ``@`` of the host. So nothing is shown but what cannot be part
-of one.
+Parsers disagree on which part of an address is its password: SQLAlchemy takes everything up to the first ``@``,
+including ``/`` and ``?``, urllib the text before the last ``@`` of the host. So only parts that cannot belong to a
+password are shown.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]*)(?::\d+)?(?:/[^@?#&;=]*)?")
 _SECRET_NAME = r"pass|pwd|token|key|secret|auth|cred|odbc|signature|(?<![A-Za-z])sig(?![A-Za-z])"
 _OPTION = re.compile(rf"(?P<name>[\w.-]*(?:{_SECRET_NAME})[\w.-]*)=(?P<value>[^&]*)", re.IGNORECASE)
 _MISTYPED = re.compile(r"[A-Za-z][\w+.-]*:/(?!/)[^\s:@/]*:(?P<password>\S*)@")
-"""An address with one slash, which no library opens and each repeats."""
+"""An address with one slash: no library opens it, but each repeats it in its error."""
 _VARIABLES = (
     *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_CLIENT_CUSTOM_HEADERS"),
     *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
     "PROTOFL_WEBHOOK",
 )
-"""Variables whose whole value is secret."""
+"""Variables with entirely secret values."""
 _SHORTEST = 4
-"""Characters of a secret: shorter ones are part of ordinary words."""
+"""Minimum characters of a secret: shorter ones are part of ordinary words."""
 
 _remembered: set[str] = set()
 
 
 def without_password(address: str) -> str:
-    """Return an address fit to be printed: its kind, host, port and path, and ``***`` for all else.
+    """Return a printable address: its scheme, host, port and path, and ``***`` for the rest.
 
     >>> without_password("postgresql://me:se/cret@host:5432/runs?sslmode=require")
     'postgresql://***@host:5432/runs?***'
@@ -41,7 +41,7 @@ def without_password(address: str) -> str:
     if found is None:
         return address if re.fullmatch(r"[\w./ ~:-]*", address) else "***"
     scheme, rest = found["scheme"], found["rest"]
-    if rest.startswith("/"):  # a path alone: there is no host that a password could stand before
+    if rest.startswith("/"):  # a path alone: no host, so no password
         path, asked, _ = rest.partition("?")
         return f"{scheme}://{path}{'?***' if asked else ''}"
     login, at, place = rest.rpartition("@")
@@ -52,7 +52,7 @@ def without_password(address: str) -> str:
 
 
 def secrets(text: str) -> set[str]:
-    """Return what may be secret in an address, or in text that has one; in every form in which a library repeats it."""
+    """Return possible secrets of an address, or of text with one, in every form in which a library repeats them."""
     found: set[str] = set()
     for rest in text.split("://")[1:]:
         if not rest.startswith("/"):
@@ -62,7 +62,7 @@ def secrets(text: str) -> set[str]:
                     found.add(password if colon else name)
         for option in _OPTION.finditer(rest):
             found.add(option["value"])
-            for part in unquote_plus(option["value"]).split(";"):  # of ODBC, which has a list of its own in one option
+            for part in unquote_plus(option["value"]).split(";"):  # ODBC has a list of its own in one option
                 found |= {part.partition("=")[2].strip("{} ")} if _OPTION.match(part) else set()
     found |= {login["password"] for login in _MISTYPED.finditer(text)}
     return _forms(found)
@@ -84,16 +84,16 @@ def has_secrets(address: str) -> bool:
 
 
 def remember(text: str) -> None:
-    """Keep what is secret in an address, or in text that may have one, from what is printed from now on."""
+    """Redact the secrets of an address, or of text that may contain one, from now on."""
     _remembered.update(secrets(text))
 
 
 def redact(text: str) -> str:
-    """Return text without any secret that is known: of remembered addresses, and of this process's environment.
+    """Return text without known secrets: of remembered addresses, the text itself, and this process's environment.
 
-    The last gate before text is printed, logged or sent; what is said of an address uses :func:`without_password`.
+    The last gate before text is printed, logged or sent; to show an address, use :func:`without_password`.
     """
-    known = _remembered.union(*map(secrets, text.split()))  # an address in the text itself is known by itself
+    known = _remembered.union(*map(secrets, text.split()))
     for name, value in os.environ.items():
         if name in _VARIABLES:
             known |= _forms({value, *re.findall(r'"([^"]*)"\s*[,}]', value)})
@@ -105,9 +105,9 @@ def redact(text: str) -> str:
 
 
 def _whole(secret: str) -> str:
-    """Return a pattern of a secret that is no part of a longer word: ``mean`` is not ``mean_local``.
+    """Return a pattern for a secret that is not part of a longer word: ``mean`` does not match ``mean_local``.
 
-    A quoted character or a written-out line break may stand before it, whose last sign is no part of its word.
+    It may follow a quoted character or an escaped line break, which end in a word character.
     """
     before = r"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))" if re.match(r"\w", secret) else ""
     return before + re.escape(secret) + (r"(?!\w)" if re.search(r"\w\Z", secret) else "")
@@ -116,8 +116,8 @@ def _whole(secret: str) -> str:
 def sqlite_address(path: Path, driver: str = "sqlite") -> str:
     """Return the address of a SQLite file.
 
-    SQLAlchemy takes what follows a ``?`` for options and knows no way to quote it, so a path with one is written as an
-    address of SQLite's own, which does.
+    SQLAlchemy treats text after ``?`` as options and cannot quote it, so a path with ``?`` becomes a URI of SQLite,
+    which can.
     """
     absolute = str(path.absolute())
     if "?" not in absolute:
@@ -126,5 +126,5 @@ def sqlite_address(path: Path, driver: str = "sqlite") -> str:
 
 
 def folder_address(path: Path) -> str:
-    """Return the address of a folder: its absolute path, quoted where one of its characters means something there."""
+    """Return the address of a folder: its absolute path, or a quoted URI if it has special characters."""
     return path.absolute().as_uri() if set("%?#") & set(str(path.absolute())) else str(path.absolute())

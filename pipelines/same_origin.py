@@ -1,8 +1,8 @@
-"""A check of where a request comes from, around the application of any server on loopback.
+"""Check the origin of requests to a loopback server.
 
-A browser sends what any web page asks it to send, to servers of this machine too. So a request is refused if its
-``Host`` is no name of this machine (a page that has rebound its own name to 127.0.0.1), or if it has an ``Origin``
-other than the server's own address. Programs that are no browser send no ``Origin``.
+A browser sends requests of any web page, also to servers of this machine. So a request is refused if its ``Host`` is
+not a name of this machine (DNS rebinding to 127.0.0.1), or if its ``Origin`` is not the server's own address. Programs
+other than browsers send no ``Origin``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-"""Names of this machine, as an address has them."""
+"""Names of this machine in an address."""
 
 
 def refusal(hosts: Iterable[str], origins: Iterable[str], *, any_host: bool = False) -> str | None:
@@ -23,8 +23,8 @@ def refusal(hosts: Iterable[str], origins: Iterable[str], *, any_host: bool = Fa
 
     Args:
         hosts: values of its header ``Host``.
-        origins: values of its header ``Origin``; none for a program that is no browser.
-        any_host: take every ``Host``, of a server that is reached by other names; the origin has to be of that name.
+        origins: values of its header ``Origin``; none from programs other than browsers.
+        any_host: accept every ``Host``, for a server with other names; the origin must have that name.
     """
     named = [_place(f"//{host}") for host in hosts]
     if len(named) != 1 or named[0] is None or not (any_host or named[0][0] in LOOPBACK):
@@ -39,7 +39,7 @@ def refusal(hosts: Iterable[str], origins: Iterable[str], *, any_host: bool = Fa
 
 
 def _place(address: str) -> tuple[str, int | None] | None:
-    """Return name and port of an address such as ``http://localhost:4200``; None where it is not one."""
+    """Return name and port of an address such as ``http://localhost:4200``; None if it is invalid."""
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -51,7 +51,7 @@ def _place(address: str) -> tuple[str, int | None] | None:
 
 
 class Checked:
-    """An ASGI application whose requests and web sockets are checked first."""
+    """An ASGI application that checks requests and web sockets first."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -71,7 +71,7 @@ class Checked:
 
 
 def checked_wsgi(app: Callable[..., Iterable[bytes]], *, any_host: bool = False) -> Callable[..., Iterable[bytes]]:
-    """Put a WSGI application behind the check; :func:`refusal` says what it is."""
+    """Wrap a WSGI application with the check of :func:`refusal`."""
 
     def answer(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
         found = [[environ[name]] if name in environ else [] for name in ("HTTP_HOST", "HTTP_ORIGIN")]
