@@ -1,1 +1,1 @@
-"""One experiment and many runs, written once, and what carries them out; nothing here knows Prefect or a command."""
+"""Execution of one experiment and of many runs, for commands and Prefect flows; imports neither."""

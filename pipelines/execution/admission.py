@@ -1,18 +1,18 @@
-"""Which of many runs begins next: the longest one for which there are cores and memory.
+"""The scheduler of many runs: starts the longest one for which there are cores and memory.
 
-Cores: a run takes one, or as many as it has workers. Workers inside a run wait for one another at every round, so whole
-runs come first; where fewer wait than cores are free, each that is worth it (:data:`WORTH_WORKERS` seconds or more,
-known from an earlier run) is given its share of the free cores as workers, which changes none of its bytes.
+Cores: a run takes one, or one per worker. Workers inside a run wait for one another at every round, so whole runs come
+first. If fewer runs wait than cores are free, each long one (:data:`WORTH_WORKERS` seconds or more, known from an
+earlier run) gets its share of the free cores as workers, which changes none of its bytes.
 
-Memory: what a run will take is known from an earlier run of the same kind, or estimated
-(:mod:`pipelines.runs.memory`). It begins when that fits into what is free now, less what the runs under way have not
-taken yet of theirs. So as many run as fit, small ones beside large ones. If none is under way, one begins in any case.
+Memory: a run's need is known from an earlier run of the same kind, or estimated (:mod:`pipelines.runs.memory`). It
+starts when this fits into the free memory, less the memory that active runs will still allocate. If no run is active,
+one starts in any case.
 
-Some runs appear only when others have ended, as the trials of a study do: they are asked for whenever fewer wait than
-cores are free, and no sooner, so that another process can take those that this one has no room for.
+Some runs appear only after others have ended, such as a study's trials. They are requested only when fewer runs wait
+than cores are free, so that another process can take those that do not fit here.
 
-Time: what took longest before comes first, so that no long run is left over at the end. Of what was never run, one of
-each kind comes before all others: as soon as it has ended, it is known how long its kind takes.
+Time: the longest known run starts first, so that none is left alone at the end. Of unknown kinds, one run each starts
+before all others: when it has ended, the time of its kind is known.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from pipelines.runs import memory
 from pipelines.runs.cache import Cache, Cost, kind_of
 
 WORTH_WORKERS = 20.0
-"""Seconds of training; workers take some to start, and of a shorter run that is much."""
-_SEEDS_DIFFER = 1.1  # another seed has other data on the largest client
-_LOOK_AGAIN_SECONDS = 1.0  # others on this machine take and give back memory too
+"""Seconds of training; for a shorter run, starting workers costs too much."""
+_SEEDS_DIFFER = 1.1  # another seed has another largest client
+_LOOK_AGAIN_SECONDS = 1.0  # other processes use memory too
 
 More = Callable[[int], Sequence[PlacedRun] | None]
-"""Asked for at most so many runs that have appeared; None: no more will."""
+"""Returns at most the given number of new runs; None: there will be no more."""
 
 
 class Held(Protocol):
-    """Who knows what the processes hold that carry out runs (:class:`~pipelines.execution.run_pool.RunPool`)."""
+    """Memory of the processes that train runs (:class:`~pipelines.execution.run_pool.RunPool`)."""
 
     def held_by(self, label: str) -> int:
-        """Bytes that the processes of a run hold."""
+        """Return the bytes that the processes of a run use."""
 
     def held_idle(self) -> int:
-        """Bytes that the process holds which takes the next run."""
+        """Return the bytes of the process that gets the next run."""
 
 
 def most_at_once(runs: Sequence[Config]) -> int:
-    """How many processes runs may need at the same time: one per core, on GPUs one per GPU, and no more than runs."""
+    """Return the number of processes that runs may need: one per core, or per GPU, and at most one per run."""
     if any(config.engine.device == "cuda" for config in runs):
         return min(max(torch.cuda.device_count(), 1), len(runs))
     return min(physical_cores(), len(runs))
 
 
 class Admission:
-    """Runs in the order in which they begin: iterating waits until the next one may. It is told which have ended."""
+    """An iterator of runs in the order of their start; it waits until the next one may start."""
 
     def __init__(self, runs: Sequence[PlacedRun], cache: Cache, held: Held, more: More | None = None) -> None:
-        """Let each of them begin once.
+        """Schedule each run once.
 
         Args:
-            runs: whose data are there.
-            cache: knows what earlier ones took.
-            held: knows what those under way hold.
-            more: those that appear later; None: these are all.
+            runs: their data exist.
+            cache: costs of earlier runs.
+            held: memory of active runs.
+            more: returns later runs; None: these are all.
         """
         self._cache, self._held = cache, held
         self._more = more
@@ -76,13 +76,13 @@ class Admission:
         self._costs: dict[str, Cost] = {}
         self._await(runs)
         self._begun: set[str] = set()  # kinds
-        self._process = memory.peak()  # this one has imported at least what training needs
+        self._process = memory.peak()  # this process has imported at least everything that training needs
         self._estimates: dict[str, int] = {}
         self._under_way: dict[str, PlacedRun] = {}
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[PlacedRun]:
-        """The next run, as soon as it may begin; its configuration may have been given workers."""
+        """Yield each run when it may start; its configuration may have got workers."""
         while True:
             with self._changed:
                 while (chosen := self._choose()) is None:
@@ -95,7 +95,7 @@ class Admission:
             yield chosen
 
     def ended(self, run: PlacedRun) -> None:
-        """A run has ended, well or not: what it had is free, and what it took is known."""
+        """Free the cores and memory of a run that has ended or failed, and read its cost."""
         with self._changed:
             self._under_way.pop(run.label, None)
             kind = self._kinds[run.label]
@@ -103,7 +103,7 @@ class Admission:
             self._changed.notify()
 
     def _await(self, runs: Sequence[PlacedRun]) -> None:
-        """Have runs wait for their turn."""
+        """Add runs to the queue."""
         kinds = {run.label: kind_of(run.config) for run in runs}
         self._costs |= {kind: self._cache.cost(kind) for kind in kinds.values()}
         self._kinds |= kinds
@@ -118,7 +118,7 @@ class Admission:
                 self._await(appeared)
 
     def _choose(self) -> PlacedRun | None:
-        """The run that begins now; None if none may yet, or none waits."""
+        """Return the run to start now; None if none may start yet, or none waits."""
         free = self._cores - sum(map(_cores, self._under_way.values()))
         self._ask_for_more(free - len(self._waiting))
         if not self._waiting:
@@ -132,7 +132,7 @@ class Admission:
         return None if self._under_way else min(self._waiting, key=self._needs)
 
     def _turn(self, run: PlacedRun) -> tuple[int, float]:
-        """Kinds that nobody has begun, then those whose first run has not ended, then by time."""
+        """Return a sort key: first kinds that have not started, then kinds without an ended run, then by time."""
         kind = self._kinds[run.label]
         seconds = self._costs[kind].seconds
         if seconds is None:
@@ -140,7 +140,7 @@ class Admission:
         return (2, -seconds)
 
     def _with_workers(self, run: PlacedRun, share: int) -> PlacedRun:
-        """The run with a share of the cores as workers, where it has none and is worth it."""
+        """Return a run with a share of the cores as workers, if it has none and is long enough."""
         engine, seconds = run.config.engine, self._costs[self._kinds[run.label]].seconds
         share = min(share, run.config.partition.num_clients)
         is_plain = engine.name == "local" and engine.workers == 0 and engine.device == "cpu"
@@ -149,11 +149,11 @@ class Admission:
         return replace(run, config=replace(run.config, engine=replace(engine, workers=share)))
 
     def _to_come(self, run: PlacedRun) -> float:
-        """Bytes that a run under way has not taken yet."""
+        """Return the bytes that an active run will still allocate."""
         return max(self._needs(run) - self._held.held_by(run.label), 0.0)
 
     def _needs(self, run: PlacedRun) -> float:
-        """Bytes of a run, and of its workers, each of which may take as much as a whole run."""
+        """Return the bytes of a run and its workers, each of which may need as much as a whole run."""
         kind = self._kinds[run.label]
         peak = self._costs[kind].peak
         if peak is None and kind not in self._estimates:

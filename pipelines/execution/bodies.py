@@ -1,6 +1,6 @@
-"""What commands and flows do, written once: one experiment, and many runs that are set against each other.
+"""One experiment, and comparisons of many runs, for commands and flows.
 
-Nothing here knows whether a step is a plain call or a task (:class:`Operation`); both give the same bytes.
+A step may be a plain call or a task (:class:`Operation`); both give the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipelines.runs.replaced import replaced
 from pipelines.runs.standard_error import in_commands
 
 RUNS = Path("runs")
-"""Where runs go that nobody gives a place."""
+"""Default folder of runs."""
 
 _WRITTEN = {"comparison": ("report.html", "comparison.md"), "sweep": ("sweep.png", "sweep.md")}
 """The page, and the table as Markdown, by kind."""
@@ -48,17 +48,17 @@ _WRITTEN = {"comparison": ("report.html", "comparison.md"), "sweep": ("sweep.png
 def experiment(
     config: Config, out: Path | None, operation: Operation, *, restart: bool = False, inputs: Inputs | None = None
 ) -> Outcome:
-    """Everything for one configuration: prepare, divide, train, evaluate, report, log.
+    """Prepare, divide, train, evaluate, report and log one configuration.
 
     Args:
         config: of the run.
-        out: its folder; None takes ``runs/<method>-s<seed>-<hash, 8>``.
-        operation: how.
-        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
-        inputs: data that are prepared and divided already; None: they are prepared and divided.
+        out: its folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
+        operation: how to run the steps.
+        restart: discard an unusable checkpoint or damaged results; resume everything else.
+        inputs: prepared and divided data; None: prepare and divide them.
 
     Raises:
-        ConfigError: it cannot be run, or the folder holds something else. DataError: data are missing or damaged.
+        ConfigError: it cannot be run, or the folder has other content. DataError: data are missing or damaged.
         RunError: training failed.
     """
     if out is not None:
@@ -70,7 +70,7 @@ def experiment(
     run = placed(config, inputs, RUNS, directory=out, alone=True)
     was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart, copies=operation.copies)
-    if is_done and not was_here:  # whoever looks whether a run repeats itself must not compare a copy
+    if is_done and not was_here:  # a test of determinism must not compare a copy
         operation.watcher.say(f"{run.directory}: a copy of this run, which has finished before in another folder")
     if not is_done:
         _train(run, cache, operation, restart)
@@ -119,26 +119,26 @@ def comparison(
     *,
     restart: bool = False,
 ) -> Outcome:
-    """Carry out runs, as many at once as fit the machine, and set them against each other.
+    """Train runs, as many at once as the machine allows, and compare them.
 
-    Finished ones are found again, here or elsewhere; failed ones are named and do not stop the rest.
+    Finished runs are reused, from here or elsewhere; failed ones are reported and do not stop the others.
 
     Args:
         plan: the runs.
         out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
-        operation: how.
+        operation: how to run the steps.
         facts: further JSON values that the follower needs for this kind.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        restart: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: the folder holds something else.
-        RunError: no run has finished, or another command is at work on the sweep.
+        ConfigError: the folder has other content.
+        RunError: no run has finished, or another command is using the sweep's folder.
     """
     warning = heard_in_part(plan.runs)
     if warning is not None:
         operation.watcher.say(warning)
     claim_folder(plan.kind, out)
-    # Commands for parts of a paper's table share the folder of a comparison; compare_methods holds its own.
+    # Commands for parts of a paper's table share a comparison's folder; compare_methods locks its own.
     with run_lock(out) if plan.kind == "sweep" else nullcontext():
         return _comparison(plan, out, operation, facts, restart)
 
@@ -168,10 +168,10 @@ def _comparison(
 def carry_out_all(
     planned: Sequence[RunSpec], home: Path, operation: Operation, *, restart: bool = False
 ) -> tuple[list[PlacedRun], dict[str, str]]:
-    """Carry out runs side by side, the longest first.
+    """Train runs in parallel, the longest first.
 
     Returns:
-        All of them in the order given, and by label why some failed.
+        All runs in the given order, and the reasons of failures by label.
     """
     inputs = inputs_of_runs(planned, operation)
     runs = [placed(run.config, own, home, label=run.label) for run, own in zip(planned, inputs, strict=True)]
@@ -179,20 +179,20 @@ def carry_out_all(
 
 
 def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart: bool = False) -> dict[str, str]:
-    """Carry out runs whose data are there, side by side, the longest first of those that fit the machine.
+    """Train runs with existing data in parallel; start the longest one that fits the machine.
 
     Returns:
-        By label why some failed.
+        Reasons of failures by label.
     """
     cache, watcher, follower = Cache.here(), operation.watcher, operation.follower
-    shared = runs  # tuning may have found the values that were given: one run in two rows
+    shared = runs  # two rows may share a run: tuning may have found the given values
     runs = list({run.directory: run for run in reversed(runs)}.values())[::-1]
     failed: dict[str, str] = {}
 
     def is_there(run: PlacedRun) -> bool:
         try:
             return fetch(run, cache, restart=restart, copies=operation.copies)
-        except DataError as error:  # damaged, which is no reason to keep the others waiting; the store has it whole
+        except DataError as error:  # damaged: the others need not wait; the store has the undamaged results
             failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")
             return False
@@ -226,7 +226,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
 
 
 def inputs_of_runs(planned: Sequence[RunSpec], operation: Operation) -> list[Inputs]:
-    """The data of runs, in their order; each partition is made once."""
+    """Return the inputs of runs, in their order; make each partition once."""
     cache, known = Cache.here(), dict[str, Inputs]()
     keys = []
     for run in planned:

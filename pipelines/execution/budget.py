@@ -1,11 +1,10 @@
-"""What every run of a comparison may spend: equally many rounds, or as many bytes or steps as the baseline.
+"""Budgets of a comparison: equal rounds, or the bytes or steps of the baseline.
 
-``compare --budget bytes`` gives every method so many rounds that it sends what the baseline, as given, sends in
-``federation.rounds``; ``--budget steps``, so many that its clients train on as many mini-batches of their own images.
-The number of rounds is found before a run begins and stands in its configuration, so that such a run is one as any
-other: methods that do something in their last round know which it is, and its parameter file reproduces it. Steps
-follow from configuration and partition. Bytes are measured: by the run as given, with the comparison's first seed. A
-method that sends little is given :data:`MOST` times the rounds at most.
+With ``compare --budget bytes``, every method sends as much as the baseline sends in ``federation.rounds``; with
+``--budget steps``, its clients train on as many mini-batches of their own images. The number of rounds is determined
+before a run starts and is in its configuration, so it is an ordinary run: methods that act in their last round know
+it, and its parameter file reproduces it. Steps follow from configuration and partition. Bytes are measured: by the
+given run, with the comparison's first seed. A method that sends little gets at most :data:`MOST` times the rounds.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from pipelines.runs.inputs import Inputs
 
 BUDGETS = ("rounds", "bytes", "steps")
 MOST = 10
-"""So many times the rounds of the configuration, at most."""
+"""Maximum multiple of the configured rounds."""
 SLACK = 1.02
-"""A run may send this times the bytes that it was planned to: rounds to come are foretold from those measured."""
+"""A run may send this multiple of its planned bytes, as later rounds are extrapolated from measured ones."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What each run of a comparison may spend.
+    """The budget of each run of a comparison.
 
     Attributes:
         kind: one of :data:`BUDGETS`.
         baseline: the method that sets it.
-        bytes: of a run; None where rounds or steps are equal.
-        steps: by seed and that of the division, of a run; empty where rounds or bytes are equal.
+        bytes: of a run; None if rounds or steps are equal.
+        steps: of a run, by its seed and the seed of its division; empty if rounds or bytes are equal.
     """
 
     kind: str = "rounds"
@@ -53,7 +52,7 @@ class Budget:
 
     @property
     def words(self) -> str | None:
-        """The budget in a sentence; None where all have the same rounds."""
+        """Return the budget in a sentence; None if all have the same rounds."""
         if self.kind == "rounds":
             return None
         bytes, steps = self.bytes, sorted(set(self.steps.values()))
@@ -66,28 +65,28 @@ class Budget:
 
     @property
     def max_bytes(self) -> int | None:
-        """What a run that was planned within it may have sent in the end."""
+        """Return the most bytes that a run within the budget may have sent."""
         return None if self.bytes is None else int(self.bytes * SLACK)
 
     def fitted(self, config: Config) -> Config:
-        """A configuration with the rounds that a number of steps is enough for; as it is, where steps do not count.
+        """Return a configuration with the rounds that the budget of steps allows; unchanged without such a budget.
 
         Raises:
-            ConfigError: not even one round is within it, or these are clients with a stream of tasks.
+            ConfigError: not even one round is within it, or clients have a stream of tasks.
             DataError: data are missing or damaged.
         """
         return within_steps(config, inputs_of(config), self.steps[_division(config)]) if self.steps else config
 
 
 def within_budget(kind: str, plan: ExperimentPlan, out: Path, operation: Operation) -> tuple[Budget, ExperimentPlan]:
-    """The plan of a comparison with as many rounds of each run as its budget allows.
+    """Return the plan of a comparison with the rounds of each run that its budget allows.
 
     Args:
         kind: one of :data:`BUDGETS`. plan: as given.
-        out: folder of the comparison; bytes are measured in ``budget/`` there. operation: how.
+        out: folder of the comparison; bytes are measured in its folder ``budget/``. operation: how to run the steps.
 
     Raises:
-        ConfigError: no such kind, or a run cannot be planned so. RunError: a run whose bytes are measured failed.
+        ConfigError: no such kind, or a run cannot be planned with it. RunError: a measured run failed.
     """
     if kind not in BUDGETS:
         raise ConfigError(f"--budget {kind}: must be one of {', '.join(BUDGETS)}")
@@ -119,20 +118,20 @@ def within_budget(kind: str, plan: ExperimentPlan, out: Path, operation: Operati
 
 
 def _reference(plan: ExperimentPlan, run: RunSpec) -> Config:
-    """The baseline as given, with a run's seed and division."""
+    """Return the given baseline, with a run's seed and division."""
     return plan.of_row(plan.base.compare.baseline, run.config.seed, run.draw)
 
 
 def _division(config: Config) -> tuple[int, int]:
-    """What says who trains on what, and when."""
+    """Return the seeds that determine the data and the participation of clients."""
     return config.seed, config.partition_seed
 
 
 def within_steps(config: Config, inputs: Inputs, steps: int) -> Config:
-    """A configuration with as many rounds as a number of steps is enough for, :data:`MOST` times its own at most.
+    """Return a configuration with the rounds that fit into a number of steps, at most :data:`MOST` times its own.
 
     Raises:
-        ConfigError: its first round takes more, or these are clients with a stream of tasks.
+        ConfigError: its first round takes more, or clients have a stream of tasks.
     """
     experiment = _refuse_streams(config, inputs)
     totals = itertools.accumulate(round_steps(experiment, at) for at in range(1, MOST * config.federation.rounds + 1))
@@ -143,41 +142,42 @@ def within_steps(config: Config, inputs: Inputs, steps: int) -> Config:
 
 
 def steps_of(config: Config) -> int:
-    """Mini-batches that the clients of a run train on, of their own images, as planned."""
+    """Return the planned mini-batches of their own images that the clients of a run train on."""
     experiment = Experiment.open(config, *_places(inputs_of(config)))
     return sum(round_steps(experiment, number) for number in range(1, config.federation.rounds + 1))
 
 
 def rounds_for_bytes(budget: int, sent: Sequence[int]) -> int:
-    """For how many rounds a number of bytes is enough; at least one, and at most :data:`MOST` times those measured.
+    """Return the rounds that fit into a number of bytes; at least one, at most :data:`MOST` times the measured ones.
+
+    Later rounds are assumed to send the average of the later half of the measured ones.
 
     Args:
-        budget: bytes in all. sent: by round, from the first one, as measured.
-
-    Returns:
-        Rounds. Those after the measured ones are taken to send what the later half of them did, on average.
+        budget: bytes in total. sent: measured bytes by round, from the first one.
     """
     later = sent[len(sent) // 2 :]
     average = sum(later) / len(later)
     totals = itertools.accumulate([*map(float, sent), *[average] * (len(sent) * (MOST - 1))])
-    # Half a byte: sums of a fraction are not exact, and a whole multiple is meant to fit.
+    # Half a byte of tolerance: sums of fractions are inexact, and a whole multiple must fit.
     return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= budget + 0.5, totals)))
 
 
 def inputs_of(config: Config) -> Inputs:
-    """A configuration's data and partition, from the cache; made if nobody has made them."""
+    """Return a configuration's data and partition from the cache; make them if they are missing."""
     cache = Cache.here()
     prepared = cache.prepared(config)
     return Inputs(prepared, cache.partition(config, prepared))
 
 
 def _sent(run: Path) -> list[int]:
-    """Bytes by round, from the first one; evaluated rounds say what was sent until then, and those before share it."""
+    """Return bytes by round; rounds without an evaluation share what the next evaluated round reports."""
     sent: list[int] = []
     for record in read_lines(RunFiles(run).history):
         more = sum(record["bytes_up"].values()) + sum(record["bytes_down"].values()) - sum(sent)
         rounds = record["round"] - len(sent)
-        sent += [more * (at + 1) // rounds - more * at // rounds for at in range(rounds)]  # whole bytes, `more` in all
+        sent += [
+            more * (at + 1) // rounds - more * at // rounds for at in range(rounds)
+        ]  # whole bytes, `more` in total
     return sent
 
 

@@ -1,12 +1,12 @@
 """The follower: a subprocess that logs run folders to MLflow and draws their figures and pages.
 
 It starts first, so that it imports MLflow and matplotlib while torch is imported and data are prepared; the training
-process imports neither. It reads the folders to follow from its standard input, and nobody waits for an answer: results
-are files, warnings are printed, and the command waits for the exit code. The store's address takes the same way, since
-it may contain a password: it is in no file, argument or environment.
+process imports neither. It reads the folders from its standard input and sends no answer: results are files, warnings
+are printed, and the command waits for the exit code. It gets the store's address in the same way, since it may contain
+a password: it is in no file, argument or environment.
 
-The end of its input says that the command has ended. The follower then completes its folders, marks unfinished runs as
-stopped and exits. What it could not do, the same command or ``protofl track`` does later.
+At the end of its input, when the command has ended, it completes its folders, marks unfinished runs as stopped and
+exits. The same command or ``protofl track`` completes later what it could not do.
 `pipelines/orchestration/follow.py` is the subprocess.
 """
 
@@ -28,7 +28,7 @@ from flcore.core.host import python
 from flcore.io import disk
 
 EXIT_CODES: Mapping[int, type[Exception]] = {2: ConfigError, 3: DataError, 4: RunError, 1: RuntimeError}
-"""Of the subprocess, whose last folder failed with such an error."""
+"""Exit code of the subprocess → the error of its last folder."""
 
 _LOG = Path(".protofl") / "logs" / "follower.log"
 
@@ -157,7 +157,7 @@ class Follower:
         disk.make_folder(_LOG.parent)
         arguments = python("-m", "pipelines.orchestration.follow", *(["--tracking"] if self._tracking else []))
         with _LOG.open("ab") as log:
-            # A session of its own: Ctrl-C is for the training process, whose exit ends the input.
+            # A separate session: Ctrl-C is for the training process, and its exit ends the input.
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True
             )
@@ -191,7 +191,7 @@ class Follower:
             except ValueError:  # killed within a line
                 return
             if kind == "say":
-                with suppress(Exception):  # the terminal is gone; the folders are not
+                with suppress(Exception):  # the terminal is closed; the folders are still followed
                     self.say(text)
             elif kind == "error":
                 self._errors.append(text)
@@ -199,7 +199,7 @@ class Follower:
                 self._reports[kind] = text
 
     def _finished(self) -> Exception | None:
-        """End the input, wait for the exit, and return why the last folder failed; a killed subprocess starts anew."""
+        """End the input, wait for the exit, and return the error of the last folder; restart a killed subprocess."""
         code = self._exit_code()
         if code < 0:
             self._start()

@@ -1,6 +1,6 @@
-"""One run whose data are there: where it belongs, whether it has finished, and its training.
+"""One run with existing data: its folder, its state and its training.
 
-Both the process that a command runs in and the workers of :mod:`pipelines.execution.run_pool` call this.
+Called by the process of a command, and by workers of :mod:`pipelines.execution.run_pool`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from pipelines.runs.provenance import environment
 
 
 class PrunedError(RunError):
-    """An observer stopped the run; its checkpoint stays."""
+    """An observer stopped the run; its checkpoint remains."""
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:
-    """Whether what the system refused (space on a disk, a file) is behind an error, and nothing that a run has done."""
+    """Return whether an error was caused by the system (a full disk, a file), not by the run."""
     return error is not None and (isinstance(error, OSError) or is_of_the_machine(error.__cause__))
 
 
 def was_stopped_by_the_machine(error: BaseException | None) -> bool:
-    """Whether a run may go on when the machine lets it. Data that are missing (a DataError) stay missing."""
+    """Return whether a run can resume after a system error is solved. Missing data (a DataError) remain missing."""
     return isinstance(error, RunError) and is_of_the_machine(error)
 
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """A run that is checked, with its data and its folder.
+    """A validated run with its data and its folder.
 
     Attributes:
         config: of the run, without ``auto`` in ``engine``. inputs: its data.
-        directory: where it goes.
+        directory: of its results.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
-        label: what messages call it.
+        label: its name in messages.
     """
 
     config: Config
@@ -72,29 +72,29 @@ class PlacedRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its folder holds it, finished by this code."""
+        """Return whether this code has finished it in its folder."""
         return has_finished(self.directory, self.hash, self.code)
 
     @property
     def was_finished_by_other_code(self) -> bool:
-        """Whether its folder holds results that other code than this has made."""
+        """Return whether its folder has results of other code."""
         return finished_by_other_code(self.directory, self.code)
 
 
 def placed(
     config: Config, inputs: Inputs, home: Path, *, label: str = "", directory: Path | None = None, alone: bool = False
 ) -> PlacedRun:
-    """Check a run against its data, and say where it belongs.
+    """Validate a run against its data, and determine its folder.
 
     Args:
         config: of the run. inputs: its data.
-        home: folder of runs; in it ``<method>-s<seed>-<hash, 8>`` is this one's.
-        label: what tells it from others, beside method and seed.
-        directory: where it goes instead.
-        alone: no other run is beside it, so ``engine.workers: null`` may give it all cores.
+        home: folder of runs, in which it is ``<method>-s<seed>-<hash, 8>``.
+        label: distinguishes it from other runs of the method and seed.
+        directory: its folder instead.
+        alone: no other run trains now, so ``engine.workers: null`` may give it all cores.
 
     Raises:
-        ConfigError: the configuration does not fit the data, or the folder holds something else.
+        ConfigError: the configuration does not fit the data, or the folder has other content.
         DataError: data are missing or damaged.
     """
     name = f"{config.method.name} seed {config.seed}" + (f", {label}" if label else "")
@@ -112,21 +112,21 @@ def placed(
     except DataError:
         if directory is not None:
             raise
-        is_own = True  # by its name; that it is damaged is said of this run alone, when it is looked for
-    if not is_own:  # where the images of this very run lie has no say in it
+        is_own = True  # by its name; `fetch` reports the damage, for this run alone
+    if not is_own:  # the folder of this run's images does not matter
         refuse_other_run(experiment.config, found)
     return PlacedRun(experiment.config, inputs, found, experiment.hash, code_fingerprint(config), name)
 
 
 def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool = True) -> bool:
-    """Take the results of a run that has finished elsewhere under the same code; False if there are none.
+    """Use the results of a run that has finished under the same code; False if there are none.
 
-    One that has finished here is told where its data lie, if they do not lie where they did.
+    If it has finished in its own folder, update the recorded folders of its data.
 
     Args:
-        run: which. cache: knows where runs have finished.
-        restart: damaged results are none: :func:`carry_out` throws them away.
-        copies: also take results from other folders.
+        run: the run. cache: knows the folders of finished runs.
+        restart: ignore damaged results, which :func:`carry_out` discards.
+        copies: also copy results from other folders.
 
     Raises:
         DataError: the run has finished here, and its results are damaged.
@@ -144,15 +144,15 @@ def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool =
     if elsewhere is None or _is_taken(run):
         return False
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())
-    if is_inside or not may_be_replaced("run", run.directory):  # training does not mind
+    if is_inside or not may_be_replaced("run", run.directory):  # training works there too
         return False
-    with suppress(RunError):  # another process is at work there: training says so, or finds what it has done
+    with suppress(RunError):  # another process is using it: training reports this, or finds its results
         place("run", elsewhere, run.directory, partial(_say_where, run), lambda: run.is_finished or _is_taken(run))
     return run.is_finished
 
 
 def _is_taken(run: PlacedRun) -> bool:
-    """Whether a run's folder holds what is not to be replaced: half of it, or all of it by other code."""
+    """Return whether a run's folder has something to keep: a part of it, or results of other code."""
     return RunFiles(run.directory).checkpoint.exists() or run.was_finished_by_other_code
 
 
@@ -160,12 +160,12 @@ def _find_data_again(run: PlacedRun) -> None:
     try:
         inputs_of(run.directory)
     except DataError:
-        with suppress(OSError):  # results may lie where nothing can be written; to be read they need no data
+        with suppress(OSError):  # the folder may be read-only; reading results needs no data
             write_inputs(run.directory, run.inputs)
 
 
 def _say_where(run: PlacedRun, copy: Path) -> None:
-    """Let a copy of a run's results name this run's files: those of the other one may lie elsewhere, or go."""
+    """Record this run's data in a copy of its results: the original's may be elsewhere, or be deleted."""
     write_inputs(run.directory, run.inputs, copy)
     about, own = read_run_config(copy), run.config.to_mapping()
     for section, key in (("data", "root"), ("partition", "path")):
@@ -182,19 +182,19 @@ def carry_out(
     observers: Observers | None = None,
     restart: bool = False,
 ) -> None:
-    """Train a run, or go on with it, and evaluate it; one that has finished is only analysed, where that is new.
+    """Train or resume a run, and evaluate it; for a finished run, only compute missing analyses.
 
     Args:
-        run: what, and where.
-        cache: is told where it has finished, and what it took.
-        orchestrator: how the pieces of a round are carried out; None: plain calls.
-        observers: who is told of progress.
-        restart: throw away a checkpoint that cannot be used, and results that are damaged or of other code; a
-            checkpoint that can be used is gone on with.
+        run: the run.
+        cache: receives its folder and its cost.
+        orchestrator: of the parts of a round; None: plain calls.
+        observers: of progress.
+        restart: discard an unusable checkpoint and results that are damaged or of other code; resume a usable
+            checkpoint.
 
     Raises:
-        RunError: training failed; or, as a :class:`PrunedError`, an observer stopped it. Or other code has finished it
-            there, or another process is at work there.
+        RunError: training failed, other code has finished it, or another process is using the folder. An observer
+            stopped it: a :class:`PrunedError`.
         DataError: data are damaged.
     """
     with run_lock(run.directory):
@@ -238,13 +238,13 @@ def _carry_out(
     missing = analyses.left(run.config, run.directory)
     if missing:
         steps.call("analyse", analyses.compute, run.config, *folders, missing)
-        disk.remove(files.report, missing_ok=True)  # it shows them
+        disk.remove(files.report, missing_ok=True)  # it shows the old analyses
     if is_new:
         cache.note_peak(run.config, memory.peak())
 
 
 def _throw_away_damaged(directory: Path) -> None:
-    """Results that are not what was written, and a description of which nobody can say whose it is."""
+    """Remove damaged results, and a description that does not name its run."""
     config = RunFiles(directory).config
     if not config.exists():
         return
@@ -252,12 +252,12 @@ def _throw_away_damaged(directory: Path) -> None:
     try:
         read_run_config(directory)
     except DataError:
-        forget_results(directory)  # first: results without a description are taken for somebody else's
+        forget_results(directory)  # first: results without a description count as another run's
         disk.remove(config, missing_ok=True)
 
 
 def _silent(function: Callable[..., object]) -> Callable[..., None]:
-    """Drop a result that lies on disk: an orchestrator might keep it."""
+    """Return a function without its result, which is on disk: an orchestrator might store it."""
 
     def call(*arguments: object) -> None:
         function(*arguments)

@@ -1,4 +1,4 @@
-"""How a body is carried out: by what steps, and who is told."""
+"""Execution settings of an experiment: its steps, its observer and its follower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.execution.steps import Steps
 
 
 class PrintTarget(TypedDict):
-    """What tables are printed for: a ``terminal`` or a log, and its ``width`` in columns."""
+    """Target of printed tables: a ``terminal`` or a log, and its ``width`` in columns."""
 
     width: int
     terminal: bool
@@ -19,15 +19,15 @@ class PrintTarget(TypedDict):
 
 @dataclass(frozen=True)
 class Operation:
-    """How a body is carried out.
+    """Execution settings of an experiment.
 
     Attributes:
-        steps: carries out its steps.
-        watcher: is told how far it is.
+        steps: runs its steps.
+        watcher: receives progress.
         follower: draws and logs run folders, in a subprocess.
-        wait: whether a body waits for it.
+        wait: whether to wait for the follower.
         copies: whether the results of a run that has finished in another folder are copied, instead of training again.
-        console: what tables are printed for.
+        console: target of printed tables.
         command: as typed, for pages; None if another program calls.
     """
 

@@ -1,4 +1,4 @@
-"""What a body leaves, and how it ends where runs failed."""
+"""The result of an experiment or a comparison, and the error if runs failed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flcore.core.errors import RunError
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a body leaves.
+    """The result of an experiment or a comparison.
 
     Attributes:
-        directory: where its results lie.
-        report: the page; None where nobody waited for it.
-        store: where the runs are logged: what to type, or an address; None where they are not.
+        directory: of its results.
+        report: the page; None without waiting for it.
+        store: of the logged runs: what to type, or an address; None if they are not logged.
         was_finished: nothing had to be trained.
         table: of a comparison, for a terminal. markdown: the same for a page.
         failed: of a comparison, runs that failed, with the reason.
@@ -32,9 +32,9 @@ class Outcome:
 
     @property
     def first_failure(self) -> str:
-        """Which run failed first, and why."""
+        """Return label and reason of the first failed run."""
         return ": ".join(next(iter((self.failed or {}).items())))
 
 
 class FailedRunsError(RunError):
-    """Some of many runs failed: each has been told, and marked in the store; what the others gave is written."""
+    """Some of many runs failed: each was reported, and marked in the store; the results of the others are written."""

@@ -1,4 +1,4 @@
-"""Who is told how far work is: bars on a terminal, lines in a log, or nobody. Any thread may tell them."""
+"""Reports of progress: bars on a terminal, lines in a log, or none. They may be called from any thread."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _LINE_EVERY_SECONDS = 10.0
 
 
 class Watcher(Protocol):
-    """Told of steps, of runs with their rounds, and of what went wrong."""
+    """Receives steps, runs with their rounds, and warnings."""
 
     def step(self, name: str) -> None:
-        """A step begins."""
+        """Report the start of a step."""
 
     def runs(self, total: int, done: int) -> None:
-        """Several runs begin, of which some have finished before."""
+        """Report the start of several runs; ``done`` of them have finished before."""
 
     def run(self, label: str, rounds: int, done: int) -> None:
-        """A run begins; some of its rounds may be done already."""
+        """Report the start of a run; some of its rounds may be complete."""
 
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
-        """A round of a run has ended; ``record`` if it was evaluated."""
+        """Report the end of a round; ``record`` if it was evaluated."""
 
     def run_ended(self, label: str) -> None:
-        """A run has ended, well or not."""
+        """Report the end or failure of a run."""
 
     def say(self, text: str) -> None:
-        """Something a person should know: a line or two."""
+        """Print a line or two that a person should read."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the reports."""
 
 
 class Silence:
-    """Tells nobody, but for what a person should know."""
+    """Prints warnings only."""
 
     def step(self, name: str) -> None:
         """Ignore."""
@@ -62,7 +62,7 @@ class Silence:
         """Ignore."""
 
     def say(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line on standard error."""
         tell(f"protofl: {text}")
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Silence:
 
 
 class Lines(Silence):
-    """A line per step and per run, and for rounds a line now and then: for logs and pipes."""
+    """Prints a line per step and per run, and some of the rounds: for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         """Write lines with ``write``; None: to standard error."""
@@ -93,7 +93,7 @@ class Lines(Silence):
         self._write(f"{label}: {plural(rounds, 'round')}" + (f", {done} done before" if done else ""))
 
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
-        """A line every ten seconds, and for the last round."""
+        """Print a line every ten seconds, and for the last round."""
         with self._lock:
             total, now = self._rounds.get(label, 0), time.monotonic()
             due = number == total or (record is not None and now - self._last.get(label, now) >= _LINE_EVERY_SECONDS)
@@ -103,7 +103,7 @@ class Lines(Silence):
             self._write(f"{label}: round {number}/{total}  {brief(record)}")
 
     def run_ended(self, label: str) -> None:
-        """A line where there are several."""
+        """Print a line if there are several runs."""
         if self._total:
             with self._lock:
                 self._done += 1
@@ -115,10 +115,10 @@ class Lines(Silence):
 
 
 class Bars(Silence):
-    """Progress bars with the latest accuracies: for terminals. Runs that have ended make room for others."""
+    """Progress bars with the latest accuracies: for terminals. Bars of ended runs are removed."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a console, which is standard error's."""
+        """Draw on a console of standard error."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -128,11 +128,11 @@ class Bars(Silence):
         self._progress.start()
 
     def step(self, name: str) -> None:
-        """One line above the bars."""
+        """Print a line above the bars."""
         self._progress.console.print(f"{name} ...", style="dim", markup=False, highlight=False)
 
     def runs(self, total: int, done: int) -> None:
-        """A bar for all runs."""
+        """Add a bar for all runs."""
         self._all = self._progress.add_task("runs", total=total, completed=done, scores="")
 
     def run(self, label: str, rounds: int, done: int) -> None:
@@ -145,7 +145,7 @@ class Bars(Silence):
                 self._progress.update(self._tasks[label], scores=brief(record))
 
     def run_ended(self, label: str) -> None:
-        """Where there are several, its bar goes."""
+        """Remove the run's bar if there are several runs."""
         if self._all is not None:
             self._progress.advance(self._all)
             if label in self._tasks:
@@ -157,17 +157,17 @@ class Bars(Silence):
         )
 
     def close(self) -> None:
-        """Leave the bars as they are."""
+        """Leave the bars on the screen."""
         self._progress.stop()
 
 
 def _plain(text: str) -> str:
-    """For a column that reads rich's markup."""
+    """Escape text for a column that reads rich's markup."""
     return text.replace("[", r"\[")
 
 
 def brief(record: Mapping[str, Any] | None) -> str:
-    """The scores of a round in a few words."""
+    """Return the scores of a round in a few words."""
     if record is None:
         return ""
     names = {"top1_global": "global", "mean_local": "local"}
@@ -178,7 +178,7 @@ def brief(record: Mapping[str, Any] | None) -> str:
 
 
 def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:
-    """Bars on a terminal, lines elsewhere."""
+    """Return bars on a terminal, lines elsewhere."""
     if quiet:
         return Silence()
     if not sys.stderr.isatty():

@@ -1,7 +1,7 @@
-"""Whole runs side by side: long-lived processes that import once, each with one run at a time.
+"""A pool of long-lived processes; each trains one whole run at a time.
 
 Runs of a comparison are independent, so filling the cores with runs wastes nothing, while workers inside a run wait for
-one another at every round. A run's bytes do not depend on where, when or beside what it is carried out.
+one another at every round. A run's bytes do not depend on the process, the time or the other runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.provenance import source
 
-_TRIES = 2  # a process that was killed costs nothing but time: the run goes on where it was
+_TRIES = 2  # a run resumes after its process was killed, which costs only time
 _PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, PrunedError)}
 _SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
@@ -44,14 +44,14 @@ Prune = Callable[[str], bool]
 
 
 class RunPool:
-    """Processes that carry out runs; they end with this one, however it ends."""
+    """Processes that train runs; they end with this one, however it ends."""
 
     def __init__(self, size: int, watcher: Watcher, prune: Prune | None = None) -> None:
-        """Start no process yet: each one starts when a run needs it.
+        """Create the pool; each process starts when a run needs it.
 
         Args:
-            size: most processes. watcher: is called after each round.
-            prune: stops runs; one that is stopped may have trained further rounds by then.
+            size: maximum number of processes. watcher: called after each round.
+            prune: stops runs; a stopped one may have trained further rounds by then.
         """
         self._size, self._watcher, self._prune = size, watcher, prune
         self._idle: list[_Worker] = []
@@ -61,24 +61,24 @@ class RunPool:
         self._closed = False
 
     def __enter__(self) -> RunPool:
-        """Use it until the end of the block."""
+        """Use the pool until the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
-        """Carry out a run, and wait for its end; called from as many threads as there are processes.
+        """Train a run and wait for its end; called from as many threads as there are processes.
 
         Args:
-            run: what, and where.
-            restart: throw away what cannot be used: checkpoints, and damaged results.
+            run: the run.
+            restart: discard unusable checkpoints and damaged results.
 
         Returns:
-            Why it failed, None where it did not; of one whose process was killed twice, a RunError.
+            Its error, or None; a RunError if its process was killed twice.
 
         Raises:
-            StoppedError: the pool was closed meanwhile.
+            StoppedError: the pool was closed.
         """
         try:
             refuse_edited_code(run.config)
@@ -106,24 +106,24 @@ class RunPool:
         """Wait before a run is tried again.
 
         Raises:
-            StoppedError: the pool was closed meanwhile.
+            StoppedError: the pool was closed.
         """
         with self._changed:
             if self._changed.wait_for(lambda: self._closed, seconds):
                 raise StoppedError
 
     def held_by(self, label: str) -> int:
-        """Bytes that the process of a run holds, its own workers included; 0 before it has one."""
+        """Return the bytes of a run's process and its workers; 0 before it has one."""
         worker = self._at.get(label)
         return 0 if worker is None else memory.resident(worker.number)
 
     def held_idle(self) -> int:
-        """Bytes that the process holds which takes the next run; 0 where it is still to be started."""
+        """Return the bytes of the process that gets the next run; 0 if it must be started."""
         with self._changed:
             return memory.resident(self._idle[-1].number) if self._idle else 0
 
     def close(self) -> None:
-        """End them; what they were at stays on disk, to be gone on with."""
+        """End the processes; their runs can be resumed from disk."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -131,7 +131,7 @@ class RunPool:
                 worker.end()
 
     def _take(self, label: str) -> _Worker:
-        """A process for a run: one that is idle, a new one, or the first to become idle.
+        """Return a process for a run: an idle one, a new one, or the first to become idle.
 
         Raises:
             StoppedError: the pool is closed.
@@ -142,7 +142,7 @@ class RunPool:
             return self._at[label]
 
     def _new(self, place: int) -> _Worker:
-        """Start a process; under the lock, or one that is started while the others are ended would outlive them.
+        """Start a process, under the lock: else it would survive a concurrent `close`.
 
         Raises:
             StoppedError: the pool is closed.
@@ -156,10 +156,10 @@ class RunPool:
 
 
 class ThisProcess:
-    """Carries out runs where it is called, one at a time: that needs no process of its own."""
+    """Trains runs in the calling process, one at a time."""
 
     def __init__(self, watcher: Watcher, prune: Prune | None = None) -> None:
-        """Set what is called after each round; as for :class:`RunPool`."""
+        """Set the callbacks after each round, as for :class:`RunPool`."""
         self._watcher, self._prune = watcher, prune
 
     def __enter__(self) -> ThisProcess:
@@ -167,10 +167,10 @@ class ThisProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is left."""
+        """Do nothing."""
 
     def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
-        """Carry out a run; as :meth:`RunPool.carry_out`."""
+        """Train a run, as :meth:`RunPool.carry_out` does."""
         watcher, rounds = self._watcher, run.config.federation.rounds
 
         def on_round(number: int, record: Mapping[str, Any] | None) -> None:
@@ -193,11 +193,11 @@ class ThisProcess:
         time.sleep(seconds)
 
     def held_by(self, label: str) -> int:
-        """0: nothing else begins meanwhile."""
+        """Return 0: no other run starts during one."""
         return 0
 
     def held_idle(self) -> int:
-        """All that this process holds: the next run is carried out in it."""
+        """Return the memory of this process, which trains the next run."""
         return memory.resident(os.getpid())
 
 
@@ -206,7 +206,7 @@ class _DiedError(Exception):
 
 
 class _Worker:
-    """One process, as the pool sees it."""
+    """A process of the pool."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -214,11 +214,11 @@ class _Worker:
         self._pipe, self.number = self._process.pipe, self._process.pid
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None, *, restart: bool) -> ProtoflError | None:
-        """Carry out one run; what it tells of its rounds is handed on."""
+        """Train one run and forward its progress."""
         with self._alive():
             self._pipe.send((_as_values(run), restart))
         while True:
-            with self._alive():  # around the pipe alone: who is told of a round has pipes of its own
+            with self._alive():  # only around this pipe: a watcher has its own
                 kind, *content = self._pipe.recv()
             if kind == "ended":
                 (error,) = content
@@ -236,12 +236,12 @@ class _Worker:
             raise _DiedError(self._process.exit_status(_SECONDS_TO_DIE)) from error
 
     def end(self) -> None:
-        """End the process, whatever it is at."""
+        """Terminate the process."""
         self._process.join(terminate=True)
 
 
 def _as_values(run: PlacedRun) -> dict[str, Any]:
-    """A run as plain values: it is made again on the other side, where its plug-ins have to be loaded first."""
+    """Return a run as plain values: the worker rebuilds it after loading its plug-ins."""
     return {
         "config": run.config.to_mapping(),
         "folders": [str(run.inputs.prepared), str(run.inputs.partition), str(run.directory)],
@@ -250,14 +250,14 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
 
 
 def _refused(error: OSError) -> tuple[str, str, str, str]:
-    """Of a full disk, a folder that may not be written to: what :func:`_error_of` makes the run's error of."""
+    """Return the arguments of :func:`_error_of` for a system error, such as a full disk or a read-only folder."""
     text = f"{error.filename or 'a file'}: {error.strerror or error}; mend that, and the same command goes on"
     return "RunError", text, "".join(traceback.format_exception(error)), str(error)
 
 
 def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
     error = _PLAIN[kind](text) if kind in _PLAIN else RunError(text, details)
-    if refused:  # so that whoever asks is_of_the_machine gets the same answer here
+    if refused:  # so that is_of_the_machine gives the same answer here
         error.__cause__ = OSError(refused)
     return error
 
@@ -266,8 +266,8 @@ def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
 
 
 def _work(pipe: Connection, place: int, command: str) -> None:
-    """Carry out runs of a command until the pipe closes."""
-    sys.argv = command.split()  # the source of its runs
+    """Train runs of a command until the pipe closes."""
+    sys.argv = command.split()  # the recorded source of its runs
     end_with_parent(pipe)
     import torch
 
@@ -279,12 +279,12 @@ def _work(pipe: Connection, place: int, command: str) -> None:
             message = pipe.recv()
         except (EOFError, OSError):
             return
-        if message == _STOP:  # its run had ended
+        if message == _STOP:  # for a run that has just ended
             continue
         values, restart = message
         try:
             run = _run_of(values)
-        except ProtoflError as raised:  # a plug-in was edited just now
+        except ProtoflError as raised:  # a plug-in was edited since
             pipe.send(("ended", (type(raised).__name__, str(raised), "", "")))
         else:
             _carry_out(run, restart, pipe)
@@ -297,7 +297,7 @@ def _run_of(values: Mapping[str, Any]) -> PlacedRun:
 
 
 def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
-    """One run; whoever waits is told of its rounds, and how it ended."""
+    """Train one run; send its rounds and its end through the pipe."""
     rounds = run.config.federation.rounds
 
     def on_round(number: int, record: Mapping[str, Any] | None) -> None:
@@ -307,7 +307,7 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
             pipe.recv()
             raise PrunedError(f"pruned after round {number}")
 
-    # No meter: what the machine draws is that of all runs side by side.
+    # No energy meter: it would measure all parallel runs.
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
     error: tuple[str, str, str, str] | None = None
     try:

@@ -1,6 +1,6 @@
-"""Runs side by side, each a piece of work that is tried again where the machine has stopped it.
+"""Parallel runs, each a task that is retried after a system error.
 
-Trying again is no task's own business: a task would begin its run while another one has the room that it was given.
+The task itself does not retry: it would start its run while another run uses its share of the machine.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ def side_by_side(
     more: More | None = None,
     restart: bool | Callable[[PlacedRun], bool] = False,
 ) -> None:
-    """Carry out runs side by side, in the order and as many as :class:`Admission` says, and wait for all of them.
+    """Train runs in parallel, in the order and number of :class:`Admission`, and wait for all of them.
 
     Args:
-        pool: carries them out. at_once: so many at most.
-        operation: shows them as pieces of work, and is told how far they are.
-        begun: called before a run begins.
-        ended: called when it has, well or with what went wrong; with a StoppedError where the pool was closed, by
-            somebody who has an error of its own. From any thread, before anything else begins instead. A run that the
-            machine stopped has not ended while the steps have another try for it.
-        name: of a run as a piece of work; None: its method, seed and point.
-        runs: those that are there. more: those that appear later.
-        restart: throw away checkpoints that cannot be used; of all runs, or of which.
+        pool: trains them. at_once: maximum number at a time.
+        operation: shows them as tasks, and receives progress.
+        begun: called before a run starts.
+        ended: called after its end with its error or None, from any thread, before the next run starts. The error is
+            a StoppedError if the pool was closed because of another error. Not called if the run will be retried.
+        name: of a run's task; None: its method, seed and point.
+        runs: known runs. more: returns later ones.
+        restart: discard unusable checkpoints, of all runs or of some.
     """
     watcher, delays = operation.watcher, operation.steps.delays
 
@@ -64,15 +63,15 @@ def side_by_side(
             ended(run, error)
         finally:
             admission.ended(run)
-            if not isinstance(error, StoppedError):  # it has not ended: the same command goes on with it
+            if not isinstance(error, StoppedError):  # a stopped run has not ended: the same command resumes it
                 watcher.run_ended(run.label)
-        return None if isinstance(error, PrunedError | StoppedError) else error  # both intended
+        return None if isinstance(error, PrunedError | StoppedError) else error  # both are intended
 
     admission = Admission(runs, Cache.here(), pool, more)
     operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
 
 
 def _short(run: PlacedRun) -> str:
-    """Its method and seed, and of a sweep its point."""
+    """Return the method and seed, and in a sweep the point."""
     point = run.label.partition(", ")[2]
     return f"{run.config.method.name}-s{run.config.seed}" + (f" {point}" if point else "")

@@ -1,4 +1,4 @@
-"""How the steps of a body are carried out: plainly here, as tasks in `pipelines/orchestration/prefect_steps.py`."""
+"""Steps of an experiment: plain calls here, tasks in `pipelines/orchestration/prefect_steps.py`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 
 Result = TypeVar("Result")
 Work = tuple[str, Callable[[], Result]]
-"""A named piece of work. An error that it returns says that it failed; whoever made it knows that."""
+"""A named piece of work. A returned error marks it as failed; its creator handles the error."""
 
 
 class Steps(Orchestrator, Protocol):
-    """Carries out the steps of a body; results must not depend on it.
+    """Runs the steps of an experiment; results must not depend on it.
 
     Attributes:
-        delays: a run that the machine stopped (a full disk) is tried again after so many seconds each; none: it has
-            failed at once, where somebody sits in front of it.
+        delays: seconds before each retry of a run after a system error, such as a full disk; empty: it fails at once,
+            if a user is present.
     """
 
     delays: Sequence[float]
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """Carry out pieces of work side by side.
+        """Run pieces of work in parallel.
 
         Args:
-            works: begun in this order, each asked for when there is room for it: which one comes next may depend on
-                what has ended. None of them raises what is not a mistake of ours.
-            at_once: so many at a time.
+            works: in order; each is requested when there is room, as earlier results may decide which one is next. An
+                error that one raises is a bug.
+            at_once: maximum number at a time.
 
         Returns:
             Their results, in order.
@@ -42,9 +42,9 @@ class InlineSteps(InlineOrchestrator):
     delays: Sequence[float] = ()
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """Call them on threads; the first error, or Ctrl-C, is raised at once, and nothing new is begun.
+        """Call them on threads; raise the first error, or Ctrl-C, at once, and start nothing more.
 
-        One at a time is called here.
+        With ``at_once`` 1, call them on this thread.
         """
         if at_once == 1:
             return [work() for _, work in works]

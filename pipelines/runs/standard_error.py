@@ -164,5 +164,5 @@ def tell(text: str) -> None:
 
 
 def let_go(stream: TextIO) -> None:
-    """Redirect a stream without a reader to the null device: else Python reports an error when it flushes it at exit."""
+    """Redirect a stream without a reader to the null device; else Python's flush at exit prints an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
