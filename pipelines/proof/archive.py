@@ -1,7 +1,7 @@
-"""``protofl archive``: a finished run, or a comparison with all its runs, as a file from which anybody repeats it.
+"""``protofl archive``: a finished run, or a comparison with its runs, as one file from which anyone can repeat it.
 
-It has everything but the data: of those what they are called, where they come from and their fingerprint. The same
-folder gives the same bytes (:mod:`pipelines.proof.stored_zip`), so the file's own SHA-256 is what there is to publish.
+It contains everything except the data, for which it has name, source and fingerprint. The same folder gives the same
+bytes (:mod:`pipelines.proof.stored_zip`), so its SHA-256 can be published as proof.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
 
 @dataclass(frozen=True)
 class _Run:
-    """A finished run that is to be archived."""
+    """A finished run to archive."""
 
     directory: Path
     name: str
@@ -56,7 +56,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A comparison that is to be archived: its folder, its ``comparison.json``, and the folders of its runs."""
+    """A comparison to archive: its folder, its ``comparison.json``, and the folders of its runs."""
 
     directory: Path
     document: Mapping[str, Any]
@@ -67,17 +67,17 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
     """Write the archive of a run or comparison.
 
     Args:
-        directory: of a finished run; of a comparison, with its ``runs/``; or ``artifacts``, as DVC leaves them.
+        directory: of a finished run; of a comparison, with its ``runs/``; or DVC's ``artifacts``.
         out: the file.
-        licence: SPDX identifier of the licence under which the results are handed on.
-        replace: put it in the place of an archive of something else too; not of any other file.
+        licence: SPDX identifier of the licence for the results.
+        replace: also replace an archive of something else; other files are never replaced.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        DataError: it is none of these, has not finished, is damaged, or this code or lock is not what made it.
-        ConfigError: it is too large for a plain zip file; or ``licence`` or ``out`` cannot be what they are given as.
+        DataError: ``directory`` is none of these, has not finished, is damaged, or is from other code or packages.
+        ConfigError: it is too large for a plain zip file, ``licence`` is invalid, or ``out`` must not be replaced.
     """
     if not _SPDX.fullmatch(licence):
         raise ConfigError(
@@ -129,10 +129,10 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
 
 
 def _existing_proof(out: Path) -> bytes | None:
-    """Return ``proof.json`` of the archive that will be replaced; None where there is no file.
+    """Return ``proof.json`` of the archive to replace; None if there is no file.
 
     Raises:
-        ConfigError: the file is something else.
+        ConfigError: the file is no archive.
     """
     if not out.exists():
         return None
@@ -148,10 +148,10 @@ def _existing_proof(out: Path) -> bytes | None:
 
 
 def _comparison_in(directory: Path) -> _Compared | None:
-    """The comparison in a folder, or in its folder ``comparison`` beside ``runs``; None where there is a run.
+    """Return the comparison in a folder or its subfolder ``comparison``; None if the folder is a run.
 
     Raises:
-        DataError: there is neither.
+        DataError: it is neither.
     """
     if RunFiles(directory).config.is_file():
         return None
@@ -202,7 +202,7 @@ def _run(directory: Path) -> _Run:
 
 
 def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
-    """Put a run, its partition and what its data are into the archive; what the proof says of it."""
+    """Add a run, its partition and its data's description to the contents; return its entry in the proof."""
     inputs = inputs_of(run.directory)
     meta = read_json(inputs.prepared / "meta.json", _CURE)
     data, partition = (
@@ -250,24 +250,24 @@ def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[st
 
 
 def _named(document: Mapping[str, Any]) -> str:
-    """What a comparison is called, wherever it lies."""
+    """Return a comparison's name, independent of its folder."""
     return f"comparison of {len(document['methods'])} methods on {document['dataset']}"
 
 
 def _code() -> dict[str, Path]:
-    """The code and the lock of its packages, from which its environment is made again; nothing outside a checkout.
+    """Return the code and its package lock, enough to recreate the environment; empty outside a checkout.
 
     Raises:
-        DataError: a file there cannot be archived by its name.
+        DataError: a file's name cannot be archived.
     """
     found = [ROOT / name for name in _PACKAGED] + [LOCK]
-    if not all(path.is_file() for path in found):  # the image of infra/Dockerfile has the lock alone
+    if not all(path.is_file() for path in found):  # the image of infra/Dockerfile has only the lock
         return {}
     for package in ("flcore", "pipelines"):
         found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     named = {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
-    # What is hidden was left by an editor or a file manager. Of nothing else that is known: whether it is read, and the
-    # code without it would be other code.
+    # Hidden files come from editors and file managers. Any other file may be read by the code, so leaving it out would
+    # change the code.
     named = {name: path for name, path in named.items() if "/." not in name}
     if refused := refused_names(sorted(named)):
         raise DataError(f"{named[refused[0]]}: has a name that not every system can unpack; rename it, or move it away")
@@ -275,7 +275,7 @@ def _code() -> dict[str, Path]:
 
 
 def _last_day(run: _Run) -> str:
-    """The day, in UTC, on which a run ended; of one that came by DVC and does not know, that of its files here."""
+    """Return the day (UTC) on which a run ended; for a run from DVC without that time, the day of its files here."""
     files = RunFiles(run.directory)
     ended = read_json(files.timing, _CURE).get("ended_ms") if files.timing.is_file() else None
     seconds = files.history.stat().st_mtime if ended is None else ended / 1000

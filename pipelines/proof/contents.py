@@ -1,15 +1,15 @@
-"""What stands in an archive, and reading one that somebody else has written: all of it is checked before any is used.
+"""The contents of an archive, and its reader, which checks an untrusted archive completely before use.
 
 ::
 
-    ro-crate-metadata.json          for catalogues: what each file is (https://w3id.org/ro/crate/1.2)
+    ro-crate-metadata.json          for catalogues: describes each file (https://w3id.org/ro/crate/1.2)
     README.md                       for people
     proof.json                      for `protofl reproduce`: hashes of every file here and of every result
     code/                           the code, with the lock of its packages
-    data/<fingerprint>.json         of the data: their name, source, licence, shape and fingerprint; never an image
+    data/<fingerprint>.json         the data's name, source, licence, shape and fingerprint; never an image
     partitions/<fingerprint>/       manifest.json, indices.safetensors
     runs/<run>/                     config.json, metrics.json, history.jsonl, curves.csv, model.safetensors, plugins/
-    comparison/                     of a comparison, its tables as files
+    comparison/                     tables of a comparison as files
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FORMAT = "protofl archive"
 VERSION = 1
 PROOF, METADATA, README = "proof.json", "ro-crate-metadata.json", "README.md"
 SHOWN = ("metrics.json", "history.jsonl", "curves.csv", "model.safetensors")
-"""Results of a run that are in its archive; of the others, what clients and server kept, it has the hashes."""
+"""Results of a run that its archive contains; other results, the states of clients and server, are only hashed."""
 
-FINGERPRINT_DIGITS = 16  # of a fingerprint, in names
+FINGERPRINT_DIGITS = 16  # digits of a fingerprint in names
 _MAX_JSON = 2**28  # bytes of a file that is read into memory as a whole
 _LARGEST = 2**63 - 1
 _MACHINE_KEYS: Mapping[str, frozenset[str]] = {
@@ -45,7 +45,7 @@ _MACHINE_KEYS: Mapping[str, frozenset[str]] = {
     "partition": frozenset({"path"}),
     "engine": frozenset({"name", "workers", "ray_address", "gpus_per_worker"}),
 }
-"""Keys that name places and workers of one machine; none of them changes a result."""
+"""Keys for folders and workers of one machine; none of them changes a result."""
 
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PLUGIN = re.compile(r"plugins/[A-Za-z_][A-Za-z0-9_.]*\.py")
@@ -57,13 +57,13 @@ Object = dict[str, Any]
 
 
 class _Checked(BaseModel):
-    """Part of an archive's JSON: exact types, and keys that are not listed are ignored."""
+    """Part of an archive's JSON: exact types; unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
 class _Header(_Checked):
-    """What is read of a run's ``config.json``; ``config`` has no ``tracking`` and no places of a machine."""
+    """The used part of a run's ``config.json``; ``config`` has no ``tracking`` and no machine-specific keys."""
 
     config: Object
     identity: Object
@@ -74,7 +74,7 @@ class _Header(_Checked):
 
 
 class _Proof(_Checked):
-    """What ``proof.json`` says of a run: fingerprints, and hashes of source modules and of results."""
+    """A run's entry in ``proof.json``: fingerprints, and hashes of source modules and of results."""
 
     data: Sha
     partition: Sha
@@ -126,7 +126,7 @@ class _Tuned(_Checked):
 
 
 class ArchivedComparison(_Checked):
-    """How the runs of an archive are compared: ``rows`` are run, name of its row, and seed of its division or None."""
+    """The comparison of an archive's runs; ``rows`` have run, name of its row, and partition seed or None."""
 
     baseline: str
     target_fraction: Number
@@ -208,7 +208,7 @@ def without_places(config: Mapping[str, Any]) -> Object:
 
 
 def read_archive(path: Path) -> Archive:
-    """Read an archive and check all of it: every file against its hash, every value that is used, and the comparison.
+    """Read an archive and check all of it: each file's hash, each value that is used, and the comparison.
 
     Raises:
         DataError: something is damaged, missing or unexpected; names the file.
@@ -268,7 +268,7 @@ def _run(file: StoredZip, name: str, proof: _Proof) -> ArchivedRun:
 
 
 def _check_comparison(comparison: ArchivedComparison, runs: Sequence[ArchivedRun], where: str) -> None:
-    """Refuse before training what the comparison itself would refuse after it."""
+    """Refuse before training what the comparison would refuse after it."""
     by_name = {run.name: run for run in runs}
     seen: set[tuple[str, int | None, str]] = set()
     partitions: dict[tuple[int | None, str], str] = {}
@@ -312,7 +312,7 @@ def _validated(model: type[_Model], values: Object, where: str) -> _Model:
 
 
 def _printable(value: Any) -> Any:
-    """Escape control characters in all texts of a JSON value: they reach terminals, tables and pages."""
+    """Escape control characters in all strings of a JSON value: they reach terminals, tables and pages."""
     if isinstance(value, dict):
         return {printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list):

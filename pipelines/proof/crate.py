@@ -1,4 +1,4 @@
-"""What an archive says of itself: RO-Crate 1.2 metadata for catalogues, and a README for people."""
+"""An archive's description of itself: RO-Crate 1.2 metadata for catalogues, and a README for people."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ _PLUGINS = (
 
 @dataclass(frozen=True)
 class ArchiveSummary:
-    """What README and metadata say of an archive.
+    """The content of README and metadata.
 
     Attributes:
         name: of the whole. runs: names of its runs.
-        sources: name and licence of the data that are needed.
+        sources: name and licence of the required data.
         environment: of the first run, as far as it is known.
         commit: of the code. lock: SHA-256 of the lock of its packages.
         day: on which the last run ended, as 2026-11-30.
         licence: SPDX identifier of the results' licence.
-        needs_root: the user brings the data's files. has_plugins: it contains methods from outside the package.
+        needs_root: the user provides the data's files. has_plugins: it contains methods from outside the package.
         is_comparison: of several runs, with their table.
     """
 
@@ -112,7 +112,7 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
 
     Args:
         about: the archive.
-        hashes: SHA-256 by name of all other files but the proof, which contains this one's. sizes: their bytes.
+        hashes: SHA-256 by name, of all files except the proof, which contains this file's hash. sizes: their bytes.
     """
     names = [name for name in sorted(hashes) if not name.startswith("code/")]
     licence = f"https://spdx.org/licenses/{about.licence}"
@@ -174,7 +174,7 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
 
 
 def readme(about: ArchiveSummary) -> str:
-    """Return ``README.md``, without the name of the archive: the same folder gives the same bytes."""
+    """Return ``README.md``. It omits the archive's name, so the same folder gives the same bytes."""
     versions = {"Python": about.environment.get("python", "unknown"), **(about.environment.get("versions") or {})}
     return _README.format(
         name=about.name,

@@ -1,10 +1,10 @@
-"""Golden hashes: what every method gives on digits, to the byte, kept with the code.
+"""Golden hashes: the exact results of every method on digits, kept with the code.
 
-An edit that changes a number changes a hash here, whether it was meant or not: ``protofl reproduce --golden`` (in CI
-``make golden``) names the method and the file. Where it was meant, ``--record`` keeps what came out, and the change of
-``pipelines/proof/golden/hashes.json`` stands in the same commit as the code that made it.
+An edit that changes a number, intended or not, changes a hash here: ``protofl reproduce --golden`` (``make golden`` in
+CI) names the method and the file. If intended, ``--record`` stores the new hashes, and
+``pipelines/proof/golden/hashes.json`` changes in the same commit as the code.
 
-The record is of every x86-64 processor with AVX2 (`flcore.core.portable`). On another one, and with other numerics,
+The record is valid for every x86-64 processor with AVX2 (`flcore.core.portable`). Elsewhere, and with other numerics,
 figures are compared instead of bytes, and the first line says so.
 """
 
@@ -39,7 +39,7 @@ COMMON: Mapping[str, Any] = {
     "federation": {"rounds": 3, "participation": 0.75},
     "local": {"lr": 0.05, "batch_size": 16, "momentum": 0.5},
 }
-"""Of every method: small, with a sample of the clients, so that some remember and some have never trained."""
+"""Configuration of every method: small, and clients are sampled, so some have state and some have never trained."""
 
 _GENERATOR = {"gen_steps": 5, "gen_batch": 16}
 OWN: Mapping[str, Mapping[str, Any]] = {
@@ -59,7 +59,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "protolda_distilled": {"method": {"teacher": {"model.atoms": 6}}},
     "vhl": {"method": {"per_class": 20, "virtual_batch": 16}},
 }
-"""Of some: another model or no momentum where they need it, and less of what takes long; every mechanism is at work."""
+"""Differences for some methods: a required model or momentum, and less of slow parts; every mechanism is used."""
 
 _MODEL = {"name": "fedgen_cnn", "feature_dim": 8}
 _FIGURES = ("top1_global", "top1_vote", "mean_local", "bytes_up", "bytes_down", "steps")
@@ -69,12 +69,12 @@ _CURE = "record it anew with protofl reproduce --golden --record"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
-        lines: for people; the first says whether it is the same.
-        checked: how many methods were carried out.
-        different: those that are not as recorded.
+        lines: for people; the first is the overall result.
+        checked: number of methods that were run.
+        different: methods that differ from the record.
     """
 
     lines: Sequence[str]
@@ -83,9 +83,9 @@ class Outcome:
 
 
 def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each method with the hashes of its results (``files``) and some figures (``figures``).
+    """Run methods; yield each name with its result hashes (``files``) and some figures (``figures``).
 
-    ``metrics.json`` is hashed without the name of the run, which an option more changes although no number does.
+    ``metrics.json`` is hashed without the run's name, which changes with every new option although no number does.
     """
     with tempfile.TemporaryDirectory(prefix="protofl-golden-") as place:
         home = Path(place)
@@ -109,7 +109,7 @@ def _config(name: str) -> dict[str, Any]:
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    """By file; those of a folder together."""
+    """Return the hash of each file; the files of a folder share one."""
     files = result_files(directory)
     found: dict[str, str] = {}
     for name, path in files.items():
@@ -126,13 +126,13 @@ def _hashes(directory: Path) -> dict[str, str]:
 
 
 def check(names: Sequence[str] | None = None) -> Outcome:
-    """Carry methods out and compare them with what is recorded.
+    """Run methods and compare them with the record.
 
     Args:
         names: of methods; None: all.
 
     Raises:
-        ConfigError: a name is no method's.
+        ConfigError: a method is unknown.
     """
     chosen, here, recorded = _chosen(names), processor_class(), read_json(FILE, _CURE)
     is_same = here == recorded["processor"]
@@ -157,13 +157,13 @@ def check(names: Sequence[str] | None = None) -> Outcome:
 
 
 def record(names: Sequence[str] | None = None) -> str:
-    """Carry methods out and keep what comes out; what others were is kept.
+    """Run methods and record their results; other methods' entries stay.
 
     Returns:
-        What was done, for people.
+        A summary for people.
 
     Raises:
-        ConfigError: a name is no method's, or this process has other numerics than all processors with AVX2.
+        ConfigError: a method is unknown, or this process's numerics are not the AVX2 ones.
     """
     chosen = _chosen(names)
     if is_portable() is False:

@@ -1,7 +1,7 @@
-"""``protofl reproduce``: carry out what an archive holds, and compare what comes out with what it says.
+"""``protofl reproduce``: run the contents of an archive again and compare the results.
 
-Nothing of an archive is believed: it is read as strictly as :mod:`pipelines.proof.contents` says, its configuration is
-checked as anybody's, and code in it is run only where that is allowed by name.
+An archive is not trusted: it is read strictly (:mod:`pipelines.proof.contents`), its configuration is validated like
+any other, and its code runs only with explicit permission.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from pipelines.execution.operation import Operation
 
 _CURE = "delete the folder, or name another with --out"
-_TOLD = 12  # differences that are printed
+_TOLD = 12  # number of differences printed
 
 
 @dataclass
 class Findings:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
-        same: files that are the same bytes.
-        other: what is not as the archive says, each as a sentence.
-        classes: what kind of processor the archive was made on and what is here, where they differ.
-        tolerated: files with other bytes that were not counted as other, because of that.
-        remarks: what else is other here, each as a sentence.
+        same: number of files with the same bytes.
+        other: differences from the archive, each as a sentence.
+        classes: processor classes of the archive and of this machine, if they differ.
+        tolerated: number of files with other bytes that ``other`` leaves out because of that.
+        remarks: other differences of the environment, each as a sentence.
     """
 
     same: int = 0
@@ -70,25 +70,25 @@ class Findings:
 def reproduce(
     path: Path, out: Path | None, assignments: Sequence[str], *, check: bool, trust_plugins: bool = False
 ) -> Findings | None:
-    """Carry out the runs of an archive, or go on with them.
+    """Run the runs of an archive, or resume them.
 
     Args:
         path: the archive.
-        out: where they go; None: ``runs/reproduced/<name of the archive>``.
-        assignments: ``KEY=VALUE`` for this machine, such as ``data.root=...``; nothing that makes it another run.
-        check: compare what comes out.
-        trust_plugins: allow methods in the archive that are not part of the package to run.
+        out: their folder; None: ``runs/reproduced/<name of the archive>``.
+        assignments: ``KEY=VALUE`` for this machine, such as ``data.root=...``; must not change the run's identity.
+        check: compare the results.
+        trust_plugins: allow the archive's methods from outside the package to run.
 
     Returns:
-        What the check has found; None without one.
+        The result of the check; None without one.
 
     Raises:
-        DataError: the archive is damaged, or the data here are not those that it was made from.
-        ConfigError: a value makes it another run, or code in the archive has not been allowed.
+        DataError: the archive is damaged, or the data here differ from the archive's.
+        ConfigError: a value changes the run's identity, or code in the archive is not allowed to run.
         RunError: a run failed.
     """
     archive = read_archive(path)
-    home = out or Path("runs") / "reproduced" / path.stem  # beside what was archived here under this name
+    home = out or Path("runs") / "reproduced" / path.stem  # not the folder of the archived run with this name
     _claim(home, archive)
     brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
     if brought and not trust_plugins:
@@ -104,13 +104,11 @@ def reproduce(
 
 
 def _claim(home: Path, archive: Archive) -> None:
-    """Make a folder this archive's own; one that it has begun is gone on with."""
+    """Reserve a folder for this archive; resume it if it was begun."""
     refuse_inside_a_run(home)
     proof = home / PROOF
     content = archive.read(PROOF)
-    remove_stale_temp(
-        home, PROOF
-    )  # who was killed while beginning left half a file, which is no reason to refuse the folder
+    remove_stale_temp(home, PROOF)  # left by a process killed at the start; no reason to refuse the folder
     if proof.is_file() and proof.read_bytes() == content:
         return
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
@@ -118,11 +116,11 @@ def _claim(home: Path, archive: Archive) -> None:
     replace_file(proof, lambda file: file.write(content))
 
 
-# ---- carried out -------------------------------------------------------------------------------------------------
+# ---- running -----------------------------------------------------------------------------------------------------
 
 
 def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence[str], how: Operation) -> PlacedRun:
-    """A run with its configuration, data and partition, ready to begin or go on."""
+    """Return a run with its configuration, data and partition, ready to start or resume."""
     from pipelines.execution.one_run import placed
 
     folder = home / run.folder
@@ -145,7 +143,7 @@ def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence
 
 
 def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Sequence[str]) -> Config:
-    """The configuration of a run with what is said of this machine; trained here, whoever trained it before."""
+    """Return a run's configuration for this machine, without the original machine's folders and workers."""
     from flcore.config.schema import Config
 
     raw = resolve_paths(without_removed(without_places(run.header.config)), folder)
@@ -168,10 +166,7 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
 
 
 def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
-    """Leave a run as if it had just been begun by whoever made the archive.
-
-    Results elsewhere on this machine, perhaps the very ones of the archive, are then not taken for it.
-    """
+    """Mark a run as just begun, so that results elsewhere on this machine, maybe the archived ones, are not reused."""
     files = RunFiles(ready.directory)
     if files.config.exists():
         return
@@ -180,10 +175,10 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
 
 
 def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
-    """One run in this process, several side by side; what has finished here is not repeated.
+    """Run one run in this process, several in parallel; finished runs are not repeated.
 
     Raises:
-        RunError: one failed; of several, the others are finished.
+        RunError: one failed; of several, the others finish first.
     """
     from pipelines.execution.bodies import carry_out_placed, experiment
 
@@ -197,7 +192,7 @@ def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
 
 
 def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None:
-    """Set the runs against each other as the archive says."""
+    """Compare the runs with the archive's settings."""
     how.follower.compare(
         "comparison",
         {"compare": comparison.section},
@@ -253,7 +248,7 @@ def _check_files(
     findings: Findings,
     shown: Sequence[str],
 ) -> bool:
-    """Compare files with their hashes; whether any differs."""
+    """Compare files with their hashes; return whether any differs."""
     found = digests(files)
     before = len(findings.other)
     for name in sorted(expected.keys() | found.keys()):
@@ -270,14 +265,14 @@ def _check_files(
 
 
 def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) -> None:
-    """What is other here than where the archive was made, and could be why bytes differ."""
+    """Record differences of the environment that could explain other bytes."""
     from flcore.experiment.provenance import code_modules
     from flcore.running import describe_environment
 
     here = describe_environment(ready.config)
     there = run.header.environment
     everywhere = [*run.header.earlier_environments, there]
-    # An archive from before digests of kernels knows the instruction set alone: what both know is compared.
+    # Older archives have the instruction set instead of kernel digests: compare what both have.
     told = "processor" if there.get("processor") else "cpu_capability"
     kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (*everywhere, here)]
     if len(set(kinds)) > 1 and findings.classes is None:
@@ -298,7 +293,7 @@ def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) 
 
 
 def _check_division(run: ArchivedRun, ready: PlacedRun, how: Operation, findings: Findings) -> None:
-    """Divide the data anew: does it give the indices that the archive has?"""
+    """Partition the data again and compare the indices with the archive's."""
     if ready.config.partitioner.name == "imported":
         return
     division = how.steps.call("partition-data", Cache.here().partition, ready.config, ready.inputs.prepared)
@@ -314,7 +309,7 @@ def _remark(findings: Findings, text: str) -> None:
 
 
 def report(path: Path, findings: Findings) -> list[str]:
-    """What a check has found, in lines; the first says by what measure."""
+    """Return the result of a check in lines; the first names the measure."""
     lines = [f"{path}: {findings.same} files of results are the same to the byte"]
     if findings.classes is not None:
         there, here = findings.classes

@@ -1,4 +1,4 @@
-"""The results that must be the same bytes elsewhere, and how two of them differ, in words."""
+"""The results that must have the same bytes elsewhere, and descriptions of differences between two of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pipelines.runs.record import COMMUNICATION, SCORES, TASK_SCORES
 COMPARED = (
     "comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "curves.csv", "metrics.json", "runs.csv",
 )  # fmt: skip
-"""Of a comparison's folder; figures and page show the same and are drawn anew."""
+"""Files of a comparison's folder; figures and page are drawn again from the same data."""
 
 ACCURACY_TOLERANCE = 0.02
-"""How far an accuracy, as a fraction, may be from that of another class of processor: two of a hundred answers."""
+"""Largest difference of an accuracy (a fraction) between two processor classes: two of a hundred predictions."""
 
 _ACCURACIES = (*(name for name in SCORES if name != "client_std"), *TASK_SCORES)
 _EXACT = ("method", "dataset", "partition", "rounds", "seed", "num_clients", "steps", *COMMUNICATION)
-_SHOWN = 3  # differences of a file that are told
+_SHOWN = 3  # differences listed per file
 
 
 def result_files(run: Path) -> dict[str, Path]:
-    """The files of a finished run that are the same bytes wherever it is carried out, by their names in its folder.
+    """Return the files of a finished run with machine-independent bytes, by their names in its folder.
 
-    Figures and page are drawn from them; ``config.json``, ``inputs.json`` and ``timing.json`` name a machine.
+    Figures and page are drawn from them; ``config.json``, ``inputs.json`` and ``timing.json`` depend on the machine.
     """
     files = RunFiles(run)
     single = (files.metrics, files.history, files.curves, files.model, files.server)
@@ -40,13 +40,13 @@ def result_files(run: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digests(files: Mapping[str, Path]) -> dict[str, str]:
-    """SHA-256 of files by name."""
+    """Return the SHA-256 of files by name."""
     return {name: digest_of(path) for name, path in files.items()}
 
 
@@ -54,7 +54,7 @@ def digests(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def difference(name: str, expected: bytes, found: bytes) -> str:
-    """Say how a file differs from what is expected: values of JSON, arrays, else the first line that differs."""
+    """Describe how a file differs from the expected bytes: JSON values, arrays, or the first differing line."""
     try:
         one, other = _values(name, expected), _values(name, found)
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def _values(name: str, content: bytes) -> dict[str, Any]:
 
         try:
             return dict(sorted(load(content).items()))
-        except (SafetensorError, KeyError) as error:  # KeyError: a type that NumPy does not have
+        except (SafetensorError, KeyError) as error:  # KeyError: NumPy lacks the type
             raise ValueError(str(error)) from error
     if name.endswith(".json"):
         document = json.loads(content)
@@ -116,10 +116,10 @@ def _short(value: Any) -> str:
 
 
 def beyond_tolerance(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where two ``metrics.json`` are further apart than last bits explain: for runs on two classes of processor.
+    """Return the differences of two ``metrics.json`` beyond last bits, for runs on two processor classes.
 
-    What is counted must be equal: rounds, clients, steps, bytes. An accuracy may differ by :data:`ACCURACY_TOLERANCE`.
-    Accuracies by class or client are not compared: of a few test images, one answer more is beyond any tolerance.
+    Counts must be equal: rounds, clients, steps, bytes. An accuracy may differ by :data:`ACCURACY_TOLERANCE`.
+    Accuracies by class or client are not compared: with few test images, one prediction exceeds any tolerance.
     """
     apart = [f"{key} is {_short(found.get(key))} instead of {_short(expected.get(key))}"
              for key in _EXACT if found.get(key) != expected.get(key)]  # fmt: skip
@@ -136,7 +136,7 @@ def beyond_tolerance(expected: Mapping[str, Any], found: Mapping[str, Any]) -> l
 
 
 def _with_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with the figures of a stream of tasks among them, where there is one."""
+    """Return metrics merged with the figures of a task stream, if any."""
     tasks = metrics.get("tasks")
     tasks = tasks if isinstance(tasks, dict) else {}
     last = tasks.get("last_epochs")

@@ -1,8 +1,8 @@
-"""Zip files whose bytes follow from their contents alone, written and read with :mod:`zipfile`.
+"""Zip files with bytes that depend only on their contents, written and read with :mod:`zipfile`.
 
-Entries are sorted by name and stored without compression, with one fixed date: the same contents give the same file on
-every machine, whatever its zlib. Reading accepts nothing else: no links, absolute paths, ``..``, duplicate names,
-compressed entries, gaps or trailing bytes.
+Entries are sorted by name and stored uncompressed with one fixed date: the same contents give the same file on every
+machine, with any zlib. Reading accepts nothing else: no links, absolute paths, ``..``, duplicate names, compressed
+entries, gaps or trailing bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import remove_stale_temp, replace_file
 
 Content = bytes | Path
-"""Of an entry: bytes, or a file that contains them."""
+"""Content of an entry: bytes, or a file that contains them."""
 
 _MAX_ENTRIES, _MAX_BYTES, _MAX_FILE = 2**16 - 1, 2**32 - 1, 2_000_000_000
 """Limits of a zip file without 64-bit headers, as :mod:`zipfile` has them."""
@@ -31,11 +31,11 @@ _CHUNK = 2**20
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+()-]*")
 _MAX_NAME = 240
 _LISTED, _END = struct.Struct("<4s4B4H3L5H2L"), struct.Struct("<4s4H2LH")
-"""Of an entry in the list at the end of a file, and of that end."""
+"""Formats of an entry in the central directory at the end of a file, and of the end record."""
 
 
 _HEADER_BYTES = 30
-"""Of an entry's header without its name."""
+"""Bytes of an entry's header without its name."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StoredZip:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of an entry in pieces; `zipfile` would read the list of all entries for each of them.
+        """Yield the content of an entry in pieces; `zipfile` would read the central directory for each entry again.
 
         Raises:
             DataError: the file has changed since it was checked.
@@ -87,7 +87,7 @@ def write_zip(path: Path, contents: Mapping[str, Content]) -> None:
 
     Raises:
         ConfigError: too many or too large files for a plain zip file.
-        ValueError: a name that :func:`read_zip` would refuse.
+        ValueError: a name is refused by :func:`read_zip`.
     """
     names = sorted(contents)
     if refused := refused_names(names):
@@ -119,7 +119,7 @@ def read_zip(path: Path) -> StoredZip:
     """Read a zip file and check that :func:`write_zip` could have written every byte of it.
 
     Raises:
-        DataError: missing, damaged or from another program; the message names the entry.
+        DataError: it is missing, damaged or from another program; the message names the entry.
     """
     try:
         with path.open("rb") as raw, closing(zipfile.ZipFile(raw)) as file:
@@ -178,7 +178,7 @@ def _crc(file: BinaryIO, size: int) -> int:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name)  # of 1 January 1980, stored
+    entry = zipfile.ZipInfo(name)  # its defaults: 1 January 1980, stored
     entry.create_system, entry.external_attr = 3, 0o100644 << 16  # a plain file on Unix
     return entry
 
@@ -189,7 +189,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clashes(names: Iterable[str]) -> list[str]:
-    """Return names that would overwrite another file, or need a file as a folder, where case does not count."""
+    """Return names that would overwrite another file, or need a file as a folder, ignoring case."""
     folders = {parent.as_posix().casefold() for name in names for parent in PurePosixPath(name).parents}
     seen: set[str] = set()
     clashes = []
