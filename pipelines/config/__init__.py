@@ -1,1 +1,1 @@
-"""From parameter files and options to checked configurations."""
+"""Parameter files and options, resolved to validated configurations."""

@@ -15,15 +15,15 @@ from pipelines.config.spec import ExperimentPlan, RunSpec
 def comparison_plan(
     raw: Mapping[str, Any], methods: Sequence[str] | None = None, seeds: Sequence[int] | None = None
 ) -> ExperimentPlan:
-    """The checked plan of a comparison, before any of its runs starts.
+    """Return the validated plan of a comparison.
 
     Args:
-        raw: parameters, not yet checked.
-        methods: names of methods and variants; default ``compare.methods``, and all variants that those do not name.
-        seeds: default ``compare.seeds``. Each is run with each of ``compare.partition_seeds``.
+        raw: parameters, not yet validated.
+        methods: names of methods and variants; default ``compare.methods``, and all variants that they do not name.
+        seeds: default ``compare.seeds``. Each is combined with each of ``compare.partition_seeds``.
 
     Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data.
+        ConfigError: an entry cannot be run, or its data differ from the others'.
     """
     base = Config.from_mapping(raw)
     compare = base.compare
@@ -53,9 +53,9 @@ def comparison_plan(
 
 
 def heard_in_part(runs: Sequence[RunSpec]) -> str | None:
-    """Return a warning that names rows of one round in which a part of the clients is asked; None without such rows.
+    """Return a warning that names rows of one round that train a part of the clients only; None without such rows.
 
-    Rows of more rounds ask the others later. Where all rows have one round, they are alike.
+    Rows of more rounds train the other clients later. If all rows have one round, they are comparable.
 
     Args:
         runs: planned, of all rows.

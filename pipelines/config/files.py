@@ -1,6 +1,6 @@
-"""Parameter files, and folders as a command line names them. Light, so that a list answers without torch.
+"""Parameter files, and folders from the command line. Light, so that a list needs no torch.
 
-Of a file nothing is checked here but that it is YAML.
+Files are only checked to be YAML.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DEFAULT_FILE = Path("params.yaml")
 
 
 def read_params(path: Path | None) -> dict[str, Any]:
-    """The mapping in a parameter file; plug-ins in it stand relative to the file, and are returned absolute.
+    """Return the mapping in a parameter file; paths of plug-ins, relative to the file, become absolute.
 
     Args:
-        path: the file; None takes ``params.yaml`` where there is one, else nothing but defaults.
+        path: the file; None: ``params.yaml`` if it exists, else only defaults.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or holds no mapping.
@@ -47,14 +47,14 @@ def read_params(path: Path | None) -> dict[str, Any]:
 
 def _parsed(path: Path) -> Any:
     with path.open(encoding="utf-8") as file:
-        text = file.read(yaml_text.LONGEST + 1)  # it may be a device that never ends
+        text = file.read(yaml_text.LONGEST + 1)  # it may be a device without an end
     for line in text.splitlines() if "://" in text else ():
         remember(line)
     return yaml_text.parse(text)
 
 
 def points_of(path: Path) -> list[Any]:
-    """The points of a file for a sweep: a YAML list; what stands in it is checked where they are planned.
+    """Return the points of a sweep's file, a YAML list; the plan validates them.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or holds no list.
@@ -66,7 +66,7 @@ def points_of(path: Path) -> list[Any]:
 
 
 def claims_of(path: Path) -> dict[str, Any]:
-    """The claims of a file for a comparison: a YAML mapping by name; the configuration checks what stands in it.
+    """Return the claims of a comparison's file, a YAML mapping by name; the configuration validates them.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or holds no mapping.
@@ -87,7 +87,7 @@ def _of_option(option: str, path: Path) -> Any:
 
 
 def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """Parameters with the plug-ins of ``--plugin`` behind their own."""
+    """Return parameters with the plug-ins of ``--plugin`` after their own."""
     if not files:
         return dict(raw)
     own = raw.get("plugins") or []
@@ -97,7 +97,7 @@ def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any
 
 
 def dated(folder: Path, day: date) -> Path:
-    """A folder with ``{date}`` in its name replaced by a day, as 2026-11-30.
+    """Return a folder with ``{date}`` in its name replaced by a day, such as 2026-11-30.
 
     Raises:
         ConfigError: its name has control characters.

@@ -1,10 +1,10 @@
-"""What a sweep runs: every combination of the values of some keys, or a list of points, and baselines, with every seed.
+"""The plan of a sweep: all combinations of some keys' values, or a list of points, and baselines, with every seed.
 
-A plan is made from parameters and a few words of the command line, and is checked whole before anything is read or
-written. ``compare.settings`` of a method hold here as in a comparison, so both find each other's finished runs.
+A plan is made from parameters and options, and is validated before anything is read or written. ``compare.settings``
+of a method apply as in a comparison, so both reuse each other's finished runs.
 
-A baseline is run with everything that is varied outside ``method``: with ``--vary method.mu=...`` once, with
-``--vary partition.alpha=...`` once per value, so that it always stands beside points of the same federation.
+A baseline is run with all varied keys outside ``method``: with ``--vary method.mu=...`` once, with
+``--vary partition.alpha=...`` once per value, so that every point has a baseline on the same federation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_RUNS = 100_000
 
 @dataclass(frozen=True)
 class Point:
-    """A row of a sweep: a method with values of varied keys; a baseline has only those that concern it."""
+    """A row of a sweep: a method with values of the varied keys; a baseline has only those that affect it."""
 
     method: str
     values: Mapping[str, Any]
@@ -42,22 +42,22 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The values beside the method in words: ``method.mu = 0.1, local.epochs = 2``; empty where there are none."""
+        """Return the values in words: ``method.mu = 0.1, local.epochs = 2``; empty without values."""
         return ", ".join(f"{key} = {show(value)}" for key, value in self.values.items() if key != "method.name")
 
     @property
     def name(self) -> str:
-        """Method and values in words."""
+        """Return method and values in words."""
         return f"{self.method}, {self.label}" if self.label else self.method
 
 
 @dataclass(frozen=True)
 class SweepPlan(ExperimentPlan):
-    """A checked sweep: runs by point and seed.
+    """A validated sweep: runs by point and seed.
 
     Attributes:
-        keys: that are varied.
-        configured: the values of these keys in the configuration itself; keys of another method are not in it.
+        keys: the varied keys.
+        configured: the configuration's own values of these keys, without keys of another method.
         seeds: of each point.
         points: in the order of the grid, the last key fastest, then baselines.
     """
@@ -76,17 +76,17 @@ def sweep_plan(
     baselines: Sequence[str] = (),
     listed: Sequence[Mapping[str, Any]] = (),
 ) -> SweepPlan:
-    """The runs of a sweep, all of them checked.
+    """Return the validated runs of a sweep.
 
     Args:
-        raw: parameters, as read from a file and overridden; they say which method is swept.
+        raw: parameters from a file, overridden; they name the swept method.
         vary: ``KEY=VALUE,VALUE,...`` for each key, values as in YAML.
         seeds: default ``compare.seeds``.
         baselines: names of methods.
-        listed: points instead of ``vary``: dotted keys with values; a key that one does not name is as configured.
+        listed: points instead of ``vary``: dotted keys with values; missing keys have their configured values.
 
     Raises:
-        ConfigError: a key that cannot be varied, a value that cannot be run, or two points that are the same run.
+        ConfigError: a key cannot be varied, a value cannot be run, or two points are the same run.
     """
     base = Config.from_mapping(for_entry(raw, None, None))
     seeds = tuple(base.compare.seeds if seeds is None else seeds)
@@ -120,25 +120,25 @@ def sweep_plan(
 
 
 def show(value: Any) -> str:
-    """A value as one would write it in a parameter file."""
+    """Return a value as in a parameter file."""
     if isinstance(value, float):
         return f"{value:.12g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Keys without their section, where that alone says what is meant."""
+    """Return keys without their section, if they are unambiguous without it."""
     names = {key: key.partition(".")[2] for key in keys}
     alone = {name for name in names.values() if name != "name" and list(names.values()).count(name) == 1}
     return {key: name if name in alone else key for key, name in names.items()}
 
 
 def describe_federation(base: Config, varied: Sequence[str]) -> str:
-    """Dataset, partition and clients: ``digits, dirichlet partition (alpha 0.3), 10 clients``.
+    """Return dataset, partition and clients: ``digits, dirichlet partition (alpha 0.3), 10 clients``.
 
     Args:
         base: the configuration.
-        varied: keys that differ from run to run, so nothing is said of them.
+        varied: keys that differ between runs, which are left out.
     """
     parts = [base.source.display_name]
     if "partition.name" not in varied:
@@ -210,7 +210,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_number(varied: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
-    """A few lists of a command line multiply to more runs than anybody can plan, let alone carry out."""
+    """Refuse too many runs before they are planned: a few short lists multiply to very many."""
     runs = math.prod(map(len, varied.values())) * len(seeds)
     if runs > _MOST_RUNS:
         raise ConfigError(f"--vary: {shorten(runs)} runs; vary fewer keys or values, {_MOST_RUNS} runs are the most")
@@ -229,7 +229,7 @@ def _config(raw: Mapping[str, Any], method: str, seed: int, values: Mapping[str,
         entry = for_entry(raw, method, seed) if method in METHODS else raw
         return Config.from_mapping(with_values(entry, values))
     except ConfigError as error:
-        # A rule about several keys does not say which of the points broke it.
+        # A rule about several keys does not name the point that breaks it.
         named = any(str(error).startswith(key) for key in values)
         place = shorten(", ".join(f"{key} = {show(value)}" for key, value in values.items()))
         if named or not values:
@@ -250,7 +250,7 @@ def _distinct(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _division(config: Config, keys: Sequence[str]) -> str:
-    """Where partitions differ between points, a name that follows from how this one is made; else nothing."""
+    """Return a folder name from a partition's parameters, if partitions differ between points; else an empty one."""
     if not any(key.startswith("partition.") and key != "partition.seed" for key in keys):
         return ""
     section = {key: value for key, value in config.to_mapping()["partition"].items() if key != "seed"}
@@ -260,7 +260,7 @@ def _division(config: Config, keys: Sequence[str]) -> str:
 def _refuse_same_runs(points: Sequence[Point], runs: Sequence[RunSpec], seeds: int) -> None:
     seen: dict[str, Point] = {}
     for point, run in zip(points, runs[::seeds], strict=True):
-        # A partition that is read from elsewhere is no part of a run's identity, what it holds is.
+        # The path of an imported partition is not part of a run's identity, but its content is.
         described = json.dumps([run.config.identity(), run.config.to_mapping()["partition"]], sort_keys=True)
         other = seen.setdefault(described, point)
         if other is not point:
@@ -271,7 +271,7 @@ def _refuse_same_runs(points: Sequence[Point], runs: Sequence[RunSpec], seeds: i
 
 
 def _refuse_other_data(runs: Sequence[RunSpec], keys: Sequence[str]) -> None:
-    """Images must be the same for all runs, and so must partitions but for what is varied of them."""
+    """Refuse runs that differ in their images, or in parameters of partitions that are not varied."""
     varied = {key.removeprefix("partition.") for key in keys if key.startswith("partition.")}
 
     def told(config: Config) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def _refuse_other_data(runs: Sequence[RunSpec], keys: Sequence[str]) -> None:
 
 
 def _own_parameters(base: Config, varied: Sequence[str]) -> str:
-    """The first parameter of a partitioner, which is what it is about, and those that differ from their defaults."""
+    """Return a partitioner's first parameter, its main one, and those with other values than their defaults."""
     own = declared(type(base.partitioner))
     stated = {p.name: getattr(base.partitioner, p.name) for p in own}
     told = [p.name for place, p in enumerate(own) if place == 0 or stated[p.name] != p.default]

@@ -1,7 +1,7 @@
-"""From ``params.yaml`` and ``--set`` to the parameters of a run, not yet checked; mostly without torch.
+"""From ``params.yaml`` and ``--set`` to the parameters of a run, not yet validated; mostly without torch.
 
-What the command line says wins over ``compare.settings``, and that over the rest of the file. ``compare.settings`` of a
-method hold whenever it is run, alone or in a comparison: the same file and the same method are the same run.
+The command line overrides ``compare.settings``, which override the rest of the file. A method's ``compare.settings``
+apply whether it runs alone or in a comparison: the same file and the same method are the same run.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from flcore.core.text import shorten, unknown_key
 from pipelines.config import yaml_text
 
 Given = tuple[str, tuple[str, ...], Any]
-"""An option as it is written, the key that it sets in parts, and the value."""
+"""An option as typed, the parts of the key that it sets, and the value."""
 
 OWN_MODELS: Mapping[str, str] = {"protolda": "patch_dictionary", "protolda_blocks": "patch_dictionary"}
-"""Methods that work with one model alone, as their ``needs`` say; here as well, since asking them imports torch."""
+"""Methods that work with one model only; repeated from their ``needs``, as reading those imports torch."""
 
 
 def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequence[Given] = ()) -> dict[str, Any]:
     """Apply ``KEY=VALUE`` assignments with dotted keys; values are read as YAML.
 
-    A key that is set here is dropped from ``compare.settings``: it holds for every method.
+    A key that is set here is dropped from ``compare.settings``, so that it applies to every method.
 
     Args:
-        raw: parameters, as read from a file.
+        raw: parameters from a file.
         assignments: see also :func:`with_values`.
         options: other options that set keys and are applied elsewhere; an assignment must not contradict one.
 
     Raises:
-        ConfigError: an assignment without ``=``, a key that leads nowhere, or two options that contradict each other.
+        ConfigError: an assignment has no ``=``, a key does not exist, or two options contradict each other.
     """
     pairs = [_split(assignment) for assignment in assignments]
     given = [(f"--set {shorten(key)}", tuple(key.split(".")), value) for key, value in pairs]
@@ -57,7 +57,7 @@ def _refuse_conflicts(given: Sequence[Given]) -> None:
         if key[:common] != later_key[:common]:
             continue
         first, second = _at(value, later_key[common:]), _at(later_value, key[common:])
-        # A section that comes later replaces the keys that were set in it before; one that comes earlier is added to.
+        # A later section replaces its keys that were set before; a later key is added to an earlier section.
         is_lost = second is _ABSENT or (first is not _ABSENT and repr(first) != repr(second))
         if is_lost and words == later_words:
             raise ConfigError(f"{words} is given twice, with different values; leave one of them out")
@@ -69,7 +69,7 @@ _ABSENT = object()
 
 
 def _at(value: Any, key: Sequence[str]) -> Any:
-    """What a value has at a key below it."""
+    """Return the value of a nested key."""
     for part in key:
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT
@@ -78,19 +78,19 @@ def _at(value: Any, key: Sequence[str]) -> Any:
 
 
 def with_values(raw: Mapping[str, Any], values: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
-    """Parameters with other values, by dotted key.
+    """Return parameters with other values, by dotted key.
 
-    Choosing another ``name`` in a section (another method, partitioner, ...) drops that section's keys of the earlier
-    choice: they were meant for it and would be errors. Values given for such keys stay, whatever their order, and so do
-    keys that the earlier choice does not have: they were given for the new one, or are mistakes that are told later.
+    Another ``name`` in a section (another method, partitioner, ...) drops the keys of the section's earlier choice,
+    which would be errors. Values given for such keys here remain, in any order. So do keys that the earlier choice
+    lacks: they are for the new one, or are mistakes that are reported later.
 
     Args:
         raw: nested parameters; not changed.
         values: by dotted key.
-        origin: for messages, what stands before the key.
+        origin: prefix of the key in messages.
 
     Raises:
-        ConfigError: a key that leads nowhere.
+        ConfigError: a key does not exist.
     """
     return _assigned(raw, list(values.items()), origin)
 
@@ -113,7 +113,7 @@ def _assigned(raw: Mapping[str, Any], pairs: Sequence[tuple[str, Any]], origin: 
 
 
 def _without_the_choices(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A section's values but for the parameters of what its name chooses; of a name that is not known, all of them."""
+    """Return a section without the parameters of its named entry; for an unknown name, the whole section."""
     kept = {key: value for key, value in values.items() if key in own_keys(section)}
     if len(kept) == len(values):
         return kept
@@ -152,20 +152,18 @@ def _assign(mapping: dict[str, Any], keys: list[str], value: Any, origin: str) -
 def for_entry(
     raw: Mapping[str, Any], entry: str | None, seed: int | None, partition_seed: int | None = None
 ) -> dict[str, Any]:
-    """Return the parameters of one run: its method with what ``compare.settings`` says of it, and its seed.
+    """Return the parameters of one run: its method with its ``compare.settings``, and its seed.
 
-    ``model.name`` of the file is for every method. A method that works with another model alone brings that instead
+    ``model.name`` of the file is for every method. A method that works with another model only brings that one
     (:func:`own_model`), unless its settings or its variant name a model.
 
     Args:
-        raw: parameters, as read from a file and overridden.
-        entry: a method, or one of ``compare.variants``, whose values win; None takes the method that the parameters
-            name.
-        seed: likewise. partition_seed: likewise, of the division.
+        raw: parameters from a file, overridden.
+        entry: a method, or one of ``compare.variants``, which override all else; None: the configured method.
+        seed: None: the configured one. partition_seed: likewise.
 
     Raises:
-        ConfigError: ``compare.settings`` of the method, or the variant's, are not dotted keys with values, or say whose
-            they are.
+        ConfigError: ``compare.settings`` of the method, or the variant's, are not a mapping from dotted keys to values.
     """
     variant = None if entry is None else _of_comparison(raw, "variants").get(entry)
     method = variant.get("method") if isinstance(variant, Mapping) else entry
@@ -186,7 +184,7 @@ def for_entry(
 
 
 def own_model(raw: Mapping[str, Any], method: str | None) -> str | None:
-    """Return the model that a method works with alone, where the parameters name another one; else None."""
+    """Return the only model that a method works with, if the parameters name another one; else None."""
     section = raw.get("model")
     named = section.get("name") if isinstance(section, Mapping) else None
     own = OWN_MODELS.get(method) if isinstance(method, str) else None
@@ -197,12 +195,12 @@ def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignmen
     """Return a line for each model that methods bring in place of the configured one.
 
     Args:
-        raw: parameters, as read from a file and overridden.
-        rows: methods and variants; None is the method that the parameters name.
+        raw: parameters from a file, overridden.
+        rows: methods and variants; None is the configured method.
         assignments: of the command line.
 
     Raises:
-        ConfigError: an assignment says ``model.name``, and a method cannot work with that.
+        ConfigError: an assignment sets ``model.name``, and a method cannot work with it.
     """
     by_model: dict[str, list[str]] = {}
     said = {key for key, _ in map(_split, assignments)} & {"model", "model.name"}
@@ -225,7 +223,7 @@ def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignmen
 
 
 def compared_rows(raw: Mapping[str, Any], methods: Sequence[str] | None) -> list[str]:
-    """Return the rows of a comparison: the methods asked for, else those of ``compare``, and all variants."""
+    """Return the rows of a comparison: the given methods, else those of ``compare``, and all variants."""
     compare = raw.get("compare")
     listed = methods or (compare.get("methods") if isinstance(compare, Mapping) else None)
     named = [str(name) for name in listed] if isinstance(listed, list | tuple) else []
@@ -233,14 +231,14 @@ def compared_rows(raw: Mapping[str, Any], methods: Sequence[str] | None) -> list
 
 
 def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Parameters with further variants, which are compared beside what is compared anyway.
+    """Return parameters with additional variants.
 
     Args:
         raw: parameters.
         texts: such as ``slow=fedavg,local.lr=0.001,local.epochs=2``; values are read as YAML.
 
     Raises:
-        ConfigError: a text that says no name and method, or an assignment without a value.
+        ConfigError: a text has no name and method, or an assignment no value.
     """
     variants = {**_of_comparison(raw, "variants"), **{name: value for _, (*_, name), value in variants_of(texts)}}
     compare = raw.get("compare")
@@ -249,7 +247,7 @@ def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any
 
 
 def variants_of(texts: Sequence[str]) -> list[Given]:
-    """The variants of ``--variant``, as options that set keys.
+    """Return the variants of ``--variant``, as options that set keys.
 
     Raises:
         ConfigError: as :func:`with_variants`, or a key has two values in one variant.
@@ -269,7 +267,7 @@ def variants_of(texts: Sequence[str]) -> list[Given]:
 
 
 def _method_named(section: Any) -> str | None:
-    """The method of a section; None where it cannot be one, for which the configuration is refused later."""
+    """Return the method of a section; None for an invalid one, which the configuration refuses later."""
     if section is None:
         return DEFAULT_NAMES["method"]
     name = section.get("name", DEFAULT_NAMES["method"]) if isinstance(section, Mapping) else None
@@ -277,7 +275,7 @@ def _method_named(section: Any) -> str | None:
 
 
 def _of_comparison(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """What ``compare`` says by name; nothing where it is no mapping, for which the configuration is refused later."""
+    """Return a mapping in ``compare``; empty for an invalid one, which the configuration refuses later."""
     compare = raw.get("compare")
     found = compare.get(key) if isinstance(compare, Mapping) else None
     return found if isinstance(found, Mapping) else {}
@@ -301,5 +299,5 @@ def _values_of(own: Any, place: str) -> Mapping[str, Any]:
 
 
 def without_tracking(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters without what may not be stored: the address of a store may hold a password."""
+    """Return parameters without ``tracking``: a store's address may hold a password."""
     return {section: values for section, values in raw.items() if section != "tracking"}

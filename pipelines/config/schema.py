@@ -1,11 +1,11 @@
-"""JSON Schema of a parameter file, for editors and for Prefect's parameter form; made from the declarations.
+"""JSON Schema of a parameter file, for editors and for Prefect's parameter form; generated from the declarations.
 
-It knows every key, type, range, choice and meaning, and which keys go with which ``name``. Rules about several keys,
-and what a method needs of other sections, are the configuration's alone: what the schema refuses cannot be run or makes
-no sense in a comparison; not everything that it accepts can be.
+It knows every key, type, range, choice and meaning, and the keys of each ``name``. Only the configuration checks rules
+about several keys, and requirements of a method: everything that the schema refuses is invalid or meaningless in a
+comparison, but not everything that it accepts can be run.
 
-Draft 7, the newest that YAML plug-ins of editors know whole. Where a file names plug-ins, methods of any name and keys
-are accepted; ``protofl schema --plugin FILE.py`` writes a schema that knows those of the file.
+Draft 7, the newest one that YAML plug-ins of editors support completely. In a file with plug-ins, methods of any name
+and keys are accepted; ``protofl schema --plugin FILE.py`` writes a schema with the entries of the plug-in.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
-"""Section with a ``name`` → what it chooses from."""
+"""Section with a ``name`` → its registry."""
 
 _LISTED = {"data": "datasets", "partition": "partitioners", "model": "models", "method": "methods"}
-# Plain sections whose keys may differ between the methods of a comparison.
+# Plain sections with keys that may differ between the methods of a comparison.
 _OF_A_METHOD = ("federation", "aggregation", "local", "engine", "evaluation", "tracking")
 
 
 def schema() -> Schema:
-    """The schema of ``params.yaml``, with the methods that are registered now."""
+    """Return the schema of ``params.yaml``, with the methods that are registered now."""
     definitions: Schema = {}
     for section, cls in PLAIN.items():
         definitions[section] = _closed(f"section {section}", _properties(cls))
@@ -76,15 +76,15 @@ def schema() -> Schema:
 
 
 def text() -> str:
-    """The schema as a file has it."""
+    """Return the schema as the text of its file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def form() -> Schema:
-    """What Prefect's parameter form offers of a configuration: names, and the keys that all entries of a section have.
+    """Return the schema of Prefect's parameter form: names, and the keys that all entries of a section have.
 
-    That form reads neither conditions nor references; keys of one method or partitioner are accepted and not offered.
-    ``tracking`` is left out, because Prefect stores what it is given.
+    The form supports neither conditions nor references; it accepts keys of one method or partitioner, but does not show
+    them. ``tracking`` is left out, because Prefect stores the values.
     """
     sections = {section: _properties(cls) for section, cls in PLAIN.items() if section != "tracking"}
     for section, registry in REGISTRIES.items():
@@ -111,7 +111,7 @@ def _properties(cls: Any) -> Schema:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """What a key is called stands before its value already."""
+    """Leaves out titles, which would repeat the keys."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -127,7 +127,7 @@ def _closed(description: str, properties: Schema) -> Schema:
 
 
 def _by_name(section: str, registry: Mapping[str, Any]) -> Schema:
-    """A section whose keys depend on its ``name``; without one, on the default."""
+    """Return a section with keys that depend on its ``name``; without a name, on the default."""
     default = DEFAULT_NAMES[section]
     name: Schema = {"type": "string", "default": default, "description": f"see `protofl list {_LISTED[section]}`"}
     chosen = [({"properties": {"name": {"const": entry}}, "required": ["name"]}, entry) for entry in registry]
@@ -142,7 +142,7 @@ def _by_name(section: str, registry: Mapping[str, Any]) -> Schema:
 
 
 def _shared_settings(definitions: Schema) -> Schema:
-    """What ``compare.settings`` may say of any method: dotted keys of the sections that may differ between methods."""
+    """Return ``compare.settings`` of any method: dotted keys of the sections that may differ between methods."""
     model: dict[str, list[Schema]] = {"model.name": [{"enum": list(MODELS)}]}
     for name in MODELS:
         for key, wanted in definitions[f"model.{name}"]["properties"].items():
@@ -156,7 +156,7 @@ def _shared_settings(definitions: Schema) -> Schema:
 
 
 def _comparison(definitions: Schema) -> Schema:
-    """The keys of ``compare`` of which more is known than their type: names of methods, and settings of each."""
+    """Return the keys of ``compare`` with more than a type: names of methods, and settings of each."""
     own = definitions["compare"]["properties"]
     return {
         "methods": {**own["methods"], "uniqueItems": True},
@@ -195,7 +195,7 @@ def _reference(definition: str, key: str) -> Schema:
 
 
 def _registered_alone() -> Schema:
-    """What else holds where no file brings entries: registered names, or importable classes as ``module:Class``."""
+    """Return the rules for files without plug-ins: registered names, or importable classes as ``module:Class``."""
     names = {"enum": list(METHODS)}
     compare = {"methods": {"items": names}, "baseline": names, "settings": {"propertyNames": names}}
     importable = {"type": "string", "pattern": ":"}

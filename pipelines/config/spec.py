@@ -1,4 +1,4 @@
-"""Runs that are set against each other, resolved once: by commands, flows, studies and papers' tables alike."""
+"""Runs of a comparison or sweep, resolved once for commands, flows, studies and papers' tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class RunSpec:
     """One run.
 
     Attributes:
-        config: of the run, checked. label: what messages call it beside method and seed.
-        division: a folder below ``partitions`` for its division, where divisions differ from point to point.
-        row: what a comparison calls its method; empty: the method's name.
-        draw: the seed of its division where a comparison has several for each seed.
+        config: of the run, validated. label: distinguishes it in messages from others of its method and seed.
+        division: its folder in ``partitions``, if divisions differ between points.
+        row: its method's name in a comparison; empty: the method's own name.
+        draw: the seed of its division, if a comparison has several for each seed.
     """
 
     config: Config
@@ -29,18 +29,18 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Of the row that it belongs to."""
+        """Return the name of its row."""
         return self.row or self.config.method.name
 
 
 @dataclass(frozen=True)
 class ExperimentPlan:
-    """Runs that are set against each other.
+    """Runs to compare.
 
     Attributes:
-        parameters: of all runs, as they may be stored: without the address of a store, which may hold a password.
-        base: the configuration that they make.
-        runs: checked, in the order of the table.
+        parameters: of all runs, as they may be stored: without a store's address, which may hold a password.
+        base: the configuration from these parameters.
+        runs: validated, in the order of the table.
     """
 
     parameters: Mapping[str, Any]
@@ -50,7 +50,7 @@ class ExperimentPlan:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows, in order."""
+        """Return the names of the rows, in order."""
         return tuple(dict.fromkeys(run.name for run in self.runs))
 
     def with_runs(self, runs: Iterable[RunSpec]) -> Self:
@@ -58,7 +58,7 @@ class ExperimentPlan:
         return replace(self, runs=tuple(runs))
 
     def of_row(self, row: str, seed: int | None = None, draw: int | None = None, rounds: int | None = None) -> Config:
-        """Return the configuration of a method or variant; with a seed, a division's and rounds instead of its own.
+        """Return the configuration of a method or variant, with other seeds and rounds if they are given.
 
         Raises:
             ConfigError: it cannot be run.
@@ -68,7 +68,7 @@ class ExperimentPlan:
 
 
 def with_rounds(config: Config, rounds: int) -> Config:
-    """Return a configuration with another number of rounds, checked."""
+    """Return a configuration with another number of rounds, validated."""
     from pipelines.config.params import with_values
 
     return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": rounds}))

@@ -1,8 +1,8 @@
-"""YAML from outside, read with limits: a few lines of it can stand for more than any memory holds.
+"""A YAML reader with limits: a few lines can expand to more values than fit into memory.
 
-Plain words are read as YAML 1.2 says, as DVC and editors do: ``1e-3`` is a number. Words that readers of YAML disagree
-about (``010``, ``1_000``, ``1:30``, ``yes``) are refused. What comes out is what JSON has: mappings, lists, text,
-numbers, booleans and null, none of them in itself.
+Plain words are read as YAML 1.2, as DVC and editors do: ``1e-3`` is a number. Words that YAML readers disagree about
+(``010``, ``1_000``, ``1:30``, ``yes``) are refused. The result has JSON's types only: mappings, lists, text, numbers,
+booleans and null, without cycles.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import yaml
 
 LONGEST = 1_000_000
-"""Characters of a text."""
+"""Maximum number of characters of a text."""
 
-_MOST_VALUES = 50_000  # with every alias written out
+_MOST_VALUES = 50_000  # with aliases expanded
 _DEEPEST = 30
 _LARGEST = 2**63 - 1
 
 _AMBIGUOUS = "!ambiguous"
 _DIGITS = "-+.0123456789"
-# Tag, what is read as it, and the characters that it begins with; the first that fits holds.
+# Tag, pattern and first characters; the first that matches applies.
 _PLAIN = (
     (_AMBIGUOUS, r"(?i:yes|no|on|off)", "yYnNoO"),
     (_AMBIGUOUS, r"[-+]?0([0-9]+|[bB][01]+|[oO][0-7]+)", _DIGITS),
@@ -42,12 +42,12 @@ _PLAIN = (
 
 
 def parse(text: str) -> Any:
-    """The value of one YAML document; None for an empty one.
+    """Return the value of one YAML document; None for an empty one.
 
     Raises:
-        ValueError: it is not YAML, or more than a parameter file can mean; says in a line what it is.
+        ValueError: it is not YAML, or too large for a parameter file; the message is one line.
     """
-    import yaml  # a third of what `protofl --help` takes
+    import yaml  # takes a third of the time of `protofl --help`
 
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
@@ -61,8 +61,8 @@ def parse(text: str) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except yaml.YAMLError as error:
-        raise ValueError(_problem(error)) from None  # its own words repeat a part of the text
-    # What its constructors let pass: dates that are none, tags that do not fit, numbers of thousands of digits.
+        raise ValueError(_problem(error)) from None  # its own message repeats a part of the text
+    # The constructors accept invalid dates, wrong tags, and numbers of thousands of digits.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(shorten(str(error)) or "a value that cannot be read") from error
     _check_plain(value)
@@ -86,7 +86,7 @@ def _reader() -> type[yaml.SafeLoader]:
     class Reader(yaml.SafeLoader):
         pass
 
-    Reader.yaml_implicit_resolvers = {}  # not those of YAML 1.1
+    Reader.yaml_implicit_resolvers = {}  # without the resolvers of YAML 1.1
     for tag, pattern, first in _PLAIN:
         full = tag if tag.startswith("!") else f"tag:yaml.org,2002:{tag}"
         Reader.add_implicit_resolver(full, re.compile(rf"(?:{pattern})\Z"), list(first))
@@ -94,20 +94,20 @@ def _reader() -> type[yaml.SafeLoader]:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Return what is wrong and where, without the text around it: that may be an address with a password."""
+    """Return the error and its position, without the text around it, which may be an address with a password."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
     return f"{problem or getattr(error, 'reason', None) or 'a text that YAML does not have'}{where}"
 
 
 def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """How many values a node stands for.
+    """Return the number of values in a node, with aliases expanded.
 
     Args:
-        node: of a composed document. known: counts by node, of those that were seen. above: the nodes that it is in.
+        node: of a composed document. known: counts of nodes seen before. above: the node's parents.
 
     Raises:
-        ValueError: too many, too deep, in itself, or a key appears twice.
+        ValueError: too many or too deep values, a cycle, or a duplicate key.
     """
     import yaml
 
@@ -136,7 +136,7 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
 
 
 def _refuse_twice(node: yaml.MappingNode) -> None:
-    """YAML forbids a key that appears twice, and its reader here would take the last one."""
+    """Refuse duplicate keys, which YAML forbids; the reader here would take the last one."""
     seen = set()
     for key, _ in node.value:
         name = (key.tag, key.value) if isinstance(key.value, str) else None
