@@ -1,4 +1,4 @@
-"""``protofl stage``: one stage of `dvc.yaml`, without any server; what is written does not name this machine."""
+"""``protofl stage``: one stage of `dvc.yaml`, without a server; its outputs do not name this machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed: int | None, *, restart: bool) -> None:
-    """``protofl stage``: one stage of `dvc.yaml`, below one folder.
+    """Run one stage of `dvc.yaml`, below one folder (``protofl stage``).
 
     Args:
         name: ``prepare``, ``partition``, ``train`` or ``compare``.
-        raw: parameters, not yet checked.
+        raw: parameters, not yet validated.
         out: the folder: ``prepared/``, ``partitions/``, ``runs/``, ``comparison/``.
-        method, seed: of the comparison's runs carry out only those; None: all of ``compare.methods`` and
-            ``compare.seeds``. What is there of the others stays.
-        restart: train: throw away what cannot be used: checkpoints, and damaged results.
+        method, seed: only these of the comparison's runs; None: all of ``compare.methods`` and ``compare.seeds``.
+            Results of the other runs remain.
+        restart: train: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: the parameters, or a method or seed that is not in the comparison; or what the stage replaces is
-            not its own.
+        ConfigError: the parameters are wrong, a method or seed is not in the comparison, or the stage would replace
+            files that no stage has made.
         DataError: data are missing or damaged. RunError: runs failed.
     """
     configs = _configs(raw)
@@ -62,7 +62,7 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
 
 
 def _refuse_missing(name: str, configs: Sequence[Config], out: Path) -> None:
-    """Say which stage comes first, before anything is read."""
+    """Refuse to run before an earlier stage, and name it, before anything is read."""
     from pipelines.stages.partition import partition_folder
     from pipelines.stages.train import run_folder
 
@@ -79,7 +79,7 @@ def _refuse_missing(name: str, configs: Sequence[Config], out: Path) -> None:
 
 
 def _claim(name: str, out: Path) -> None:
-    """Refuse a folder in which a stage would replace, or remove as left over, what no stage has made."""
+    """Refuse a folder in which a stage would replace or remove files that no stage has made."""
     claim_folder("stages", out)
     if name == "prepare":
         claim_folder("prepared", out / "prepared")
@@ -105,7 +105,7 @@ def _configs(raw: Mapping[str, Any]) -> list[Config]:
 
 
 def _refuse_others(option: str, value: str | int | None, key: str, there: Sequence[str | int]) -> None:
-    """Only what is of the comparison: of anything else, a later stage would know nothing."""
+    """Refuse values that are not in the comparison, as later stages do not know them."""
     if value is not None and value not in there:
         those = ", ".join(str(entry) for entry in dict.fromkeys(there))
         raise ConfigError(f"{option} {value}: not in compare.{key}; there are {those}")

@@ -1,4 +1,4 @@
-"""What the stages of ``dvc.yaml`` need to find in ``params.yaml``: DVC has no defaults for a key that is left out."""
+"""Keys that the stages of ``dvc.yaml`` require in ``params.yaml``, since DVC has no defaults for them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from flcore.core.text import shorten
 from pipelines.config import yaml_text
 
 _IMAGES = "images"
-"""The folder for own images, which is in the project and empty."""
+"""An empty folder in the project, for own images."""
 
 
 def missing_keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that a stage names and the parameters lack, each with a value that changes nothing.
+    """Return the keys that a stage names and the parameters lack, each with a value that has no effect.
 
     Args:
-        folder: of ``dvc.yaml``; without one, or where it cannot be read, nothing is missing.
-        raw: the content of ``params.yaml`` there.
+        folder: of ``dvc.yaml``; if it has none, or one that cannot be read, nothing is missing.
+        raw: the content of its ``params.yaml``.
     """
     try:
         text = (folder / "dvc.yaml").read_text(encoding="utf-8")
         stages = yaml_text.parse(text)["stages"]
         named = [key for stage in stages.values() for key in stage.get("params", ())]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # DVC says what is wrong with it
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # DVC reports the error
         return {}
     absent = dict.fromkeys(key for key in named if isinstance(key, str) and not _is_there(key, raw))
-    if "${data.root}" in text and _value("data.root", raw) is None:  # DVC has no dependency that may be missing
+    if "${data.root}" in text and _value("data.root", raw) is None:  # DVC requires that dependencies exist
         absent["data.root"] = None
     absent = {key: None for key in absent if not any(other.startswith(f"{key}.") for other in absent)}
     if not absent:
@@ -41,7 +41,7 @@ def missing_keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem(folder: Path, raw: Mapping[str, Any]) -> str | None:
-    """Return why DVC cannot carry out the stages with these parameters; None if it can."""
+    """Return the reason why DVC cannot run the stages with these parameters; None if it can."""
     missing = missing_keys(folder, raw)
     if missing:
         return advice(missing)

@@ -1,4 +1,4 @@
-"""Stage *partition*: which client holds what, for each seed of a comparison."""
+"""Stage *partition*: divides the data among clients, for each seed of a comparison."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pipelines.runs.cache import Cache, place
 def partition(
     config: Config, seeds: Sequence[int], prepared: Path, directory: Path, *, only: int | None = None
 ) -> dict[int, Partition]:
-    """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; folders of no such seed go.
+    """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; remove folders of other seeds.
 
-    Where ``partition.seed`` is set there is one, of that seed.
+    If ``partition.seed`` is set, there is one partition, of this seed.
 
     Args:
         config: of a run. seeds: of the comparison. prepared: its data. directory: of all partitions.
-        only: the one of these seeds to divide for; what is there for the others stays as it is.
+        only: the only one of these seeds to divide for; partitions of the others remain.
 
     Returns:
-        Those that were made, by seed.
+        The new partitions, by seed.
     """
     cache = Cache.here()
     made: dict[int, Partition] = {}
@@ -46,10 +46,10 @@ def partition(
 
 
 def refuse_other_division(config: Config, directory: Path) -> None:
-    """Refuse a partition that was made with other parameters than a run has: its stage is to be carried out again.
+    """Refuse a partition that was made with other parameters than a run's: its stage must run again.
 
     Raises:
-        ConfigError: it was; names what differs.
+        ConfigError: it was; names the difference.
         DataError: it is missing or damaged.
     """
     folder, section = partition_folder(directory, config), config.partition
@@ -64,11 +64,9 @@ def refuse_other_division(config: Config, directory: Path) -> None:
         "test_shots": section.test_shots,
         "imbalance": None if section.imbalance is None else asdict(section.imbalance),
     }
-    if (
-        config.to_mapping()["partition"].get("path") is None
-    ):  # else a digest of that file, which may be elsewhere by now
+    if config.to_mapping()["partition"].get("path") is None:  # else a digest of this file, which may have moved
         wanted["options"] = config.partitioner.options()
-    if made.get("client_test") == "imported":  # no parameter says that
+    if made.get("client_test") == "imported":  # not a parameter
         del wanted["client_test"]
     for key, value in json.loads(json.dumps(wanted)).items():
         if made.get(key) != value:
@@ -79,19 +77,19 @@ def refuse_other_division(config: Config, directory: Path) -> None:
 
 
 def partition_folder(directory: Path, config: Config) -> Path:
-    """Where the partition of a run lies."""
+    """Return the folder of a run's partition."""
     return directory / f"seed-{config.partition_seed}"
 
 
 def remove_others(directory: Path, names: Sequence[str]) -> None:
-    """Drop what an earlier configuration left in a folder: what lies there would be part of its hash."""
+    """Remove files of an earlier configuration: DVC would include them in the folder's hash."""
     for path in directory.iterdir():
         if path.name not in names:
             disk.remove_tree(path) if path.is_dir() else disk.remove(path)
 
 
 def partition_table(division: Partition) -> list[str]:
-    """The lines that ``protofl stage partition`` prints."""
+    """Return the lines that ``protofl stage partition`` prints."""
     rows = summarise_partition(division)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]

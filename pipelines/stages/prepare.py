@@ -1,4 +1,4 @@
-"""Stage *prepare*: files of a dataset to tensors of one form."""
+"""Stage *prepare*: converts files of a dataset to tensors of one format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipelines.runs.file_state import refuse_linked_folders
 
 
 def prepare(config: Config, directory: Path) -> Dataset:
-    """Put the prepared data of a configuration into a folder, from the cache where they are there and whole.
+    """Put the prepared data of a configuration into a folder, from the cache if it has them undamaged.
 
     Raises:
-        DataError: data are missing or damaged; or DVC runs this stage and would not see a change of them.
+        DataError: data are missing or damaged, or DVC runs this stage and would not detect a change of them.
     """
     if "DVC_STAGE" in os.environ and config.data.root is not None:
         refuse_linked_folders(given_path(config.data.root))

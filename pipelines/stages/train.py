@@ -1,12 +1,11 @@
-"""Stage *train*: every run of the comparison, trained and evaluated, as many at once as fit the machine.
+"""Stage *train*: trains and evaluates every run of the comparison, as many at once as the machine allows.
 
-DVC keeps the stage's outputs (``persist``), so that after a change only what is new is trained. What lies in a run's
-folder is said by ``runs.json``: the run, and the code that carried it out. It is an output as the results are, so it
-changes with them when another revision is checked out or pulled, and ``config.json``, which names this machine and is
-none, does not. A run that is not in it was begun here and stopped: of that, ``config.json`` tells.
+DVC keeps the stage's outputs (``persist``), so that only changed runs are trained. ``runs.json`` names the run in each
+folder and the code that trained it. It is an output like the results, so it changes with them when another revision is
+checked out or pulled. ``config.json`` names this machine, so it is no output and does not change; it describes only
+runs that are missing in ``runs.json``, which were started here and interrupted.
 
-A comment changes the code of those runs that use the file, so they are trained again, to the same bytes: nobody can
-know that before.
+Editing a comment changes the code of the runs that use the file, so they are trained again, to the same bytes.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ def train(
     comparison: Sequence[Config] = (),
     restart: bool = False,
 ) -> list[Path]:
-    """Train and evaluate runs into ``<directory>/<method>-s<seed>``; folders of no run of the comparison go.
+    """Train and evaluate runs into ``<directory>/<method>-s<seed>``; remove folders of other runs.
 
     Args:
         configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
-        directory: of the runs; ``<directory>.json`` says what lies in it.
-        operation: how.
-        comparison: all its runs, of which ``configs`` are some; what is there of the others stays as it is.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        directory: of the runs; ``<directory>.json`` names their runs and code.
+        operation: how to run the steps.
+        comparison: all its runs, including ``configs``; results of the others remain.
+        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: a partition was made with other parameters.
-        RunError: runs failed; the others are finished, and found again next time. Or another process has begun one.
+        RunError: runs failed (the others are finished, and reused next time), or another process has started one.
     """
     ledger = directory.with_suffix(".json")
     remove_stale_temp(ledger.parent, ledger.name)
@@ -66,15 +65,15 @@ def train(
         runs.append(replace(placed(config, inputs, directory), directory=run_folder(directory, config)))
     own = {run.directory.name for run in runs}
     others = {run_folder(directory, config).name for config in comparison} - own
-    # Whether these are still what is asked for, is looked at when they are carried out: their partition may be missing.
+    # The other runs are checked when they are trained: their partitions may be missing now.
     elsewhere = {name: known[name] for name in sorted(others & known.keys())}
     kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
-    write_json(ledger, elsewhere | kept, durable=True)  # first: of what is stopped in the middle, it says nothing
+    write_json(ledger, elsewhere | kept, durable=True)  # first: a run that is interrupted below must not be in it
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
         elif run.directory.exists():
-            with run_lock(run.directory):  # another process may be about to say whose it is
+            with run_lock(run.directory):  # another process may be writing its description
                 if run.directory.name in known or not _was_begun(run) or run.was_finished_by_other_code:
                     remove_others(run.directory, [".running", ".running.holder"])
     if directory.exists():
@@ -92,7 +91,7 @@ def train(
 
 
 def run_folder(directory: Path, config: Config) -> Path:
-    """Where the run of a comparison lies."""
+    """Return the folder of a run of the comparison."""
     return directory / f"{config.method.name}-s{config.seed}"
 
 
@@ -101,7 +100,7 @@ def _named(run: PlacedRun) -> dict[str, str]:
 
 
 def _was_begun(run: PlacedRun) -> bool:
-    """Whether a folder holds this very run, finished or not, as far as it was carried out here."""
+    """Return whether the description and results in a folder are of this run, which may be unfinished."""
     files = RunFiles(run.directory)
     try:
         hashes = {read_run_config(run.directory).get("config_hash")}
@@ -112,7 +111,10 @@ def _was_begun(run: PlacedRun) -> bool:
 
 
 def _describe_again(run: PlacedRun) -> None:
-    """Say what a run is whose results came by DVC: files that name a machine do not come, or are another run's."""
+    """Write the description of a run with results from DVC, which does not fetch files that name a machine.
+
+    Existing ones may be another run's.
+    """
     files = RunFiles(run.directory)
     if run.is_finished or not files.metrics.exists():
         return
@@ -120,7 +122,7 @@ def _describe_again(run: PlacedRun) -> None:
         disk.remove(path, missing_ok=True)
     disk.remove_tree(files.figures)
     config = replace(run.config, plugins=plugins.keep(run.config.plugins, run.directory))
-    environment = {"compared_by": compared_by(config)}  # that of its training is unknown here
+    environment = {"compared_by": compared_by(config)}  # the training environment is unknown here
     write_run_config(run.directory, config, run.hash, code=run.code, environment=environment)
     write_result(files.timing, {"rounds": [], "seconds": {}, "steps_per_second": None, "joules": None})
     write_inputs(run.directory, run.inputs)
