@@ -1,4 +1,4 @@
-"""``protofl compare`` whoever asks for it, a command or a flow: as given, or tuned, and with which budget."""
+"""``protofl compare`` for commands and flows: as given, or tuned, and with a budget."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipelines.tuning.metrics import check_metric
 
 
 def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
-    """Refuse claims that these runs can say nothing of, which would be known only when all of them have ended.
+    """Refuse claims that these runs cannot decide, before any of them starts.
 
     Args:
         plan: of the comparison.
-        tuned: whether each row is also compared as it was tuned.
+        tuned: also allow rows of tuned methods.
 
     Raises:
-        ConfigError: a claim is of a row that is not compared, or of a figure that its runs do not have.
+        ConfigError: a claim names a row that is not compared, or a metric that its runs lack.
     """
     methods: dict[str, Method] = {run.name: run.config.method for run in plan.runs}
     if tuned:
@@ -55,24 +55,24 @@ def compare_methods(
     budget: str = "rounds",
     restart: bool = False,
 ) -> Outcome:
-    """Methods × seeds, then their table.
+    """Run methods × seeds, then write their table.
 
     Args:
         plan: of the comparison.
-        out: its folder. operation: how.
-        tuned: trials with which each method is tuned first; 0: none is.
-        budget: what is equal for all runs: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        out: its folder. operation: how to run.
+        tuned: number of trials to tune each method with first; 0: no tuning.
+        budget: budget that all runs share: one of :data:`~pipelines.execution.budget.BUDGETS`.
+        restart: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data; or the folder holds something else.
-        RunError: no run has finished, or another command is at work in the folder.
+        ConfigError: an entry cannot be run, or its data differ from the others'; or the folder contains something else.
+        RunError: no run has finished, or another command is using the folder.
     """
-    claim_folder("comparison", out)  # here, since budget and studies have their places in it
-    if tuned:  # several processes may share studies
+    claim_folder("comparison", out)  # first, since budget and studies write into it
+    if tuned:  # several processes may share studies, so no lock
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
         return tuned_comparison(plan, tuned, out, operation, budget=budget, restart=restart)
-    with run_lock(out):  # a second command would take runs from this one, which would call them failed
+    with run_lock(out):  # a second command would take runs from this one, which would report them as failed
         spent, fitted = within_budget(budget, plan, out, operation)
         return comparison(fitted, out, operation, {"name": out.name, "budget": spent.words}, restart=restart)

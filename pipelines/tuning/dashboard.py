@@ -1,4 +1,4 @@
-"""Optuna's dashboard as ``protofl up`` starts it: its pages behind the check of hosts and origins."""
+"""Optuna's dashboard for ``protofl up``, with the check of hosts and origins."""
 
 from __future__ import annotations
 

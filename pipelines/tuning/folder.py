@@ -1,4 +1,4 @@
-"""A study's folder: its files, its owner, its lock. Without torch, for the processes that draw and log studies."""
+"""A study's folder: its files, its identity, its lock. No torch, for processes that only draw or log studies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyFiles:
-    """Where things lie in a study's folder."""
+    """The files in a study's folder."""
 
     directory: Path
 
@@ -34,12 +34,12 @@ class StudyFiles:
 
     @property
     def best(self) -> Path:
-        """The same with the best values."""
+        """The given configuration with the best values."""
         return self.directory / "best.yaml"
 
     @property
     def record(self) -> RunFiles:
-        """The study as a run whose rounds are trials, for MLflow; it also says whose folder this is."""
+        """The study as a run with trials as rounds, for MLflow; it also identifies the folder's study."""
         return RunFiles(self.directory / "study")
 
     @property
@@ -52,30 +52,30 @@ class StudyFiles:
 
     @property
     def trials(self) -> Path:
-        """All trials, for spreadsheets: a row each."""
+        """All trials as CSV, one row each."""
         return self.directory / "trials.csv"
 
     def trial(self, number: int) -> RunFiles:
-        """The run of a trial."""
+        """Return the run of a trial."""
         return RunFiles(self.directory / "trials" / f"{number:04d}")
 
     def claim(self, number: int) -> Path:
-        """Locked by the process that carries a trial out; outside of its folder, which may be made anew."""
+        """Return the lock file of the process that runs a trial; outside the trial's folder, which may be recreated."""
         path = self.directory / ".claims" / f"{number:04d}"
         disk.make_folder(path.parent)
         return path
 
     @property
     def command(self) -> str:
-        """What to type to run the best configuration."""
+        """The shell command that runs the best configuration."""
         return f"protofl run --params {shlex.quote(str(self.best))}"
 
 
 def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
-    """Stop before anything is written where a folder holds another study.
+    """Refuse a folder that contains another study, before anything is written.
 
     Raises:
-        ConfigError: it holds the study of another configuration, and which keys differ; or that of a version without
+        ConfigError: the study has another configuration (names the differing keys), or is from a version without
             ``tune.sampler``.
     """
     if not files.record.config.exists():
@@ -93,10 +93,10 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
 
 @contextmanager
 def exclusive_lock(directory: Path) -> Iterator[None]:
-    """Hold a study's folder: between the processes and threads that work on it, one asks or tells at a time.
+    """Lock a study's folder: of its processes and threads, one at a time asks or tells.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the folder is not writable.
     """
     try:
         disk.make_folder(directory)
@@ -109,8 +109,8 @@ def exclusive_lock(directory: Path) -> Iterator[None]:
 
 
 def write_record(problem: Problem, files: StudyFiles) -> None:
-    """Mark a folder as a study's, with the given parameters."""
-    from pipelines.runs.provenance import environment  # torch
+    """Mark a folder as a study's and store the given parameters."""
+    from pipelines.runs.provenance import environment  # imports torch
 
     remove_stale_temp(files.record.directory)
     write_params(files.params, problem.parameters_with({}))

@@ -1,6 +1,6 @@
-"""Log a study to MLflow from its folder alone, so another process can do it, also again later.
+"""Log a study to MLflow from its folder alone, so another process can do it, even repeatedly.
 
-In MLflow a study is a run whose rounds are trials, with the trials' runs below it.
+In MLflow a study is a run with trials as rounds, and the trials' runs are its children.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipelines.tuning.folder import StudyFiles
 
 
 def study_of(directory: Path) -> Path | None:
-    """Return the study that a folder is, or whose record or trial it is; None for any other folder."""
+    """Return the study that a folder is, or is the record or a trial of; None for any other folder."""
     place = directory.absolute()
     found = next((known for known in (place, place.parent, place.parent.parent) if is_study(known)), None)
     parts = () if found is None else (found, StudyFiles(found).record.directory, found / "trials" / place.name)
@@ -28,10 +28,10 @@ def is_study(directory: Path) -> bool:
 
 
 class StudyTracker:
-    """A study in MLflow; imports neither torch nor Optuna. An unreachable store costs a warning."""
+    """Log a study to MLflow, without torch and Optuna. An unreachable store only causes a warning."""
 
     def __init__(self, study: Path, *, uri: str | None) -> None:
-        """Set what to log and where; the study has begun, and nothing is contacted yet.
+        """Set source and store of a study that has begun; nothing is contacted yet.
 
         Args:
             study: the study's folder. uri: as for :class:`~pipelines.tracking.sync.RunTracker`.
@@ -44,16 +44,16 @@ class StudyTracker:
         """The folder of the study's own run."""
 
     def sync(self, final: bool = False, *, system: Mapping[str, float] | None = None) -> bool:
-        """Log the study and the trials that have ended since the last call; return False if the store did not."""
+        """Log the study and the trials that ended since the last call; return False if the store is unreachable."""
         if not self._run.sync(final, system=system or {}) or self._run.run_id is None:
             return False
         return self._log_trials(self._run.run_id)
 
     def finish(self) -> bool:
-        """Log the results as well; return False if the store could not take them."""
+        """Log the results as well; return False if the store is unreachable."""
         files = self._files
         for path in (files.results, files.table, files.trials, files.best):
-            content = path.read_bytes()  # where MLflow finds them
+            content = path.read_bytes()  # MLflow logs files of the record's folder
             target = files.record.directory / path.relative_to(files.directory)
             replace_file(target, lambda file, content=content: file.write(content))  # type: ignore[misc]
         return self.sync(final=True)
@@ -67,7 +67,7 @@ class StudyTracker:
             return True
         trials = read_json(self._files.results)["trials"]
         states = {trial["number"]: trial["state"] for trial in trials if trial["number"] not in self._logged}
-        # Values that were refused have no run, nor have trials in the folders of others.
+        # Rejected values have no run; trials in other folders have it there.
         runs = {number: self._files.trial(number) for number in states if self._files.trial(number).config.exists()}
         for number, run in runs.items():
             name, tags = f"{self._name} trial {number}", {"study": self._name, "trial": str(number)}

@@ -1,4 +1,4 @@
-"""What a study may optimise: any number of a run's ``metrics.json``, and which of them a run tells while it trains."""
+"""Metrics that a study may optimise: any number of ``metrics.json``; pruning needs one that every round has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.runs.derived import DERIVED, derived
 from pipelines.runs.record import numbers_in
 
 PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")
-"""Every record of a history has these, which pruning needs; null where a method has no such figure."""
+"""Numbers in every record of a history, as pruning requires; null if a method has no such metric."""
 
 FIGURES = (
     *PER_ROUND,
@@ -21,24 +21,25 @@ FIGURES = (
     *("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round", "scalars_up_per_round"),
     *("bytes_eval_up", "bytes_eval_down", "num_parameters", "steps"),
 )
-"""The other numbers of ``metrics.json`` that say what a run is worth."""
+"""Top-level numbers of ``metrics.json`` that can be optimised."""
 
 NESTED = (
     *("tasks", "alternatives", "privacy", "poisoned", "bytes_up_by_kind", "bytes_down_by_kind"),
     *("class_acc", "class_acc_vote", "local_accuracy"),
 )
-"""Beside them, what has numbers within: ``alternatives.nearest_prototype.top1_global``, ``class_acc.3``. Which ones,
-the method and the data decide."""
+"""Keys with nested numbers, such as ``alternatives.nearest_prototype.top1_global`` or ``class_acc.3``; method and data
+decide which.
+"""
 
 _OF_A_GLOBAL_MODEL = ("top1_global", "loss_global", "last10_top1_global", "best_top1_global", "class_acc", "macro_acc")
 _OF_A_VOTE = ("top1_vote", "class_acc_vote")
 
 
 def check_metric(name: str, method: Method) -> str:
-    """The name, as far as it can be checked before a run has told its figures.
+    """Check a metric's name, as far as possible before a run, and return it.
 
     Raises:
-        ConfigError: no run has such a figure, or none of this method has.
+        ConfigError: no run has such a metric, or none of this method.
     """
     root = name.partition(".")[0]
     if not _can_be_asked(name):
@@ -61,15 +62,15 @@ def check_metric(name: str, method: Method) -> str:
 
 
 def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
-    """What a finished run reached.
+    """Return a finished run's value of a metric.
 
     Args:
-        name: of the figure.
+        name: of the metric.
         metrics: the content of ``metrics.json``.
         history: the run's records, oldest first.
 
     Raises:
-        ConfigError: there is no such figure; names those that there are, near misses first.
+        ConfigError: the metric is missing; names the existing ones, near misses first.
         RunError: it is null.
     """
     told = derived(metrics.get("class_acc"), [(record["round"], record["mean_local"]) for record in history])

@@ -1,4 +1,4 @@
-"""The question of a study: a configuration, its search space, a metric, limits; always on validation data."""
+"""A study's definition: configuration, search space, metric and limits; always on validation data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Direction = Literal["maximize", "minimize"]
 
 OBJECTIVES = ("accuracy", "accuracy,bytes")
-"""``accuracy`` stands for the metric, whatever it is."""
+"""``accuracy`` means the chosen metric, even if it is another one."""
 VALIDATION_SHARE = 0.2
 _NOT_STORED = ("tracking", "compare", "tune")
-"""``tracking`` may hold a password; ``compare.settings`` would be put over the values in the file."""
+"""``tracking`` may contain a password; ``compare.settings`` would override the values in the file."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Problem:
     """A checked study.
 
     Attributes:
-        given: the configuration as given; a run with the best values starts from it.
-        config: the same with evaluation on validation data, and without a place to log to.
-        dimensions: what is searched.
+        given: the configuration as given; the best values are written into it.
+        config: the same, evaluated on validation data and not logged.
+        dimensions: the searched values.
         objective: one of :data:`OBJECTIVES`.
-        metric: the figure that is optimised, such as ``top1_global``; dotted where ``metrics.json`` nests it.
-        max_bytes: a trial that sends more is no result.
-        max_steps: mini-batches of a trial's clients, which decide on its rounds; None: as many rounds as given.
+        metric: the optimised metric, such as ``top1_global``; dotted if nested in ``metrics.json``.
+        max_bytes: trials that send more do not count as results.
+        max_steps: mini-batches of a trial's clients, which determine its rounds; None: rounds as given.
     """
 
     given: Config
@@ -58,12 +58,12 @@ class Problem:
         max_bytes: int | None = None,
         max_steps: int | None = None,
     ) -> Problem:
-        """Return the search around a run's configuration, whose method is tuned.
+        """Return the search of the method's parameters around a run's configuration.
 
-        ``metric`` None is the accuracy of the global model, or the clients' mean where there is none.
+        ``metric`` None is the global model's accuracy, or the clients' mean accuracy without a global model.
 
         Raises:
-            ConfigError: there is no such objective or metric, or the method has no such metric.
+            ConfigError: the objective or metric is unknown, or the method lacks the metric.
         """
         if objective not in OBJECTIVES:
             raise ConfigError(f"--objective {objective}: must be one of {' or '.join(OBJECTIVES)}")
@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def direction(self) -> Direction:
-        """Whether more or less of the metric is better."""
+        """The direction in which the metric improves."""
         return "minimize" if lower_is_better(self.metric) else "maximize"
 
     @property
@@ -85,11 +85,11 @@ class Problem:
 
     @property
     def prunes(self) -> bool:
-        """Whether trials can be pruned: there is one objective, after every round, and all have the same rounds."""
+        """True if trials can be pruned: one objective, known after every round, and equal rounds for all trials."""
         return len(self.directions) == 1 and self.metric in PER_ROUND and self.max_steps is None
 
     def within(self, bytes: int) -> bool:
-        """Return whether a trial that sends so much may be a result."""
+        """Return whether a trial that sends this number of bytes may be a result."""
         return self.max_bytes is None or bytes <= self.max_bytes
 
     # ---- identity ------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Problem:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that can change a study's values except what it searches, as JSON values."""
+        """Everything that can change a study's values except the searched keys, as JSON."""
         whole = without_keys(self.config.identity(), self.space)
         whole |= {"objective": self.objective, "metric": self.metric, "space": self.space, "max_bytes": self.max_bytes}
         whole |= {} if self.max_steps is None else {"max_steps": self.max_steps}
@@ -114,7 +114,7 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """The study's name: method and the beginning of its hash."""
+        """The study's name: method and first digits of its hash."""
         return f"{self.config.method.name}-{self.hash[:8]}"
 
     # ---- values of trials ----------------------------------------------------------------------------------------
@@ -127,26 +127,26 @@ class Problem:
         """Return the configuration of a trial, from its values by dotted key.
 
         Raises:
-            ConfigError: the values do not go together.
+            ConfigError: the values contradict each other.
         """
         return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
     def parameters_with(self, values: Values, rounds: int | None = None) -> dict[str, Any]:
-        """Return the given configuration with other values, for a parameter file: on all data, scored on test data.
+        """Return the given configuration with other values, as a parameter file: on all data, scored on test data.
 
         Args:
-            values: by dotted key. rounds: of the trial, where trials differ in them.
+            values: by dotted key. rounds: of the trial, if trials differ in them.
         """
         mapping = {key: part for key, part in self.given.to_mapping().items() if key not in _NOT_STORED}
         limited = {} if rounds is None else {"federation.rounds": rounds}
         return with_values(mapping, {**self._other(values), **limited})
 
     def _other(self, values: Values) -> Values:
-        """Return the values that differ from the given ones: a base's default is not written down."""
+        """Return the values that differ from the given ones; a base's defaults are not written."""
         return {key: value for key, value in values.items() if value != self._given[key]}
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """Return a trial's value for everything that has an effect; values that it has already stay."""
+        """Return a trial's value for every key that has an effect; values it already has are kept."""
         found: dict[str, Any] = {}
         for dimension in self.dimensions:
             if dimension.applies({**self._given, **found}):
@@ -155,14 +155,14 @@ class Problem:
 
     @property
     def given_values(self) -> dict[str, Any]:
-        """The values of the given configuration that have an effect."""
+        """The given values that have an effect."""
         return self._effective(self._given)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The values of the first trials: as given, then the searched part of the authors' preset.
+        """The values of the first trials: those given, then the authors' preset restricted to searched keys.
 
-        The preset is left out where it changes nothing, or cannot be run.
+        The preset is omitted if it changes nothing, or cannot be run.
         """
         said = {f"method.{name}": value for name, value in self.config.method.AUTHORS.items()}
         searched = {d.key: said[d.key] for d in self.dimensions if d.key in said and d.holds(said[d.key])}
@@ -180,7 +180,7 @@ class Problem:
 
 
 def on_validation(config: Config) -> Config:
-    """Return a configuration as trials have it: scored on validation data, without analyses and a place to log to."""
+    """Return a configuration for trials: scored on validation data, without analyses and tracking."""
     changed = replace(
         config,
         partition=replace(config.partition, validation=config.partition.validation or VALIDATION_SHARE),

@@ -1,4 +1,4 @@
-"""What ``protofl tune`` is asked for; without torch, for the command line."""
+"""The arguments of ``protofl tune``; without torch, for the command line."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What a study is asked for, beside its configuration.
+    """The settings of a study in addition to its configuration.
 
     Attributes:
         trials: total number of trials (finished, pruned or failed).
         objective: ``accuracy`` or ``accuracy,bytes``.
-        metric: a number of ``metrics.json``, dotted where it is nested; None: ``top1_global``, or ``mean_local`` for a
-            method without a global model.
+        metric: a number of ``metrics.json``, dotted if nested; None: ``top1_global``, or ``mean_local`` for a method
+            without a global model.
         storage: Optuna's storage, as a URL or a journal's path; None: the journal of this folder.
-        max_bytes: the most that a result may send; None: any number.
-        max_steps: mini-batches that the clients of each trial may train on in all, of their own images, which says how
-            many rounds it has; None: all have those of the configuration.
+        max_bytes: limit of bytes that a result may send; None: no limit.
+        max_steps: total mini-batches of own images for the clients of each trial, which determine its rounds; None: the
+            configuration's rounds.
     """
 
     trials: int = 20

@@ -55,18 +55,18 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
 
 
 def printed(problem: Problem, study: Study, files: StudyFiles, dashboard: str, *, width: int, terminal: bool) -> str:
-    """Return the best trials, what was searched, and what to do next, as text.
+    """Return text with the best trials, the searched values and next commands.
 
     Args:
-        problem: what was searched. study: with at least one finished trial. files: of the study.
+        problem: the study. study: with at least one finished trial. files: of the study.
         dashboard: the command that shows the study's plots.
-        width: of the tables, in columns. terminal: whether they are for one, with its bold letters.
+        width: of the tables, in columns. terminal: whether to use bold type.
     """
     best = best_trials(problem, study)
     tables = [_trials(problem, best[:_PRINTED_TRIALS], best, with_values=False), _searched(problem, best)]
     text = io.StringIO()
     print_tables(tables, console(file=text, width=width, force_terminal=terminal))
-    # What can be copied stands alone on a line, unbroken.
+    # Text to copy is alone on a line, unbroken.
     lines = [
         f"{problem.name}: {plural(len(best), 'finished trial')}, scored on validation data",
         text.getvalue().rstrip("\n"),
@@ -77,7 +77,7 @@ def printed(problem: Problem, study: Study, files: StudyFiles, dashboard: str, *
 
 
 def describe(problem: Problem, trial: FrozenTrial) -> str:
-    """How a trial has ended, in a line."""
+    """Return a line on how a trial ended."""
     form, unit = _form(problem)
     if trial.state == TrialState.COMPLETE:
         reached, sent = form.text(trial.values[0]), BYTES.text(trial.user_attrs["bytes"])
@@ -90,12 +90,12 @@ def describe(problem: Problem, trial: FrozenTrial) -> str:
 
 
 def reason(trial: FrozenTrial) -> str:
-    """Why a trial has not finished."""
+    """Return the reason why a trial has not finished."""
     return str(trial.user_attrs.get("error", "pruned" if trial.state == TrialState.PRUNED else "unknown reason"))
 
 
 def _form(problem: Problem) -> tuple[Format, str]:
-    """How values of the metric are written, and what stands behind them."""
+    """Return the format of the metric's values, and their unit."""
     if "bytes" in problem.metric:
         return BYTES, ""
     return (PERCENT, " %") if is_share(problem.metric) else (_NUMBER, "")
@@ -140,13 +140,13 @@ def _accuracy(trial: FrozenTrial) -> float | None:
 
 
 def _as_round(trial: FrozenTrial) -> dict[str, Any]:
-    """A trial as a record of a history: its number is the round."""
+    """Return a trial as a record of a history; its number is the round."""
     sent = {"both": trial.user_attrs.get("bytes", 0)}
     return {"round": trial.number, "value": _accuracy(trial), "bytes_up": sent, "bytes_down": {}}
 
 
 def markdown(problem: Problem, study: Study) -> str:
-    """``study.md``: what was searched, and all trials, the best first."""
+    """Return ``study.md``: the searched values, and all trials, the best first."""
     ended, best = ended_trials(study), best_trials(problem, study)
     others = [trial for trial in ended if trial not in best]
     count, chosen = plural(len(best), "finished trial"), "best" if problem.objective == "accuracy" else "Pareto front"
@@ -178,7 +178,7 @@ def _searched(problem: Problem, best: Sequence[FrozenTrial]) -> Table:
 
 
 def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[FrozenTrial], *, with_values: bool) -> Table:
-    """A row per trial; those of the front are marked beside the values that they were given."""
+    """Return a table of trials; with values, trials of the front are marked."""
     chosen = {trial.number for trial in front(best)}
     form, unit = _form(problem)
     columns = [
@@ -198,6 +198,6 @@ def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[Frozen
 
 
 def _values(key: str, heading: str, cells: Sequence[tuple[Mapping[str, Any], str]]) -> Column:
-    """Searched values, each by its key; a dash where one was not searched, for null is a value."""
+    """Return a column of searched values by key; a dash marks keys that were not searched, since null is a value."""
     missing = {row: MISSING for row, (values, name) in enumerate(cells) if name not in values}
     return Column(key, heading, [values.get(name) for values, name in cells], _SEARCHED, instead=missing)

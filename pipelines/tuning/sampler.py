@@ -1,8 +1,8 @@
 """Optuna's samplers and pruners by name, made independent of how fast trials run.
 
-With ``lag`` trials at the same time, trial ``n`` is sampled and pruned from the results of the trials up to
-``n - lag``. The values of the later ones are known, their results are not: they count as running. Each trial has a seed
-of its own. So a study is the same on any number of cores and processes, with interruptions or without.
+With ``lag`` trials in parallel, trial ``n`` is sampled and pruned from the results of the trials up to ``n - lag``.
+Later trials count as running: their values are known, their results are not. Each trial has a seed of its own. So a
+study is the same on any number of cores and processes, with or without interruptions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Make = Callable[[int], BaseSampler]
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _RESULTS = ("constraints", "completed_rung_")
-"""Prefixes of the system attributes that say how a trial went. The others are set when it is sampled."""
+"""Prefixes of the system attributes set by a trial's results. The others are set when it is sampled."""
 
 
 def sampler_by_name(name: str, startup: int) -> Make:
-    """Return what makes a sampler of ``tune.sampler``, whose first ``startup`` known results are random trials."""
+    """Return a factory for ``tune.sampler``; until ``startup`` results are known, trials are random."""
     makers: Mapping[str, Make] = {
-        # group: learn a parameter that only some trials have from those.
+        # group: learn a parameter that only some trials have from those trials
         "tpe": lambda seed: TPESampler(
             seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
         ),
@@ -58,7 +58,7 @@ def pruner_by_name(name: str, rounds: int) -> BasePruner:
 
 
 def budget_line(tune: TuneConfig, trials: int) -> str:
-    """Return how many of a study's trials are a search, in a line."""
+    """Return a line on how many of a study's trials the sampler chooses."""
     first = trials if tune.sampler == "random" else min(tune.startup + tune.parallel - 1, trials)
     split = "all" if first == trials else str(first)
     rest = "" if first == trials else f", {trials - first} sampled by {tune.sampler}"
@@ -69,12 +69,12 @@ class LaggedSampler(BaseSampler):
     """Sample trial ``n`` by another sampler, from the trials up to ``n - lag`` and a seed of its own."""
 
     def __init__(self, make: Make, seed: int, lag: int, first: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Set what decides on the values of trials.
+        """Set the source of trials' values.
 
         Args:
             make: makes the other sampler.
-            seed: of the study. lag: trials that run at the same time, at most.
-            first: the values of trial 0, 1, ...; the sampler comes after these.
+            seed: of the study. lag: maximum number of trials in parallel.
+            first: the values of trial 0, 1, ...; later trials are sampled.
         """
         self._make, self._seed, self._lag, self._first = make, seed, lag, tuple(first)
 
@@ -97,7 +97,7 @@ class LaggedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a value for a parameter that is sampled alone; it depends on none of the others of its trial."""
+        """Return a value for a parameter that is sampled alone, independent of the trial's other values."""
         if trial.number < len(self._first) and param_name in self._first[trial.number]:
             return self._first[trial.number][param_name]
         seen = seen_by(study, trial, self._lag)
@@ -113,27 +113,27 @@ class LaggedPruner(BasePruner):
     """Prune trial ``n`` by another pruner, from the trials up to ``n - lag``."""
 
     def __init__(self, pruner: BasePruner, lag: int) -> None:
-        """Set the other pruner, and how many trials run at the same time, at most."""
+        """Set the other pruner, and the maximum number of trials in parallel."""
         self._pruner, self._lag = pruner, lag
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Return whether to stop a trial after its last reported round."""
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NumPy's, where all values are NaN
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NumPy warns if all values are NaN
             return self._pruner.prune(seen_by(study, trial, self._lag), trial)
 
 
 class PruningCheck:
     """Report a trial's rounds to the storage, and ask the pruner after each of them.
 
-    The answer depends on the rounds alone: after an interruption the pruner is asked again from the first one on.
+    The answer depends on the rounds alone: after an interruption the pruner is asked again from the first round on.
     """
 
     def __init__(self, study: Study, storage: BaseStorage, number: int, rounds: int) -> None:
-        """Begin before the first round.
+        """Start before the first round.
 
         Args:
             study: with its pruner. storage: of the study.
-            number: of the trial. rounds: that it has; after the last one nothing can be saved.
+            number: of the trial. rounds: of the trial; pruning after the last one saves nothing.
         """
         self._study, self._storage, self._last = study, storage, rounds
         self._trial = study.get_trials()[number]
@@ -143,9 +143,9 @@ class PruningCheck:
         self.pruned_at: int | None = None
 
     def report(self, values: Mapping[int, float]) -> None:
-        """Report values by round, of which those before may be known.
+        """Report values by round; values reported before are skipped.
 
-        Of a pruned trial, later rounds count for nothing.
+        Rounds after the one at which the trial was pruned are ignored.
         """
         rounds = self._trial.intermediate_values
         for number, value in values.items():
@@ -162,13 +162,13 @@ class PruningCheck:
 
 def seen_by(study: Study, trial: FrozenTrial, lag: int) -> Study:
     """Return the study as a trial may see it."""
-    seen = copy.copy(study)  # without the cache of trials that each thread has
+    seen = copy.copy(study)  # without the per-thread cache of trials
     seen._storage = _SeenTrials(study._storage, trial, lag)  # type: ignore[assignment]
     return seen
 
 
 class _SeenTrials:
-    """A storage whose recent trials all look as if they were still running."""
+    """A storage in which a trial's most recent predecessors appear to be running."""
 
     def __init__(self, storage: BaseStorage, trial: FrozenTrial, lag: int) -> None:
         self._storage, self._trial, self._lag = storage, trial, lag
@@ -185,7 +185,7 @@ class _SeenTrials:
         return [trial for trial in known if states is None or trial.state in states]
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Note it in the trial at hand too, which may be older than the storage's."""
+        """Set it in the trial's own copy too, which may be older than the storage's."""
         self._storage.set_trial_system_attr(trial_id, key, value)
         if trial_id == self._trial._trial_id:
             self._trial.system_attrs[key] = value

@@ -1,9 +1,8 @@
 """``protofl tune``: a search of hyper-parameters on the clients' validation data; test data are never read.
 
-A study lives in one folder: a run per trial below ``trials/``, and the results in ``study.json``, ``study.md``,
-``trials.csv`` and ``best.yaml``. Trials run in parallel (:mod:`pipelines.execution.admission`), in
-several processes too. A study that was interrupted resumes inside the interrupted rounds of the interrupted trials, and
-ends with the same results.
+A study has one folder: a run per trial below ``trials/``, and the results in ``study.json``, ``study.md``,
+``trials.csv`` and ``best.yaml``. Trials run in parallel (:mod:`pipelines.execution.admission`), also in several
+processes. An interrupted study resumes inside the interrupted rounds of its trials, and ends with the same results.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ if TYPE_CHECKING:
 def study(config: Config, request: StudyRequest, out: Path, operation: Operation) -> Outcome:
     """Search the hyper-parameters of ``config.method``, or resume the search.
 
-    A failed trial is named and counts; the others run all the same.
+    A failed trial is reported and counts; the others continue.
 
     Args:
-        config: all values that are not searched, and those with which the study begins.
-        request: what is wanted. out: the study's folder. operation: how.
+        config: all values that are not searched, and the first trial's values.
+        request: the study's settings. out: the study's folder. operation: how to run.
 
     Raises:
-        ConfigError: the configuration cannot be run or scored like that, the folder holds another study, or the
-            storage cannot be opened; all before any trial.
+        ConfigError: the configuration cannot be run or scored so, the folder contains another study, or the storage
+            cannot be opened; all before any trial.
         DataError: data are missing or damaged, or no client has validation data.
-        RunError: no trial has finished, or the storage was lost on the way.
+        RunError: no trial has finished, or the storage was lost during the study.
     """
     search = Search(config, request, out, operation)
     run_trials([search], operation)
@@ -66,10 +65,10 @@ def study(config: Config, request: StudyRequest, out: Path, operation: Operation
 
 
 def run_trials(searches: Sequence[Search], operation: Operation, backfill: Sequence[PlacedRun] = ()) -> None:
-    """Run the trials of studies in parallel; those of the study with the fewest trials first.
+    """Run the trials of studies in parallel; studies with the fewest begun trials first.
 
     Args:
-        searches: the studies. operation: how.
+        searches: the studies. operation: how to run.
         backfill: runs for cores that no trial can use; those that have not begun when the last trial ends are left out.
     """
     waiting = list(backfill)
@@ -92,7 +91,7 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
         return None if over else found
 
     def ended(run: PlacedRun, error: ProtoflError | None) -> None:
-        if run.label in by_label:  # else the comparison looks at it
+        if run.label in by_label:  # the comparison checks the other runs
             by_label[run.label].note_end(run, error)
 
     def prune(label: str) -> bool:
@@ -115,16 +114,16 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
 
 
 class Search:
-    """One study in this process: asks Optuna for trials, and tells Optuna and people how they ended."""
+    """One study in this process: asks Optuna for trials, and tells Optuna and the user how they ended."""
 
     def __init__(
         self, config: Config, request: StudyRequest, out: Path, operation: Operation, prefix: str = ""
     ) -> None:
-        """Open or begin the study; its data are prepared.
+        """Open or begin the study; prepare its data.
 
         Args:
-            config: all values that are not searched. request: what is wanted. out: the study's folder.
-            operation: how. prefix: of its trials' names, such as ``fedavg:``.
+            config: all values that are not searched. request: the study's settings. out: the study's folder.
+            operation: how to run. prefix: of its trials' names, such as ``fedavg:``.
 
         Raises:
             ConfigError, DataError: as :func:`study`.
@@ -157,16 +156,16 @@ class Search:
 
     @property
     def config(self) -> Config:
-        """What trials have in common."""
+        """The configuration common to all trials."""
         return self._problem.config
 
     # ---- trials --------------------------------------------------------------------------------------------------
 
     def more(self, room: int) -> list[PlacedRun] | None:
-        """Return up to ``room`` trials that may begin and that no process runs; None if all that are wanted have ended.
+        """Return up to ``room`` trials that may begin and that no process runs; None if enough trials have ended.
 
         Raises:
-            ProtoflError: a trial ended with what is no failure of its own; or the storage is lost.
+            ProtoflError: a trial ended with an error that is not its own; or the storage is lost.
         """
         if self._broken is not None:
             raise self._broken
@@ -188,7 +187,7 @@ class Search:
                     return offered
 
     def prunes(self, label: str) -> bool:
-        """Report the rounds of a running trial; return whether it is to stop. From any thread."""
+        """Report the rounds of a running trial; return whether to stop it. Thread-safe."""
         number, check = self._running[label]
         try:
             with storage_errors():
@@ -198,7 +197,7 @@ class Search:
         return check.pruned_at is not None or self._broken is not None
 
     def note_end(self, run: PlacedRun, error: ProtoflError | None) -> None:
-        """Tell how a trial ended; from any thread. What is no failure of its own is raised by :meth:`more`."""
+        """Record how a trial ended; thread-safe. An error that is not its own is raised by :meth:`more`."""
         number, check = self._running.pop(run.label)
         try:
             if not isinstance(error, StoppedError) and self._broken is None:
@@ -213,7 +212,7 @@ class Search:
         values = self._trials.values(number)
         try:
             run, is_finished = self._runs.place(number, values)
-        except ConfigError as error:  # values that do not go together, or with these data
+        except ConfigError as error:  # values that contradict each other or the data
             self._tell(number, TrialEnd(TrialState.FAIL, error=str(error)))
             self._claims.pop(number).close()
             return None
@@ -229,7 +228,7 @@ class Search:
         return run
 
     def _take(self, number: int) -> bool:
-        """Claim a trial for this process; return False if one runs it."""
+        """Claim a trial for this process; return False if another process runs it."""
         if number in self._claims:
             return False
         file = disk.open_lock(self._files.claim(number))
@@ -240,10 +239,10 @@ class Search:
         return True
 
     def _report(self, number: int, check: PruningCheck) -> None:
-        if len(self._problem.directions) > 1:  # Optuna takes no values of rounds then
+        if len(self._problem.directions) > 1:  # Optuna takes no intermediate values then
             return
         values = {record["round"]: record.get(self._problem.metric) for record in self._runs.history(number)}
-        # Of a round, bytes are by kind of message.
+        # A round's bytes are a mapping by kind of message, which is skipped.
         check.report({at: float(value) for at, value in values.items() if isinstance(value, int | float)})
 
     def _end(self, number: int, check: PruningCheck, error: ProtoflError | None) -> None:
@@ -251,7 +250,7 @@ class Search:
         self._tell(number, self._runs.end(number, check.pruned_at, error))
 
     def _tell(self, number: int, end: TrialEnd) -> None:
-        """Tell Optuna, people and MLflow how a trial ended."""
+        """Report to Optuna, the user and MLflow how a trial ended."""
         problem, study, operation = self._problem, self._trials.study, self._operation
         values = [float(value) for value in (end.score, end.bytes) if value is not None][: len(problem.directions)]
         rounds = end.rounds if problem.max_steps is not None else None
@@ -264,10 +263,10 @@ class Search:
     # ---- before and after them -----------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        """Return what was found, written, and logged where the operation waits for that.
+        """Write and return the results; also wait for logging if the operation does.
 
         Raises:
-            RunError: none of the trials has finished.
+            RunError: no trial has finished.
         """
         files, operation, problem, study = self._files, self._operation, self._problem, self._trials.study
         with exclusive_lock(files.directory), storage_errors():
@@ -292,7 +291,7 @@ class Search:
         """Prepare data and partition, once for all trials.
 
         Raises:
-            ConfigError: the given configuration does not fit the data, or the study began with others.
+            ConfigError: the given configuration does not fit the data, or the study began with other data.
             DataError: data are missing, or no client has validation data.
         """
         problem, config, cache, operation = self._problem, self._problem.config, Cache.here(), self._operation
@@ -310,7 +309,7 @@ class Search:
                 f"partition.validation = {config.partition.validation:g}: leaves no client any validation data; "
                 "choose a larger share"
             )
-        # Of the given values; others that the data, or the model, refuse are a trial's failure.
+        # Check the given values; other values that data or model refuse only fail their trial.
         experiment = Experiment.open(config, inputs.prepared, inputs.partition)
         experiment.method.start_server(experiment.setting)
         fingerprints = {
@@ -323,7 +322,7 @@ class Search:
 
 
 def _is_in_use(run: Path) -> bool:
-    """Return whether a process trains in a folder, such as one whose parent was just killed."""
+    """Return whether a process trains in a folder, such as a child of a process that was just killed."""
     try:
         with run_lock(run):
             return False

@@ -1,17 +1,16 @@
-"""What a study searches: the method's own parameters, those of a base under it, and those that every method has.
+"""The search space of a study: the method's own parameters, its base's, and shared ones.
 
-A learning rate decides more than a method does, so a comparison is fair only if all methods may choose it. Hence the
-shared part, which is all that FedAvg has: the clients' learning rate, its schedule, momentum, and how long they train.
-Not in it are what says how much is spent and how it is scored (rounds, participation, evaluation), and the batch size,
-whose effect is that of learning rate and number of steps. A method that trains nobody has none of it.
+A learning rate matters more than the method, so a comparison is fair only if all methods may choose it. Hence the
+shared part, FedAvg's whole space: the clients' learning rate, its schedule, momentum, and the length of local training.
+It excludes budget and scoring (rounds, participation, evaluation), and the batch size, which acts through learning rate
+and number of steps. A method without local training has no shared part.
 
-Every range holds the value that the configuration gives, so that a study can begin with that: a value outside widens
-its range, and one that no range can hold (null, or 0 on a logarithmic scale) turns it into a list of values.
+Every range contains the given value, so a study can begin with it: a value outside widens its range, and a value that
+no range can contain (null, or 0 on a logarithmic scale) turns the range into a list of values.
 
-Trials that differ in what has no effect are the same trial: a parameter with a condition is searched where that holds,
-and what conditions ask about comes before. Bounds that depend on the number of classes take it from the data source's
-description: a space is part of a study's identity, by which the folder of another study is refused before any data are
-read.
+Trials that differ only in values without effect are the same trial: a parameter with a condition is searched only if
+the condition holds, and after the parameters that the condition reads. Bounds that depend on the number of classes use
+the data source's description, since the space is part of a study's identity, which is checked before data are read.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 Values = Mapping[str, Any]
-"""By dotted key, such as ``method.mu``, or ``method.base_settings.moon.method.mu`` of a base."""
+"""Values by dotted key, such as ``method.mu``, or ``method.base_settings.moon.method.mu`` of a base."""
 
 _LISTED = 8
-"""Values that stand for a range beside null."""
+"""Number of values that replace a range, in addition to null or 0."""
 
 _BASES = "base_settings."
 
@@ -46,8 +45,8 @@ class Dimension:
     Attributes:
         key: dotted.
         search: the range, or the choices, in numbers.
-        whole: whether a range has whole numbers alone.
-        section: the object whose parameter it is, such as a method.
+        whole: True for a range of integers.
+        section: the object with this parameter, such as a method.
     """
 
     key: str
@@ -56,19 +55,19 @@ class Dimension:
     section: object = None
 
     def applies(self, values: Values) -> bool:
-        """Whether it has an effect where everything else is this."""
+        """Return whether it has an effect with all other values as given here."""
         return self.may_apply({key: (value,) for key, value in values.items()})
 
     def may_apply(self, possible: Mapping[str, tuple[Any, ...]]) -> bool:
-        """Whether it has an effect for some of these values."""
+        """Return whether it has an effect for some of these values."""
         return self._look(possible)[0]
 
     def asks(self, possible: Mapping[str, tuple[Any, ...]]) -> set[str]:
-        """Return the dotted keys on which it depends, for these values, whether it has an effect."""
+        """Return the dotted keys that its condition reads for these values."""
         return self._look(possible)[1]
 
     def _look(self, possible: Mapping[str, tuple[Any, ...]]) -> tuple[bool, set[str]]:
-        """Ask the condition for all values of what it reads; a value is chosen when it is read."""
+        """Evaluate the condition for all possible values of what it reads; a value is chosen when it is read."""
         if self.search.when is None:
             return True, set()
         place = self.key.rpartition(".")[0]
@@ -91,14 +90,14 @@ class Dimension:
         return (self.search.low, self.search.high) if self.search.choices is None else self.search.choices
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is among those that may be suggested."""
+        """Return whether a value may be suggested."""
         if self.search.choices is not None:
             return value in self.search.choices
         low, high = _ends(self.search)
         return isinstance(value, int if self.whole else int | float) and low <= value <= high
 
     def suggest(self, trial: BaseTrial) -> Any:
-        """A value, chosen by a trial's sampler; one that the trial has already stays."""
+        """Return a value from a trial's sampler; a value that the trial already has is kept."""
         search = self.search
         if search.choices is not None:
             return trial.suggest_categorical(self.key, search.choices)
@@ -108,7 +107,7 @@ class Dimension:
         return trial.suggest_float(self.key, low, high, log=search.log)
 
     def describe(self) -> dict[str, Any]:
-        """The values as JSON, and in words when they are searched."""
+        """Return the values as JSON, for a study's identity."""
         if self.search.choices is not None:
             return {"choices": list(self.search.choices)}
         return {"low": self.search.low, "high": self.search.high, "log": self.search.log, "whole": self.whole}
@@ -127,7 +126,7 @@ class _UnknownError(Exception):
 
 
 def _with_parameters(section: object, values: Mapping[str, Any], known: Collection[str]) -> object:
-    """Return a section with these parameters, one that raises where a property reads another of its parameters."""
+    """Return a copy of a section with these parameters; reading another of its parameters raises."""
 
     def read(self: object, name: str) -> Any:
         if name in known and name not in values:
@@ -140,10 +139,10 @@ def _with_parameters(section: object, values: Mapping[str, Any], known: Collecti
 
 
 def space(config: Config) -> tuple[Dimension, ...]:
-    """What a study of a configuration searches: the method's own parameters, a base's, then the shared ones.
+    """Return the search space of a configuration: the method's own parameters, a base's, then the shared ones.
 
-    What the configuration refuses whatever the value is, such as a momentum for a method that works without, or a
-    parameter that a preset has set, is left out, and so is what has no effect whatever else is searched.
+    It excludes parameters with a single accepted value, such as a momentum for a method that works without or a
+    parameter set by a preset, and parameters that never have an effect.
     """
     mapping, given = config.to_mapping(), values_of(config)
     found = (_fitted(mapping, given, *offered) for offered in (*_own(config), *_shared(config)))
@@ -161,7 +160,7 @@ def space(config: Config) -> tuple[Dimension, ...]:
 
 
 def values_of(config: Config) -> dict[str, Any]:
-    """Every value of a configuration by dotted key, those of bases too, whether they are said or are defaults."""
+    """Return every value of a configuration by dotted key, including bases and defaults."""
     sections = {section: values for section, values in config.to_mapping().items() if isinstance(values, Mapping)}
     found = {
         f"{place}.{parameter.name}": getattr(method, parameter.name)
@@ -174,7 +173,7 @@ def values_of(config: Config) -> dict[str, Any]:
 
 
 def with_values(mapping: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """A nested configuration with other values, by dotted key."""
+    """Return a nested configuration with other values, by dotted key."""
     changed = dict(mapping)
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -190,7 +189,7 @@ def _with_value(section: Mapping[str, Any], name: str, value: Any) -> dict[str, 
 
 
 def without_keys(mapping: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """A nested configuration without what it says of some dotted keys."""
+    """Return a nested configuration without some dotted keys."""
     left = dict(mapping)
     for key in keys:
         section, _, name = key.partition(".")
@@ -206,7 +205,7 @@ def _without_name(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _of_base(section: Mapping[str, Any], name: str) -> tuple[str, str, dict[str, Any]]:
-    """The base that a name is about, the name within it, and what is said of it, by name."""
+    """Return the base in a name, the name within the base, and the base's values by name."""
     base, _, inner = name.removeprefix(_BASES).partition(".")
     said = section.get("base_settings", {}).get(base, {})
     return base, inner.removeprefix("method."), {key.removeprefix("method."): value for key, value in said.items()}
@@ -218,7 +217,7 @@ def _with_base(section: Mapping[str, Any], base: str, own: Mapping[str, Any]) ->
 
 
 def _methods(config: Config) -> Iterator[tuple[str, Any]]:
-    """The method and the bases under it, each with the dotted place of its parameters."""
+    """Yield the method and its bases, each with the dotted prefix of its parameters."""
     place = "method"
     for method in config.methods:
         yield place, method
@@ -234,7 +233,7 @@ def _own(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
 
 
 def _shared(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
-    """The ranges are the union of those in the methods' specifications, section 10."""
+    """Yield the shared ranges: the union of those in the methods' specifications, section 10."""
     if not config.method.trains_locally:
         return
     local = config.local
@@ -252,9 +251,9 @@ def _shared(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
 def _fitted(
     mapping: Mapping[str, Any], known: Values, key: str, search: Search, whole: bool, section: object
 ) -> Dimension | None:
-    """A dimension that holds the given value, of those values that the configuration takes; None if it takes no other.
+    """Return a dimension with the given value and the other accepted values; None if there are no others.
 
-    Of a range its ends are tried.
+    For a range, only its ends are tried.
     """
     given = known[key]
     held = _holding(search, given, whole)
@@ -275,10 +274,10 @@ def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
 
 
 def _in_order(dimensions: list[Dimension], possible: Mapping[str, tuple[Any, ...]]) -> list[Dimension]:
-    """As they are declared, but what a condition asks about before what has that condition.
+    """Return dimensions as declared, but those that a condition reads before those with the condition.
 
     Raises:
-        ValueError: conditions ask about each other in a circle.
+        ValueError: conditions depend on each other in a cycle.
     """
     asked = {dimension.key: dimension.asks(possible) for dimension in dimensions}
     waiting, ordered = list(dimensions), []
@@ -302,14 +301,14 @@ def _holding(search: Search, given: Any, whole: bool) -> Search:
 
 
 def _ends(search: Search) -> tuple[float, float]:
-    """Of a range in numbers."""
+    """Return the ends of a range in numbers."""
     assert search.low is not None
     assert isinstance(search.high, int | float)
     return search.low, search.high
 
 
 def _spread(low: float, high: float, log: bool, whole: bool) -> list[Any]:
-    """Both ends of a range and values evenly between them; all of them where there are few."""
+    """Return both ends of a range and evenly spaced values between them; all integers if there are few."""
     if whole and high - low < _LISTED:
         return list(range(int(low), int(high) + 1))
     values = (np.geomspace if log else np.linspace)(low, high, _LISTED)

@@ -1,6 +1,6 @@
-"""Optuna's storage: one journal for all studies of a project, or what ``--storage`` names.
+"""Optuna's storage: one journal for all studies of a project, or the one given by ``--storage``.
 
-The journal is a copy of what the studies' folders say: where it is deleted, the same commands write it again.
+The journal is a copy of the studies' folders: if deleted, the same commands write it again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flcore.io import disk
 from pipelines.addresses import redact, remember, without_password
 
 JOURNAL = Path(".protofl") / "studies.journal"
-"""``optuna-dashboard .protofl/studies.journal`` shows its studies."""
+"""Its studies are shown by ``optuna-dashboard .protofl/studies.journal``."""
 
 _GRACE_SECONDS = 10  # then the lock of a killed process is removed
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal. A line that a full disk or a power failure cut short is dropped before the next one."""
+    """Optuna's journal; a line cut short by a full disk or a power failure is dropped before the next one."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         with get_lock_file(self._lock):
@@ -38,7 +38,7 @@ class _Journal(JournalFileBackend):
 
 
 def open_storage(url: str | None) -> BaseStorage:
-    """Open Optuna's storage, making it where there is none.
+    """Open Optuna's storage, creating it if missing.
 
     Args:
         url: of a database, or the path of a journal; None: :data:`JOURNAL`.
@@ -52,7 +52,7 @@ def open_storage(url: str | None) -> BaseStorage:
     remember(url)
     try:
         return RDBStorage(url)
-    # SQLAlchemy's own for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
+    # SQLAlchemyError for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
     # another version of Optuna.
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError) as error:
         reason = redact(str(error)).partition("\n")[0]
@@ -64,13 +64,13 @@ def open_storage(url: str | None) -> BaseStorage:
 def _open_journal(path: Path) -> JournalStorage:
     try:
         disk.make_folder(path.parent)
-        absolute = str(path.absolute())  # the lock is a link, whose target is relative to its folder
+        absolute = str(path.absolute())  # the lock is a symbolic link with a target relative to its folder
         backend = _Journal(absolute, JournalFileSymlinkLock(absolute, grace_period=_GRACE_SECONDS))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another --storage") from error
     try:
         return JournalStorage(backend)
-    except Exception as error:  # a wrong line may raise anything in Optuna
+    except Exception as error:  # a damaged line may raise anything in Optuna
         reason = shorten(f"{type(error).__name__}: {error}")
         raise DataError(f"{path}: damaged ({reason}); delete it, and run the same command") from error
 
@@ -88,7 +88,7 @@ def _drop_cut_line(path: Path) -> None:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn the loss of a storage into an error of one line."""
+    """Turn the loss of a storage into a one-line error."""
     try:
         yield
     except (SQLAlchemyError, StorageInternalError) as error:

@@ -24,15 +24,15 @@ _IDENTITY = "identity"  # user attribute of the study
 
 
 class Trials:
-    """A study's trials. Ask and tell under the lock of its folder."""
+    """A study's trials. Ask and tell only while its folder is locked."""
 
     def __init__(self, problem: Problem, files: StudyFiles, storage: str | None) -> None:
         """Open or create the study.
 
         Args:
-            problem: what is searched. files: of the study.
-            storage: as for :func:`~pipelines.tuning.storage.open_storage`. One that is named may be shared: it may have
-                trials of the same study by other folders.
+            problem: the study. files: of the study.
+            storage: as for :func:`~pipelines.tuning.storage.open_storage`. A given one may also have the same study's
+                trials from other folders.
 
         Raises:
             ConfigError, DataError: as :func:`~pipelines.tuning.storage.open_storage`.
@@ -64,25 +64,25 @@ class Trials:
         return f"optuna-dashboard {shlex.quote(without_password(self._url or str(JOURNAL)))}"
 
     def running(self) -> list[int]:
-        """Return the trials of this folder that have begun and not ended, in order; killed processes leave some."""
+        """Return this folder's trials that have begun and not ended, in order; killed processes leave some."""
         begun = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [trial.number for trial in begun if self._is_ours(trial.number)]
 
     def ask(self) -> bool:
-        """Begin the next trial; return False where it has to wait for a running one."""
+        """Begin the next trial; return False if it must wait for a running one."""
         trials = self.study.get_trials(deepcopy=False)
-        # One that the dashboard was asked to add, or a new one.
+        # A trial enqueued in the dashboard, or a new one.
         number = next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
         all_running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
         running = list(filter(self._is_ours, all_running))
-        # The trials of other folders would have to be waited for too, and their processes may have been killed.
+        # Only wait for trials of this folder: processes of other folders may have been killed.
         is_behind = running == all_running and min(running, default=number) <= number - self._lag
         if len(running) >= self._lag or is_behind:
             return False
         for earlier in running:
-            self.values(earlier)  # of a process that was killed while it asked
+            self.values(earlier)  # complete a trial of a process killed while asking
         trial = self.study.ask()
-        disk.make_folder(self._files.trial(trial.number).directory)  # makes it this folder's
+        disk.make_folder(self._files.trial(trial.number).directory)  # marks the trial as this folder's
         self._problem.suggest(trial)
         return True
 
@@ -91,7 +91,7 @@ class Trials:
         return self._problem.suggest(Trial(self.study, self._id(number)))
 
     def check(self, number: int, rounds: int) -> PruningCheck:
-        """Return what a trial's rounds are reported to."""
+        """Return the check that a trial's rounds are reported to."""
         return PruningCheck(self.study, self._storage, number, rounds)
 
     def tell(self, number: int, state: TrialState, values: Sequence[float] | None, **attributes: Any) -> None:
@@ -105,7 +105,7 @@ class Trials:
         self.study.tell(number, values, state=state)
 
     def is_of_data(self, fingerprints: Mapping[str, str]) -> bool:
-        """Return whether the study began with these data; a new one begins with them."""
+        """Return whether the study began with these data; a new study begins with them."""
         known = self.study.user_attrs
         for name, fingerprint in fingerprints.items():
             if known.get(name, fingerprint) != fingerprint:
@@ -122,7 +122,7 @@ class Trials:
         return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
 
     def _delete_replaced(self, name: str) -> None:
-        """Delete a study from the journal whose folder was deleted, or holds another one now."""
+        """Delete a study from the journal if its folder was deleted or now contains another study."""
         if name not in optuna.get_all_study_names(self._storage):
             return
         study = optuna.load_study(study_name=name, storage=self._storage)
@@ -131,7 +131,7 @@ class Trials:
 
 
 def _place(directory: Path) -> str:
-    """Return a folder as the dashboard shows it: relative to the current one, where it is inside."""
+    """Return a folder's name in the dashboard: relative to the current folder if inside it."""
     absolute, here = directory.absolute(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
@@ -152,7 +152,7 @@ def ended_trials(study: Study) -> list[FrozenTrial]:
 
 
 def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
-    """Return the finished trials, the best first; among equals the one that sends least, then the earliest.
+    """Return the finished trials, the best first; among equals fewer bytes sent, then earlier, come first.
 
     Trials that send more than is allowed are left out.
     """
@@ -163,7 +163,7 @@ def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
 
 
 def front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return those of :func:`best_trials` that no other dominates: the best one, or the front of two objectives."""
+    """Return the non-dominated ones of :func:`best_trials`: the best one, or the front of two objectives."""
     found = list(best[:1])
     for trial in best[1:]:  # a worse one belongs to the front if it sends less
         if len(trial.values) > 1 and trial.values[1] < found[-1].values[1]:

@@ -1,7 +1,7 @@
 """One trial of a study: a run on validation data in a folder of its own.
 
-A trial is of one code: one that another code version began is begun again. A run of the same values that has finished
-elsewhere, such as in another study, is not trained twice; the pruner is asked for its rounds all the same.
+A trial runs with one code version: if another version began it, it starts over. If a run with the same values has
+finished elsewhere, such as in another study, it is reused; the pruner still checks its rounds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _CURE = "delete the trial's folder, and run the same command"
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a trial ended.
+    """The result of a trial.
 
     Attributes:
         state: COMPLETE, PRUNED or FAIL.
-        score: the metric of a finished trial. bytes: that it sent in all. rounds: that it had.
+        score: the metric of a finished trial. bytes: total sent. rounds: of the trial.
         error: of a failed trial.
     """
 
@@ -58,8 +58,8 @@ class TrialRuns:
     """The runs of a study's trials.
 
     Attributes:
-        problem: what is searched. files: of the study.
-        inputs: the data. cache: knows where runs have finished.
+        problem: the study. files: of the study.
+        inputs: the data. cache: finds finished runs.
         copies: as for :class:`~pipelines.execution.operation.Operation`.
     """
 
@@ -71,7 +71,7 @@ class TrialRuns:
 
     @cached_property
     def code(self) -> str:
-        """Fingerprint of the code that trials use."""
+        """Fingerprint of the trials' code."""
         return code_fingerprint(self.problem.config)
 
     def place(self, number: int, values: Mapping[str, Any]) -> tuple[PlacedRun, bool]:
@@ -79,7 +79,7 @@ class TrialRuns:
 
         Raises:
             ConfigError: the configuration or the data refuse the values. DataError: data are damaged.
-            RunError: another process works in the trial's folder.
+            RunError: another process is using the trial's folder.
         """
         files = self.files.trial(number)
         remove_stale_temp(files.directory)
@@ -91,25 +91,25 @@ class TrialRuns:
         return run, fetch(run, self.cache, restart=True, copies=self.copies)
 
     def history(self, number: int) -> list[dict[str, Any]]:
-        """Return a trial's records, as far as it came."""
+        """Return a trial's records so far."""
         files = self.files.trial(number)
         return read_lines(files.history) or read_lines(files.checkpoint / files.history.name)
 
     def end(self, number: int, pruned_at: int | None, error: ProtoflError | None) -> TrialEnd:
-        """Return how a trial ended, and free what only its resumption would need.
+        """Return a trial's result, and delete files that only its resumption would need.
 
         Args:
             number: of the trial. pruned_at: the round at which it was pruned. error: of its run.
 
         Raises:
-            ProtoflError: the error says nothing of the values: another process works in the trial's folder, the disk is
+            ProtoflError: the error is unrelated to the values: another process is using the trial's folder, the disk is
                 full, data are damaged, or code was edited. Run the same command to resume.
         """
         files = self.files.trial(number)
         if error is not None and not isinstance(error, PrunedError):
             if isinstance(error, DataError | EditedError) or is_of_the_machine(error):
                 raise error
-            with run_lock(files.directory):  # raises where it is about another process
+            with run_lock(files.directory):  # raises if another process uses the folder
                 pass
         if pruned_at is not None:
             end = TrialEnd(TrialState.PRUNED)
@@ -131,18 +131,18 @@ class TrialRuns:
         return TrialEnd(TrialState.COMPLETE, score, sent, last["round"])
 
     def _clear(self, config: Config, files: RunFiles) -> None:
-        """Make room where another code version has worked, or another trial had this number."""
+        """Clear the folder if another code version or another trial has used it."""
         if not files.config.exists():
             return
         about = read_run_config(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
         if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
-            # The folder stays: by it a shared storage knows whose trial it is.
+            # The folder itself stays: in a shared storage it marks the trial as this folder's.
             remove_own("run", files.directory)
 
 
 def _drop_weights(run: RunFiles, last: int | None) -> None:
-    """Free what a trial that is not resumed would need; its history stays, until the last round that counts."""
+    """Delete the weights of a trial that will not resume; keep its history up to round ``last``."""
     path = run.checkpoint / run.history.name
     if not path.exists():
         disk.try_to_remove(run.checkpoint)

@@ -1,11 +1,10 @@
-"""``protofl compare --tuned N``: every method with the same tuning budget, then runs with what was found.
+"""``protofl compare --tuned N``: tune every method with the same budget, then run it with the values found.
 
-A learning rate alone decides more than a method does, so that a method whose parameters somebody has tuned is always
-ahead of one that has its defaults. Here each method, FedAvg and Local included, has a study of N trials over its own
-and the shared parameters (:mod:`pipelines.tuning.space`), on validation data, at the comparison's number of rounds and
-its own seed; all studies in parallel. Every seed is run on test data with the values given (also while cores are free
-of trials) and with those found; differences are taken to the tuned baseline. A method whose study ends without a
-finished trial has no tuned row.
+A learning rate alone matters more than the method, so a tuned method always beats one with default values. Here each
+method, including FedAvg and Local, has a study of N trials over its own and the shared parameters
+(:mod:`pipelines.tuning.space`), on validation data, with the comparison's number of rounds and its own seed. Studies
+run in parallel. Every seed is run on test data with the given values (also while trials leave cores free) and with the
+values found; differences are to the tuned baseline. A method without a finished trial has no tuned row.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ def tuned_comparison(
     Args:
         plan: of the comparison. trials: of each method.
         out: its folder; studies are in ``tuning/<method>`` there.
-        operation: how.
-        budget: what is equal for all runs, trials too: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        operation: how to run.
+        budget: budget that all runs and trials share: one of :data:`~pipelines.execution.budget.BUDGETS`.
+        restart: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: an entry cannot be run, or differs from the others in its data; or trials is below 1.
+        ConfigError: an entry cannot be run, or its data differ from the others'; or trials is below 1.
         RunError: no run has finished.
     """
     spent, plan = within_budget(budget, plan, out, operation)
     as_given, names = plan.runs, plan.rows
     rounds = {run.name: run.config.federation.rounds for run in reversed(as_given)}
-    # Steps decide on the rounds of each trial, whose clients have fewer images; bytes on those of a method.
+    # A step budget sets the rounds of each trial, since its clients have fewer images; a byte budget those per method.
     steps = steps_of(on_validation(plan.of_row(spent.baseline))) if spent.steps else None
     searches = [
         Search(
@@ -82,7 +81,7 @@ def tuned_comparison(
 
 
 def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) -> list[PlacedRun]:
-    """Return the runs as given that have not finished. The comparison refuses those that cannot be run."""
+    """Return the unfinished runs with the given values; the comparison refuses runs that cannot be run."""
     runs: dict[Path, PlacedRun] = {}
     for planned, inputs in zip(as_given, inputs_of_runs(as_given, operation), strict=True):
         with suppress(ProtoflError):
@@ -93,7 +92,7 @@ def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) ->
 
 
 def _found(method: str, search: Search, out: Path) -> Tuned:
-    """What a study found; logs it."""
+    """Finish a study, log it and return its result."""
     error = None
     try:
         search.outcome()
@@ -111,7 +110,7 @@ def _read(method: str, out: Path, error: str | None = None) -> Tuned:
         len(ended),
         sum(trial["state"] == "fail" for trial in ended.values()),
         described["metric"],
-        ended[0]["accuracy"],  # every study begins with the values given
+        ended[0]["accuracy"],  # every study begins with the given values
         None if best is None else best["accuracy"],
         {} if best is None else {key: value for key, value in best["params"].items() if value != given.get(key)},
         error,
@@ -119,7 +118,7 @@ def _read(method: str, out: Path, error: str | None = None) -> Tuned:
 
 
 def _planned(as_given: Sequence[RunSpec], found: Sequence[Tuned], budget: Budget) -> Iterator[RunSpec]:
-    """The runs with the values found, by method, then those as given."""
+    """Yield the runs with the values found, by method, then those with the given values."""
     for tuned in found:
         if tuned.error is None:
             yield from _with_values([run for run in as_given if run.name == tuned.method], tuned, budget)
