@@ -24,15 +24,14 @@ _VERDICTS: Mapping[Judgement, str] = {
 _HEAD = """\
 # What the papers claim, and what holds
 
-Written from figures of finished tables (`protofl paper run`). A claim holds if the 95 % interval of the difference lies
-above the lead that is claimed, does not hold if it lies below it, and is undecided if it contains it, or where there is
-none, such as where all runs of a method diverged. Differences are paired by seed and division, divisions told apart by
-what their clients hold; n is the number of pairs. Where there are several divisions, the interval is over them, of each
-the mean over its seeds. Where all share one, it is over the seeds, and the claim holds, or does not hold, **on one
-division**: an interval over seeds of one division says nothing of other divisions. Budget: share of the paper's rounds.
+Computed from finished tables (`protofl paper run`). A claim holds if the 95 % interval of the difference is above the
+claimed lead, does not hold if it is below, and is undecided if it contains the lead, or if there is no interval because
+all runs of a method diverged. Differences are paired by seed and division; n is the number of pairs. With several
+divisions, the interval is over divisions, of each the mean over its seeds. With a single division it is over seeds, and
+the verdict is **on one division**: it says nothing about others. Budget: share of the paper's rounds.
 
-What has not been run waits for hours of a machine, or for images; the command beside it goes on with it
-(`--set data.root=DIR` says where images lie, `--part 1/2` leaves half of it to another machine)."""
+Claims that were not run need hours of a machine, or images. The command next to each runs what is missing
+(`--set data.root=DIR`: where the images are; `--part 1/2`: half of it, for one of two machines)."""
 
 
 def counts(found: Sequence[Judged]) -> str:
@@ -46,7 +45,7 @@ def kept_page() -> str:
     stored = kept_tables()
     lines = [
         markdown(judged(claims(), None, HERE), kept={one.table.id for one in stored}),
-        "# The figures",
+        "## The figures",
         "",
         made_by(stored) if stored else "None.",
         "",
@@ -55,12 +54,12 @@ def kept_page() -> str:
         found = one.results()
         besides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
         about, *told = lead(found)
-        lines += [f"## {title(found)}", "", about, "", *(f"- {sentence}" for sentence in told), ""]
+        lines += [f"### {title(found)}", "", about, "", *(f"- {sentence}" for sentence in told), ""]
         lines += [f"Set beside the table's own values: {', '.join(besides)}.", ""] if besides else []
         for table in paper_tables(found, measured=True):
-            lines += [f"### {table.title}", *markdown_table(table)[1:]]
+            lines += [f"#### {table.title}", *markdown_table(table)[1:]]
         if noted := notes(found):
-            lines += ["### Notes", "", *(f"- {note}" for note in noted), ""]
+            lines += ["#### Notes", "", *(f"- {note}" for note in noted), ""]
     return "\n".join(lines)
 
 
