@@ -1,1 +1,1 @@
-"""The command ``protofl``: parsing, errors, listings, and what needs no run."""
+"""The command ``protofl``: parsing, errors, listings, and commands that need no run."""

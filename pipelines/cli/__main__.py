@@ -1,4 +1,4 @@
-"""The command ``protofl``, also as ``python -m pipelines.cli``: where Ctrl-C may come while Python still imports."""
+"""The command ``protofl``, also as ``python -m pipelines.cli``; handles Ctrl-C while Python still imports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SECONDS_TO_STOP = 2.0
 
 
 def main() -> int:
-    """Carry out the command line of this process; the exit code is that of :func:`pipelines.cli.app.main`."""
+    """Run the command line of this process; return the exit code of :func:`pipelines.cli.app.main`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise the parent has disabled it
         signal.signal(signal.SIGINT, _Interrupts())
     try:
         from pipelines.cli import app
 
         code = app.main()
-    except KeyboardInterrupt:  # one that comes later is the command's, which knows what it leaves behind
+    except KeyboardInterrupt:  # later ones are handled by the command, which knows its results
         with contextlib.suppress(OSError):
             print("protofl: interrupted before it had begun", file=sys.stderr)
         code = _INTERRUPTED
@@ -33,7 +33,7 @@ def main() -> int:
 class _Interrupts:
     """Stop at the first Ctrl-C, ignore repeats for two seconds, then exit.
 
-    A second exception would come out of what the first one makes: as a traceback, and instead of its message.
+    A second exception while the first one is handled would print a traceback instead of its message.
     """
 
     def __init__(self) -> None:

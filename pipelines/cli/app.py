@@ -1,8 +1,8 @@
-"""The command ``protofl``: parses, carries out, and turns errors into lines and exit codes.
+"""The command ``protofl``: parses and runs a command line, and converts errors to messages and exit codes.
 
-Exit codes: 0 done; 1 a fault of ours; 2 bad configuration or usage, before any data are read; 3 data missing or
-damaged; 4 a run failed; 130 interrupted, can be resumed. Errors are one or two lines on standard error, and under
-``--debug`` the traceback above them.
+Exit codes: 0 done; 1 internal error; 2 bad configuration or usage, before any data are read; 3 data missing or
+damaged; 4 a run failed; 130 interrupted, can be resumed. Errors are one or two lines on standard error, after the
+traceback if ``--debug`` is given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAULT = 1
 INTERRUPTED = 130
 
 _OWN = ".protofl"
-_LONGEST = 300  # characters of what a library says
+_LONGEST = 300  # maximum number of characters of a library's message
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DEFECTIVE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
 _OF_AN_EXTRA = {"prefect", "fastapi", "sqlalchemy", "mlflow", "dvc", "optuna", "optuna_dashboard", "psutil"}
@@ -44,11 +44,11 @@ _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, er
 
 
 def main(arguments: Sequence[str] | None = None, today: date | None = None) -> int:
-    """Carry out a command line.
+    """Run a command line.
 
     Args:
-        arguments: default: those of this process.
-        today: what ``{date}`` in a folder's name becomes; default: today, in UTC.
+        arguments: default: this process's.
+        today: replaces ``{date}`` in a folder's name; default: today, in UTC.
 
     Returns:
         The exit code.
@@ -72,7 +72,7 @@ def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
             _compute_as_configured(parsed)
         if getattr(parsed, "out", None) is not None:
             parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
-        if parsed.plugins and not hasattr(parsed, "params"):  # else they are part of a configuration
+        if parsed.plugins and not hasattr(parsed, "params"):  # else the configuration loads them
             from flcore.config.plugins import load_all
 
             load_all(parsed.plugins)
@@ -82,7 +82,7 @@ def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
         code = INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
-            code = 0  # what is printed there comes last: the work is done
+            code = 0  # printing comes last: the work is complete
         else:
             message, code = _told(error, had_folder)
             if parsed.debug:
@@ -94,23 +94,23 @@ def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
 
 
 def _compute_as_configured(parsed: argparse.Namespace) -> None:
-    """Start this command again with the processor's own kernels if ``engine.numerics`` says so.
+    """Restart this command with the processor's own kernels if ``engine.numerics`` requires them.
 
-    Libraries choose their kernels when they are imported, which is before a configuration is known.
+    Libraries choose their kernels at import, before a configuration is known.
     """
     if not {"params", "assignments"} <= vars(parsed).keys() or portable.wanted() == "native":
         return
     from pipelines.config.files import read_params
     from pipelines.config.params import override
 
-    with suppress(ProtoflError):  # the command itself says what is wrong
+    with suppress(ProtoflError):  # the command itself reports the error
         engine = override(read_params(parsed.params), parsed.assignments).get("engine")
         if isinstance(engine, Mapping) and engine.get("numerics") == "native":
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], portable.environment("native"))
 
 
 def _all_written(code: int) -> int:
-    """The exit code when all that was printed has been written, as far as somebody reads it."""
+    """Flush standard output and return the exit code; a failure to write is an error unless there is no reader."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -122,17 +122,17 @@ def _all_written(code: int) -> int:
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether a stream is a pipe whose other end is closed."""
+    """Return whether a stream is a pipe with a closed reading end."""
     asked = select.poll()
     asked.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in asked.poll(0))
 
 
 def _set_environment(debug: bool) -> None:
-    """Before anything heavy is imported: one thread per process, quiet libraries, nothing sent anywhere."""
-    os.environ["MPLBACKEND"] = "agg"  # figures go to files; another one may not even be there
+    """Set up, before heavy imports, one thread per process, quiet libraries, and no telemetry."""
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files; a configured backend may not be installed
     if any(option.startswith("error") for option in sys.warnoptions):
-        os.environ["PYTHONWARNINGS"] = "default"  # what libraries warn of is no reason to stop
+        os.environ["PYTHONWARNINGS"] = "default"  # warnings of libraries must not stop a command
         warnings.simplefilter("default")
     set_home()
     for key, value in {
@@ -156,13 +156,13 @@ def _told(error: Exception, had_folder: bool = True) -> tuple[str, int]:
         about = _about_file(error)
         if about is not None:
             return about
-    # Of several lines the first: the others may be a traceback, of another process.
+    # The first line only: the others may be another process's traceback.
     what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:_LONGEST]}".removesuffix(": ")
     return f"unexpected {what}\nThis is a fault of protofl; see it with --debug.", FAULT
 
 
 def _about_file(error: OSError) -> tuple[str, int] | None:
-    """What to say of a file that could not be read or written; None where the error is about none."""
+    """Return message and exit code of a failed read or write; None for other errors."""
     if error.errno in _FULL:
         place = error.filename or "a file"
         return f"{place}: the disk is full; make room, and the same command goes on", EXIT_CODES[ProtoflError]
@@ -176,7 +176,7 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
         return f"{path}: {what}; when it works again, the same command goes on", EXIT_CODES[ProtoflError]
     if isinstance(error, PermissionError) and not _may_be_read(path):
         return f"{path}: cannot be read ({error.strerror}); allow it, or name another place", EXIT_CODES[DataError]
-    # Whoever works in a folder that somebody has deleted cannot make one there.
+    # In a deleted working folder, no folder can be created.
     gone = isinstance(error, FileNotFoundError) and path.name == _OWN
     if gone or isinstance(error, PermissionError) or error.errno in _CANNOT_BE_WRITTEN:
         return f"{path}: cannot write there ({error.strerror}); {_elsewhere(path)}", EXIT_CODES[ConfigError]
@@ -184,11 +184,11 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
 
 
 def _elsewhere(path: Path) -> str:
-    """How to have what could not be written lie in another place."""
+    """Return advice on writing to another place."""
     cache = os.environ.get("PROTOFL_CACHE")
     if cache and path.absolute().is_relative_to(Path(cache).absolute()):
         return "name another folder in PROTOFL_CACHE"
-    with suppress(ConfigError):  # nobody's
+    with suppress(ConfigError):  # there is no home folder
         if path.is_absolute() and path.is_relative_to(user_cache()):
             return f"name another folder in {CACHE_VARIABLE}"
     if _OWN in path.parts:
@@ -197,7 +197,7 @@ def _elsewhere(path: Path) -> str:
 
 
 def _may_be_read(path: Path) -> bool:
-    """Whether this process may read a file or folder, or where there is none, look into the folder it would be in."""
+    """Return whether this process may read a file or folder; if it is missing, its nearest existing parent."""
     place = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
     mode = os.R_OK | os.X_OK if place.is_dir() else os.R_OK
     return os.access(place, mode, effective_ids=os.access in os.supports_effective_ids)

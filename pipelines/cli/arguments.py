@@ -1,7 +1,7 @@
-"""How a command line is read: options by their whole names, values of a stated form, and errors in a line.
+"""The command line's parser: options by full names, values of a stated form, and one-line errors.
 
-`argparse`, and no library on top of it: typer, the candidate that comes with what we use, takes 80 ms of the 300 that
-``protofl --help`` may, frames its errors over five lines, and would need as much as stands here to say them in one.
+Plain `argparse`: typer, an available alternative, takes 80 ms of the 300 ms that ``protofl --help`` may take, prints
+errors in frames of five lines, and would need as much code as this module for one line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pipelines.addresses import redact
 T = TypeVar("T")
 
 USAGE = 2
-"""Exit code of a command that cannot be carried out as it is written."""
+"""Exit code of a wrong command line."""
 
-# Options that people look for and that are not there, with what to do instead.
+# Missing options that users expect, and advice.
 _INSTEAD = {
     "--resume": "leave it out: the same command goes on where it stopped",
     "--rounds": "write --set federation.rounds=N",
@@ -30,13 +30,13 @@ _INSTEAD = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses abbreviations, names the nearest option for a wrong one, and says every error in a line."""
+    """Refuses abbreviations, suggests the nearest option for a wrong one, and prints every error in one line."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown options first: argparse would complain of what is missing beside them."""
+        """Refuse unknown options first; argparse would report missing arguments instead."""
         args = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(args)
         self._refuse_twice(args)
@@ -53,13 +53,13 @@ class Parser(argparse.ArgumentParser):
         has_commands = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
         for token in args:
             if token == "--" or (has_commands and not token.startswith("-")):
-                return  # what follows is no option, or a command's
+                return  # the rest is no option, or is a command's
             flag = token.partition("=")[0]
             if re.match(r"--?[^\W\d]", flag) and flag not in self._flags():
                 self.error(f"no option {shorten(flag)}{self._instead_of(token, has_commands)}")
 
     def _refuse_twice(self, args: Sequence[str]) -> None:
-        """Refuse an option with two values, of which argparse would silently take the second."""
+        """Refuse an option with two values; argparse would silently use the second."""
         options = args[: args.index("--")] if "--" in args else args
         for action in self._actions:
             if not isinstance(action, argparse._StoreAction) or not action.option_strings:
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{shorten(str(value))!r}: {hint}choose from {', '.join(choices)}")
 
     def error(self, message: str) -> NoReturn:
-        """One line on standard error, and out."""
+        """Print one line on standard error, and exit."""
         message = re.sub(r"^argument (\S+): ", r"\1 ", message)
         message = re.sub(r"expected (one|at least one) argument$", "needs a value", message)
         message = re.sub(r"ignored explicit argument .*$", "takes no value", message)
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Epilogs as they are written, and room for the names of commands, whose indentation argparse forgets."""
+    """Keeps the layout of epilogs, and adds the indentation of command names, which argparse ignores."""
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -114,7 +114,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Reads a whole number that is not below ``least``."""
+    """Return a parser of whole numbers that are not below ``least``."""
 
     def read(text: str) -> int:
         try:
@@ -130,7 +130,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def _whole(text: str) -> int:
-    """Return a whole number as every reader of YAML and JSON has it; Python's own also takes 010 and 1_000."""
+    """Return a whole number in the syntax of YAML and JSON; Python also accepts 010 and 1_000."""
     if not re.fullmatch(r"\s*[-+]?(0|[1-9][0-9]*)\s*", text):
         raise ValueError("not a whole number in plain digits")
     return int(text)
@@ -140,7 +140,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 def size(text: str) -> int:
-    """Reads a number of bytes, 1 or more, with a decimal unit, as tables print them: ``50MB`` is 50,000,000."""
+    """Parse a number of bytes, 1 or more, with a decimal unit as in tables: ``50MB`` is 50,000,000."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?b)?", text.strip().lower())
     count = round(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
     if count < 1:
@@ -149,9 +149,9 @@ def size(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Reads a number above 0."""
+    """Parse a number above 0."""
     try:
-        number = 0.0 if "_" in text else float(text)  # Python's own takes 1_000
+        number = 0.0 if "_" in text else float(text)  # Python also accepts 1_000
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
@@ -160,7 +160,7 @@ def positive(text: str) -> float:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Reads ``0,1,2``; each once."""
+    """Parse ``0,1,2`` without duplicates."""
     try:
         return _once(text, [_whole(part) for part in text.split(",")])
     except ValueError as error:
@@ -170,7 +170,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Reads ``a,b,c``; each once."""
+    """Parse ``a,b,c`` without duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise argparse.ArgumentTypeError(

@@ -37,7 +37,7 @@ def add_to(add: Callable[..., Parser]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """``protofl check method``: what every method must keep to, as a table."""
+    """Check methods and print the results as a table (``protofl check method``)."""
     from flcore.config.plugins import load
 
     for file in arguments.plugins or ():
@@ -55,7 +55,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each method that is named with the results of its checks, as JSON values.
+    """Yield each method with the results of its checks, as JSON values.
 
     Args:
         name: of a method, or a file with methods.
@@ -63,7 +63,7 @@ def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tu
         slow: also train in a worker process.
 
     Raises:
-        ConfigError: there is no such method or file, or a value cannot be used.
+        ConfigError: the method or file does not exist, or a value cannot be used.
     """
     from flcore.testing import check_method
     from pipelines.config.params import override

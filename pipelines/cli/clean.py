@@ -1,4 +1,4 @@
-"""``protofl clean``: delete what can be made again, the cache and the logs of a folder."""
+"""``protofl clean``: deletes the cache and the logs of a folder, which can be made again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_to(add: Callable[..., Parser]) -> None:
 
 
 def clean(arguments: argparse.Namespace) -> int:
-    """Delete both, and print how much that was."""
+    """Delete cache and logs, and print their size."""
     from flcore.io import disk
     from pipelines.orchestration import background
     from pipelines.runs.cache import Cache

@@ -1,7 +1,7 @@
-"""What each command does: from parsed arguments to a call of whoever does the work, and what is printed.
+"""The commands: each calls a function with its parsed arguments and prints the result.
 
-Heavy modules are imported where they are needed, after whatever can be refused without them. Of runs only keys
-are checked here (:mod:`pipelines.cli.typos`): the process that records starts before torch, which the rest imports, is.
+Heavy modules are imported where they are needed, after every check that does not need them. For runs, only keys are
+checked here (:mod:`pipelines.cli.typos`): the follower's process must start before torch is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVICES = {
     "dashboard": "Optuna's dashboard",
     "worker": "the worker that carries out deployments",
 }
-"""What `up` starts."""
+"""Servers that `up` starts."""
 
 
 _PACKAGE = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``protofl run``: one configuration, from data to report."""
+    """Run one configuration, from data to report (``protofl run``)."""
     from flcore.io.files import json_text
     from pipelines.orchestration import commands
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """``protofl compare``: methods × seeds, then one table."""
+    """Run methods × seeds, then print one table (``protofl compare``)."""
     from pipelines.config.files import claims_of
     from pipelines.config.params import compared_rows, variants_of, with_values, with_variants
     from pipelines.orchestration import commands
@@ -71,7 +71,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """``protofl sweep``: one method over a grid of values, or a list of points, × seeds."""
+    """Run one method over a grid of values, or a list of points, × seeds (``protofl sweep``)."""
     from pipelines.config.files import points_of
     from pipelines.orchestration import commands
 
@@ -84,7 +84,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """``protofl tune``: search a method's hyper-parameters."""
+    """Search a method's hyper-parameters (``protofl tune``)."""
     from pipelines.orchestration import commands
     from pipelines.tuning.request import StudyRequest
 
@@ -108,10 +108,10 @@ _KEYS_OF_SEVERAL = {
 
 
 def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str, Any]:
-    """Return the parameters that a command is given, not yet checked.
+    """Return a command's parameters, not yet validated.
 
     Args:
-        arguments: of the command. more: its options that set keys, besides those that several commands have.
+        arguments: of the command. more: its own options that set keys.
 
     Raises:
         ConfigError: a file cannot be read, or two options contradict each other.
@@ -123,7 +123,7 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
     options: list[Given] = list(more)
     if arguments.plugins:
         options.append(("--plugin", ("plugins",), [str(file.absolute()) for file in arguments.plugins]))
-    # A stage's --method and --seed choose among the comparison's runs.
+    # A stage's --method and --seed select runs of the comparison.
     for name, key in (_KEYS_OF_SEVERAL if "stage" in arguments else _KEYS | _KEYS_OF_SEVERAL).items():
         value = getattr(arguments, name, None)
         if value is not None:
@@ -131,7 +131,7 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
             options.append((flag, tuple(key.split(".")), list(value) if isinstance(value, tuple) else value))
     refuse_without_effect(arguments)
     raw = with_plugins(read_params(arguments.params), arguments.plugins)
-    # As its help says: the values that go with --method are those of that method, not of the file's.
+    # As its help says: values next to --method are that method's, not the file's.
     if getattr(arguments, "method", None):
         raw = with_values(raw, {"method.name": arguments.method}, "--method: ")
     refuse_typos(raw := override(raw, arguments.assignments, options))
@@ -139,7 +139,7 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
 
 
 def refuse_without_effect(arguments: argparse.Namespace) -> None:
-    """Refuse ``--set`` of keys that a command never reads; in a file they may be there for other commands."""
+    """Refuse ``--set`` of keys that the command ignores; in a file they may be for other commands."""
     of_several = "stage" in arguments or "seeds" in arguments
     for key in (assignment.partition("=")[0].strip() for assignment in arguments.assignments):
         if of_several and key == "seed":
@@ -154,7 +154,7 @@ def refuse_without_effect(arguments: argparse.Namespace) -> None:
 
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Likewise, those of one run."""
+    """Return the parameters of one run, not yet validated."""
     from pipelines.config.params import for_entry
 
     raw = _raw(arguments)
@@ -163,7 +163,7 @@ def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Sequence[str | None]) -> None:
-    """Say on standard error which methods bring a model of their own; refuse another one that ``--set`` names."""
+    """Report which methods bring their own model; refuse another model in ``--set``."""
     from pipelines.config.params import brought_models
 
     for line in brought_models(raw, rows, arguments.assignments):
@@ -171,7 +171,7 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
 
 
 def stage(arguments: argparse.Namespace) -> int:
-    """``protofl stage``: one stage of `dvc.yaml`, inline."""
+    """Run one stage of `dvc.yaml` without Prefect (``protofl stage``)."""
     from flcore.core.loaded_code import EditedError, read_sources, refuse_edited
     from pipelines.config.files import DEFAULT_FILE
     from pipelines.stages import commands
@@ -184,7 +184,7 @@ def stage(arguments: argparse.Namespace) -> int:
     before = used()
     which = (arguments.method, arguments.seed)
     commands.stage(arguments.stage, _raw(arguments), arguments.out, *which, restart=arguments.restart)
-    # DVC records parameters and code as they are when a stage ends, as what its results were made from.
+    # DVC records parameters and code at the end of a stage as the inputs of its results.
     refuse_edited()
     if used() != before:
         raise EditedError.of(f"{params} or a file of {_PACKAGE.name}")
@@ -192,10 +192,10 @@ def stage(arguments: argparse.Namespace) -> int:
 
 
 def list_(arguments: argparse.Namespace) -> int:
-    """``protofl list``: what there is."""
+    """Print the entries of a registry (``protofl list``)."""
     from pipelines.cli.headlines import TABLES, headlines
 
-    has_more = _load_plugins(arguments)  # one that is named has to be there
+    has_more = _load_plugins(arguments)  # also refuses missing ones
     if not arguments.json and not (has_more and arguments.kind in TABLES):
         print("\n".join(entry.line for entry in headlines(arguments.kind)))
         return 0
@@ -209,7 +209,7 @@ def list_(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """``protofl show``: one entry in full."""
+    """Print one entry in full (``protofl show``)."""
     from pipelines.cli import registry
 
     _load_plugins(arguments)
@@ -219,7 +219,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _load_plugins(arguments: argparse.Namespace) -> bool:
-    """Load those of the parameter file and of the command; whether there are any."""
+    """Load the plug-ins of the parameter file and the command line; return whether there are any."""
     from pipelines.config.files import read_params, with_plugins
 
     entries = with_plugins(read_params(arguments.params), arguments.plugins).get("plugins")
@@ -231,7 +231,7 @@ def _load_plugins(arguments: argparse.Namespace) -> bool:
 
 
 def schema(arguments: argparse.Namespace) -> int:
-    """``protofl schema``: the JSON Schema of parameter files."""
+    """Print the JSON Schema of parameter files (``protofl schema``)."""
     from pipelines.config import schema as schemas
 
     print(schemas.text(), end="")
@@ -239,7 +239,7 @@ def schema(arguments: argparse.Namespace) -> int:
 
 
 def new(arguments: argparse.Namespace) -> int:
-    """``protofl new method``: a method of one's own and its test."""
+    """Write a new method and its test (``protofl new method``)."""
     from pipelines.cli.new_method import write
 
     method, test = write(arguments.name, arguments.out)
@@ -249,7 +249,7 @@ def new(arguments: argparse.Namespace) -> int:
 
 
 def track(arguments: argparse.Namespace) -> int:
-    """``protofl track``: runs to MLflow that are not there yet; ``protofl track best``: the best one there."""
+    """Log runs to MLflow that it lacks (``protofl track``), or find the best one there (``protofl track best``)."""
     from pipelines.config.files import read_params
     from pipelines.orchestration import commands
     from pipelines.tracking.store import is_possible, no_store, resolve_uri
@@ -267,10 +267,10 @@ def track(arguments: argparse.Namespace) -> int:
 
 
 def _asks_for_the_best(arguments: argparse.Namespace) -> bool:
-    """Whether ``best`` is a word of the command and no folder.
+    """Return whether ``best`` is a subcommand, not a folder.
 
     Raises:
-        ConfigError: options of ``track best`` beside folders, or ``track best`` without its metric.
+        ConfigError: options of ``track best`` are given with folders, or ``track best`` lacks its metric.
     """
     named = arguments.directories == [Path("best")]
     options = ("metric", "experiment", "where", "promote")
@@ -283,7 +283,7 @@ def _asks_for_the_best(arguments: argparse.Namespace) -> bool:
 
 
 def analyse(arguments: argparse.Namespace) -> int:
-    """``protofl analyse``: analyses of a finished run, and its page."""
+    """Compute analyses of a finished run, and write its page (``protofl analyse``)."""
     from flcore.config.analyses import SUMMARIES
     from flcore.config.schema import Config
     from flcore.experiment.run_folder import stored_mapping
@@ -303,7 +303,7 @@ def analyse(arguments: argparse.Namespace) -> int:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """``protofl up``: start the servers."""
+    """Start the servers (``protofl up``)."""
     from pipelines.orchestration import services
 
     wanted = {service: getattr(arguments, service) for service in SERVICES}
@@ -312,7 +312,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def deploy(arguments: argparse.Namespace) -> int:
-    """``protofl deploy``: register the deployments with the configured server."""
+    """Register the deployments with the configured server (``protofl deploy``)."""
     from pipelines.orchestration import services
 
     services.deploy(flows_per_gpu=arguments.flows_per_gpu)
@@ -320,14 +320,14 @@ def deploy(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """``protofl status``: which servers run; 4 where none does, or one does not answer."""
+    """Print which servers run (``protofl status``); return 4 if none does, or one does not answer."""
     from pipelines.orchestration import services
 
     return 0 if services.status(as_json=arguments.json) else 4
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """``protofl down``: stop the servers that `up` started."""
+    """Stop the servers that `up` started (``protofl down``)."""
     from pipelines.orchestration import services
 
     services.down()
@@ -335,7 +335,7 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """``protofl doctor``: what this machine offers; 3 where something that is asked for is missing."""
+    """Examine this machine (``protofl doctor``); return 3 if a requirement is missing."""
     from pipelines.cli.doctor import examine, is_missing
 
     lines = [redact(line) for line in examine()]
@@ -344,7 +344,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """``protofl bench``: a benchmark of the checkout that this package lies in."""
+    """Run a benchmark of the checkout that contains this package (``protofl bench``)."""
     checkout = Path(__file__).resolve().parents[2]
     if not ((checkout / "pyproject.toml").is_file() and (checkout / "benchmarks").is_dir()):
         raise ConfigError("bench: the installed package has no benchmarks; run the command in a source checkout")
@@ -355,7 +355,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """``protofl completion``: a script for a shell."""
+    """Print a script for a shell (``protofl completion``)."""
     from pipelines.cli.completion import script
 
     print(script(arguments.shell, arguments.parser))

@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-import shtab  # comes with DVC, which completes by it too
+import shtab  # a dependency of DVC
 
 from pipelines.cli.headlines import names
 
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script of a shell that `shtab` knows; the parser cannot be used for anything else afterwards."""
+    """Return the completion script of a shell that `shtab` knows; the parser is unusable afterwards."""
     methods = names("methods")
     for action in _actions(parser):
         if action.dest == "method":
-            action.choices = methods  # to offer, not to insist on: nothing is parsed here
+            action.choices = methods  # suggestions only: nothing is parsed here
         if action.type is Path:
             is_folder = str(action.metavar).endswith("DIR")
             vars(action)["complete"] = shtab.DIRECTORY if is_folder else shtab.FILE

@@ -1,7 +1,7 @@
-"""``protofl doctor``: what this machine offers, and what to do about what is missing.
+"""``protofl doctor``: examines this machine, and advises on missing requirements.
 
-Every line begins with ``ok``, ``note`` (works, but worth knowing) or ``miss`` (something that was asked for cannot be
-had; the line ends with what to do). Nothing is changed, and no server is waited for longer than two seconds.
+Every line begins with ``ok``, ``note`` (works, but worth knowing) or ``miss`` (a requirement is missing; the line ends
+with advice). Nothing is changed, and a server is waited for at most two seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MISS = "miss "
 _OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
 _LITTLE_DISK = 2**30
-# Where people keep images, seen from the project; and what a dataset's files are called there.
+# Usual folders of images, relative to the project; and the layout of each dataset.
 _USUAL_ROOTS = ("data", "../data", "../shared/data")
 _LAYOUTS = {
     "mnist": "MNIST/raw",
@@ -54,7 +54,7 @@ _LAYOUTS = {
 
 
 def examine() -> list[str]:
-    """One line or more per part of the machine, of the working directory and of what is configured."""
+    """Return lines about the machine, the working directory and the configuration."""
     config, about_params = _read_params()
     parts: tuple[Callable[[], Iterator[str]], ...] = (
         _python,
@@ -86,12 +86,12 @@ def _miss(text: str, cure: str) -> str:
 
 
 def is_missing(line: str) -> bool:
-    """Return whether a line is about something that is asked for and cannot be had."""
+    """Return whether a line reports a missing requirement."""
     return line.startswith(_MISS)
 
 
 def _read_params() -> tuple[Config, str]:
-    """The configuration of ``params.yaml``, or the defaults where it cannot be used, with a line about it."""
+    """Return the configuration of ``params.yaml``, or the defaults if it is invalid, with a line about it."""
     if not DEFAULT_FILE.exists():
         return Config(), _note(f"parameters: no {DEFAULT_FILE} here; defaults are used unless --params names a file")
     try:
@@ -111,7 +111,7 @@ def _python() -> Iterator[str]:
 
 
 def _packages() -> Iterator[str]:
-    if not (LOCK.exists() and (ROOT / "Makefile").exists()):  # the image of infra/Dockerfile leaves out what tests need
+    if not (LOCK.exists() and (ROOT / "Makefile").exists()):  # the image of infra/Dockerfile lacks packages of tests
         yield _note("packages: no checkout with infra/requirements.lock, so versions are not checked")
         return
     wanted = list(locked_versions(LOCK.read_text()))
@@ -124,16 +124,16 @@ def _packages() -> Iterator[str]:
         yield _ok(f"packages: all {len(wanted)} as locked in infra/requirements.lock")
         return
     shown = "; ".join(differing[:3]) + (f"; {len(differing) - 3} more" if len(differing) > 3 else "")
-    # Not `uv pip sync` alone: protofl is not in the lock, and would be uninstalled.
+    # Not only `uv pip sync`: protofl is not in the lock, and would be uninstalled.
     again = "install them with `rm -f .venv/.ready && make .venv/.ready`"
     yield _miss(f"packages: not as locked ({shown})", again if Path.cwd() == ROOT else f"{again} in {ROOT}")
 
 
 def locked_versions(text: str) -> Iterator[tuple[str, str]]:
-    """Name and version of every package that a lock file pins for this machine.
+    """Yield name and version of every package that a lock file pins for this machine.
 
     Args:
-        text: requirements, hashes on lines of their own.
+        text: requirements, with hashes on separate lines.
     """
     for line in text.splitlines():
         if not line[:1].isalnum():
@@ -155,7 +155,7 @@ def _installed(package: str) -> str | None:
 
 
 def _public(full_version: str) -> str:
-    """A version without its local part (``+cu130``), which only the index it came from knows."""
+    """Return a version without its local part (``+cu130``), which only its package index knows."""
     return full_version.partition("+")[0]
 
 
@@ -210,7 +210,7 @@ def _memory() -> Iterator[str]:
 
 
 def _available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where that is not known."""
+    """Return the bytes that are free without swapping; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -266,7 +266,7 @@ def _problem_for_dvc(home: Path) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the code; None where it fails or is not there."""
+    """Return the output of git about the code; None if it fails or is not installed."""
     try:
         done = subprocess.run(git(*arguments), capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -299,7 +299,7 @@ def _files_of(dataset: str) -> str:
 
 
 def _datasets_in(folder: Path) -> list[str]:
-    """Datasets whose files are in a folder."""
+    """Return the datasets with files in a folder."""
     return [name for name, layout in _LAYOUTS.items() if (folder / layout).is_dir()]
 
 
@@ -353,10 +353,10 @@ def _mlflow(config: Config) -> Iterator[str]:
 
 
 def _problem_with(address: str) -> str | None:
-    """Why a server does not answer in time; None if it does."""
+    """Return the reason why a server does not answer in time; None if it does."""
     try:
         with urllib.request.urlopen(address, timeout=_PATIENCE_SECONDS):
             return None
-    # Refused and timed out are OSErrors, no address at all a ValueError, and what is no HTTP server an HTTPException.
+    # Refused and timed out are OSErrors, a wrong address a ValueError, no HTTP server an HTTPException.
     except (OSError, ValueError, http.client.HTTPException) as error:
         return str(getattr(error, "reason", error))

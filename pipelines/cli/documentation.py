@@ -1,6 +1,6 @@
-"""The reference pages that are written from declarations: commands, parameters, methods; and the schema for editors.
+"""Reference pages generated from declarations: commands, parameters, methods; and the schema for editors.
 
-``python -m pipelines.cli.documentation`` writes them, a test holds them against what it would write.
+``python -m pipelines.cli.documentation`` writes them; a test compares them with its output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMON = ("help", "debug", "plugins")  # options that every command has
 
 
 def pages() -> dict[Path, str]:
-    """Every file that is written, relative to the project, with its content."""
+    """Return every generated file, relative to the project, with its content."""
     return {
         REFERENCE / "commands.md": commands_page(),
         REFERENCE / "parameters.md": parameters_page(),
@@ -44,7 +44,7 @@ def pages() -> dict[Path, str]:
 
 
 def commands_page() -> str:
-    """Every command with its arguments, as the parser has them."""
+    """Return the page of all commands with their arguments, from the parser."""
     parser = make_parser()
     commands = list(_commands(parser))
     rows = [(f"[`{name}`](#{name.replace(' ', '-')})", _summary(command)) for name, command in commands]
@@ -66,7 +66,7 @@ def commands_page() -> str:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Commands that can be given, those of groups as ``protofl stage train``."""
+    """Yield all commands, with subcommands such as ``protofl stage train``."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         yield parser.prog, parser
@@ -80,7 +80,7 @@ def _summary(command: argparse.ArgumentParser) -> str:
 
 
 def _usage(command: argparse.ArgumentParser) -> str:
-    """In lines of at most 100 characters, each argument whole."""
+    """Return the usage in lines of at most 100 characters; no argument is split."""
     lines = [command.prog]
     for action in _own(command):
         word = _written(action)
@@ -95,7 +95,7 @@ def _usage(command: argparse.ArgumentParser) -> str:
 
 
 def _written(action: argparse.Action) -> str:
-    """An argument as it is typed: its option's whole name, and what stands for its value."""
+    """Return an argument as typed: its option's full name, and the placeholder of its value."""
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     several = "..." if action.nargs == "+" else ""
     return " ".join(word for word in (*action.option_strings[-1:], value, several) if word)
@@ -115,7 +115,7 @@ def _options(command: argparse.ArgumentParser, *, common: bool = False) -> str:
 
 
 def parameters_page() -> str:
-    """Every key of a parameter file but the methods' own."""
+    """Return the page of all keys of a parameter file except the methods' own."""
     parts = [
         "# Parameters\n",
         _WRITTEN,
@@ -160,7 +160,7 @@ def _cells(section: str, entry: Mapping[str, Any], *, has_search: bool) -> list[
 
 
 def methods_page() -> str:
-    """Every method of the package: where it is from, what it does and what it takes."""
+    """Return the page of all methods of the package: source, summary and parameters."""
     rows = [(f"[`{e.name}`](#{e.name})", _plain(e.summary), _plain(e.citation)) for e in headlines("methods")]
     parts = [
         "# Methods\n",
@@ -211,12 +211,12 @@ def _verbatim(text: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves alone: angle brackets would be tags, asterisks emphasis."""
+    """Escape Markdown: angle brackets would be tags, asterisks emphasis."""
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 
 def main() -> int:
-    """Write all of them."""
+    """Write all pages."""
     for path, content in pages().items():
         write_text(path, content)
     return 0

@@ -1,7 +1,7 @@
-"""What there is, a line each, read from the sources without importing them.
+"""One-line descriptions of registry entries, read from the sources without importing them.
 
-Importing a method imports torch, which takes seconds, and a list should not. What is read are texts in the
-classes that the tables of registries name; a test holds them against what importing gives.
+Importing a method imports torch, which takes seconds, too long for a list. The texts come from the classes that the
+registries' tables name; a test compares them with the imported ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TABLES = {
     "models": "models/__init__.py",
     "samplers": "sampling/__init__.py",
 }
-"""Registries, by what they list."""
+"""Tables of registries, by kind."""
 ENGINES = {
     "local": "in the main process (workers: 0), or in a pool of processes on this machine",
     "ray": "in Ray actors with their share of CPUs and GPUs, on this machine or on a cluster (protofl[ray])",
 }
 KINDS = (*TABLES, "engines", "analyses")
-"""What can be listed."""
+"""Kinds of entries for ``protofl list``."""
 
 SHOWN = {
     "method": "methods",
@@ -39,12 +39,12 @@ SHOWN = {
     "sampler": "samplers",
     "engine": "engines",
 }
-"""What can be shown → the kind that it is listed as."""
+"""Kinds of entries for ``protofl show`` → the same kind for ``protofl list``."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """An entry of a registry in a line."""
+    """A one-line description of a registry entry."""
 
     name: str
     summary: str
@@ -56,7 +56,7 @@ class Headline:
 
 
 def names(kind: str) -> list[str]:
-    """The names of the package's own entries of a kind, in order.
+    """Return the names of the package's own entries of a kind, in order.
 
     Args:
         kind: one of :data:`KINDS`.
@@ -74,7 +74,7 @@ def places(kind: str) -> dict[str, str]:
 
 
 def headlines(kind: str) -> list[Headline]:
-    """The package's own entries of a kind, in order; plug-ins are not among them.
+    """Return the package's own entries of a kind, in order, without plug-ins.
 
     Args:
         kind: one of :data:`KINDS`.
@@ -90,7 +90,7 @@ def headlines(kind: str) -> list[Headline]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """Name → ``module:Class``, as the call of ``Registry`` in a source has it."""
+    """Return name → ``module:Class`` from the call of ``Registry`` in a source."""
     calls = (node for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call))
     places = next(call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Registry")
     table: dict[str, str] = ast.literal_eval(places)

@@ -1,4 +1,4 @@
-"""``make run``: ``dvc repro``, then the comparison's table and where to look further."""
+"""``make run``: runs ``dvc repro``, then prints the comparison's table and the addresses of results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WIDTH_OF_A_LOG = 150
 
 
 def main() -> int:
-    """Reproduce what is out of date, and show what came of it, now or earlier."""
+    """Reproduce outdated stages, and print the results, new or old."""
     try:
         parameters = read_params(None)
         _check(parameters)
     except ProtoflError as error:
         tell(f"protofl: {error}")
         return 2 if isinstance(error, ConfigError) else 3
-    if not Path(".git").exists():  # a downloaded archive: DVC works without git once it is told so
+    if not Path(".git").exists():  # a downloaded archive: DVC works without git if configured
         subprocess.run(["dvc", "config", "--local", "core.no_scm", "true"], check=True)
     done = subprocess.run(["dvc", "repro"], check=False)
     if done.returncode != 0:
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _check(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that DVC would trip over, and images whose changes it would not see.
+    """Refuse parameters that DVC cannot use, and images with changes that it would not detect.
 
     Raises:
         ConfigError: a key is missing. DataError: a folder below data.root is a link.
@@ -58,7 +58,7 @@ def _check(parameters: Mapping[str, Any]) -> None:
 
 
 def _print_table(parameters: Mapping[str, Any]) -> None:
-    """Read the runs, which may have come by DVC, and print for this terminal; what draws figures is not loaded."""
+    """Read the runs, which may come from DVC, and print them for this terminal; imports no plotting library."""
     from flcore.config.sections import CompareConfig
     from flcore.core.params import build
     from pipelines.reporting.claims import claims_of

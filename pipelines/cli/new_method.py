@@ -1,4 +1,4 @@
-"""``protofl new method NAME``: a method of one's own and its test, both of which work as they are written."""
+"""``protofl new method NAME``: writes a new method and its test; both work unchanged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
 
     Args:
         name: of the method.
-        folder: where the files go; made where it is not there.
+        folder: of the files; created if it is missing.
 
     Returns:
         Both files.
 
     Raises:
-        ConfigError: the name cannot be a method's, a file is there already, or the folder is one that a run may remove.
+        ConfigError: the name is not valid for a method, a file exists, or the folder is one that a run may remove.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"new method {name}: a name is made of a-z, 0-9 and _, a letter first, and no Python keyword")

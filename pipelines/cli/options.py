@@ -13,7 +13,7 @@ _PREFECT = {"auto": None, "inline": False, "prefect": True}
 
 
 class _Orchestrator(argparse._StoreAction):
-    """Stores what ``--prefect`` and ``--no-prefect`` store."""
+    """Stores the same value as ``--prefect`` and ``--no-prefect``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         super().__init__(option_strings, "prefect", **keywords)
@@ -23,14 +23,14 @@ class _Orchestrator(argparse._StoreAction):
 
 
 def params(parser: Parser, what: str = "the parameter file") -> None:
-    """The parameter file."""
+    """Add the parameter file."""
     parser.add_argument(
         "--params", type=Path, metavar="FILE", help=f"{what} (default: params.yaml, where there is one)"
     )
 
 
 def values(parser: Parser) -> None:
-    """The parameter file, and values beside it."""
+    """Add the parameter file and ``--set``."""
     params(parser)
     parser.add_argument(
         "--set",
@@ -43,7 +43,7 @@ def values(parser: Parser) -> None:
 
 
 def out(parser: Parser, default: str, what: str = "where results go") -> None:
-    """A default that is a folder is used as such, one in angle brackets is made later."""
+    """Add ``--out``. A default in angle brackets is only shown, and determined later."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -54,7 +54,7 @@ def out(parser: Parser, default: str, what: str = "where results go") -> None:
 
 
 def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
-    """Who carries work out, and whether its end is waited for."""
+    """Add the options for Prefect, and for waiting."""
     about = "as a flow of the configured Prefect server, which must answer (default: as a flow if a server answers)"
     prefect = parser.add_mutually_exclusive_group()
     prefect.add_argument("--prefect", action="store_true", default=None, help=about)
@@ -72,7 +72,7 @@ def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
 
 
 def no_cache(parser: Parser) -> None:
-    """Leave to train what has finished in another folder."""
+    """Add ``--no-cache``: train runs again that have finished in another folder."""
     parser.add_argument(
         "--no-cache",
         action="store_false",
@@ -82,7 +82,7 @@ def no_cache(parser: Parser) -> None:
 
 
 def restart(parser: Parser) -> None:
-    """Leave to throw away what cannot be gone on with, is damaged, or was finished by other code."""
+    """Add ``--restart``: discard results and checkpoints that are unusable, damaged, or from other code."""
     parser.add_argument(
         "--restart",
         action="store_true",
@@ -92,5 +92,5 @@ def restart(parser: Parser) -> None:
 
 
 def as_json(parser: Parser, what: str) -> None:
-    """Print for programs."""
+    """Add ``--json``: output for programs."""
     parser.add_argument("--json", action="store_true", help=f"print {what}, and nothing else, on standard output")

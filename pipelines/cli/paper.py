@@ -1,4 +1,4 @@
-"""``protofl paper``: the tables and claims of the five papers. Imports nothing heavy until a command is carried out."""
+"""``protofl paper``: tables and claims of the five papers. Nothing heavy is imported until a command runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _WITH_THE_CODE = ""
 
 
 def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
-    """The command and its own ones.
+    """Add the command and its subcommands.
 
     Args:
-        group: makes a command that is several.
+        group: makes a command with subcommands.
     """
     add = group("paper", "papers", "Tables of the five papers: our figures beside the printed ones, and what holds.")
     about = "All tables: printed figures, how many of them can be configured here, and how many were measured and kept."
@@ -105,7 +105,7 @@ def _which(parser: Parser) -> None:
 
 
 def list_(arguments: argparse.Namespace) -> int:
-    """``protofl paper list``."""
+    """Print the tables of papers (``protofl paper list``)."""
     from pipelines.papers.catalogue import tables
     from pipelines.papers.kept import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
@@ -134,7 +134,7 @@ def list_(arguments: argparse.Namespace) -> int:
     for found in described:
         of_budgets = [_kept_words(scale, *counts) for scale, counts in kept.get(found["id"], {}).items()]
         title = found["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
-        # Of a figure whose values are drawn nothing is printed that ours could be set beside.
+        # A drawn figure has no printed values to compare with.
         count = f"{found['configurable']:>3} of {found['printed']:>3} cells" if found["printed"] else f"{'drawn':>16}"
         print(f"{found['id']:<16} {count}  {title}")
     total = (sum(found[key] for found in described) for key in ("configurable", "printed"))
@@ -143,7 +143,7 @@ def list_(arguments: argparse.Namespace) -> int:
 
 
 def _kept_words(scale: str, num_cells: int, num_runs: int) -> str:
-    """What is drawn has runs, and no printed cells that they would fill."""
+    """Return the published cells and runs in words; a drawn figure has runs only."""
     from pipelines.reporting.formats import plural
 
     runs = plural(num_runs, "run")
@@ -152,7 +152,7 @@ def _kept_words(scale: str, num_cells: int, num_runs: int) -> str:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """``protofl paper show``."""
+    """Print a table's settings (``protofl paper show``)."""
     from pipelines.papers.listing import listing
     from pipelines.papers.marks import budget, changed
     from pipelines.papers.plan import cells, refused_by_reason, told_length
@@ -184,7 +184,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def run_(arguments: argparse.Namespace) -> int:
-    """``protofl paper run``."""
+    """Run a table's settings (``protofl paper run``)."""
     from pipelines.orchestration.papers import run_paper
 
     run_paper(
@@ -201,7 +201,7 @@ def run_(arguments: argparse.Namespace) -> int:
 
 
 def keep_(arguments: argparse.Namespace) -> int:
-    """``protofl paper keep``."""
+    """Publish a table's results (``protofl paper keep``)."""
     from pipelines.papers.keeping import keep
     from pipelines.papers.kept import HERE
 
@@ -216,12 +216,12 @@ def keep_(arguments: argparse.Namespace) -> int:
 
 
 def _is_about(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder, within it, or on the way to it."""
+    """Return whether a path is a folder, inside it, or one of its parents."""
     return folder in (path, *path.parents) or path in folder.parents
 
 
 def claims_(arguments: argparse.Namespace) -> int:
-    """``protofl paper claims``."""
+    """Judge the claims of papers (``protofl paper claims``)."""
     from pipelines.papers.catalogue import PAPERS
     from pipelines.papers.kept import HERE, kept_tables
     from pipelines.papers.verdicts.claim_files import claims
@@ -253,7 +253,7 @@ def claims_(arguments: argparse.Namespace) -> int:
 
 
 def _measured(one: Any) -> str:
-    """By what a claim was judged: the difference and its interval, over how many runs, at which budget."""
+    """Return the evidence for a verdict: the difference and its interval, numbers of runs, and the budget."""
     from pipelines.papers.marks import changed
     from pipelines.reporting.formats import format_number_difference, plural
 
@@ -292,7 +292,7 @@ def _asked(arguments: argparse.Namespace) -> Any:
     from pipelines.papers.plan import Asked
 
     refuse_without_effect(arguments)
-    override({}, arguments.assignments)  # what contradicts itself is refused once, not for every cell
+    override({}, arguments.assignments)  # refuse contradictions once, not for every cell
     return Asked(
         arguments.rows,
         arguments.columns,

@@ -1,4 +1,4 @@
-"""The commands and their options. Light: nothing that a command needs to do its work is imported here."""
+"""The commands and their options. Light: imports nothing that only a running command needs."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _STAGES = {
     "train": ("All runs of compare.methods and compare.seeds, trained and evaluated.", ("method", "seed", "restart")),
     "compare": ("These runs in one table, with figures and a page.", ()),
 }
-"""Stage → what it does, and its options beside those that all have."""
+"""Stage → summary, and its own options."""
 
 
 def make_parser() -> Parser:
-    """The whole command line; what it finds says in ``command`` which function carries it out."""
+    """Return the parser of the whole command line; it stores the function to call as ``command``."""
     parser = Parser(prog="protofl", description="Prototype-based federated learning on non-IID images.", epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"protofl {VERSION}")
     add = _Commands(parser)
@@ -71,7 +71,7 @@ def make_parser() -> Parser:
     _add_results(add)
     _add_machine(add)
     paper.add_to(add.group)
-    parser.set_defaults(parser=parser)  # of which `protofl completion` makes its script
+    parser.set_defaults(parser=parser)  # for `protofl completion`
     return parser
 
 
@@ -100,7 +100,7 @@ class _Commands:
         return sub
 
     def group(self, name: str, title: str, summary: str) -> _Commands:
-        """A command that is several."""
+        """Add a command with subcommands."""
         return _Commands(self._made(name, summary), title)
 
     def _made(self, name: str, summary: str, epilog: str = "") -> Parser:

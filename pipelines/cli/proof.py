@@ -1,4 +1,4 @@
-"""``protofl archive`` and ``protofl reproduce``: what they are given, and what they print."""
+"""``protofl archive`` and ``protofl reproduce``: their options and their output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ protofl reproduce --golden                     every method on digits, in about 
 
 
 def archive_options(parser: Parser) -> None:
-    """Of ``protofl archive``."""
+    """Add the options of ``protofl archive``."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="of a finished run or comparison; or artifacts")
     parser.add_argument("--out", type=Path, metavar="X.zip", help="the file (default: the folder's name, with .zip)")
     parser.add_argument(
@@ -36,7 +36,7 @@ def archive_options(parser: Parser) -> None:
 
 
 def reproduce_options(parser: Parser) -> None:
-    """Of ``protofl reproduce``."""
+    """Add the options of ``protofl reproduce``."""
     parser.add_argument("archive", nargs="?", type=Path, metavar="X.zip", help="as protofl archive wrote it")
     parser.add_argument(
         "--set",
@@ -72,13 +72,13 @@ def reproduce_options(parser: Parser) -> None:
 
 
 def archive(arguments: argparse.Namespace) -> int:
-    """``protofl archive``: a run or comparison as a file from which anybody repeats it."""
+    """Write a run or comparison to a file from which it can be reproduced (``protofl archive``)."""
     from flcore.experiment.run_folder import refuse_inside_a_run
     from pipelines.proof.archive import archive as write
 
     out = arguments.out or Path(f"{arguments.directory.resolve().name}.zip")
     refuse_inside_a_run(out)
-    # Folders of one name are many; a file that somebody has named is meant.
+    # Default names may collide, so only a named file is replaced.
     digest = write(arguments.directory, out, licence=arguments.licence, replace=arguments.out is not None)
     print(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}\nrepeat it with  protofl reproduce {out} --check"
@@ -87,11 +87,11 @@ def archive(arguments: argparse.Namespace) -> int:
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
-    """``protofl reproduce``: carry out what an archive holds, or every method against its recorded hashes.
+    """Reproduce an archive, or compare every method with its recorded hashes (``protofl reproduce``).
 
     Raises:
-        ConfigError: options that do not go together.
-        RunError: something that came out is not what was recorded.
+        ConfigError: options exclude each other.
+        RunError: a result differs from the recorded one.
     """
     _check_together(arguments)
     if arguments.golden:
@@ -100,7 +100,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
     from pipelines.proof.reproduce import report
     from pipelines.proof.reproduce import reproduce as carry_out
 
-    override({}, arguments.assignments)  # what contradicts itself is refused before the archive is read
+    override({}, arguments.assignments)  # refuse contradictions before the archive is read
     path: Path = arguments.archive
     findings = carry_out(
         path, arguments.out, arguments.assignments, check=arguments.check, trust_plugins=arguments.trust_plugins

@@ -1,4 +1,4 @@
-"""What there is, in full: entries of registries with their parameters, as objects for programs and lines for people."""
+"""Registry entries with their parameters, as objects for programs and lines for people."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def describe(kind: str) -> list[dict[str, Any]]:
-    """Every entry of a kind as JSON values: name, summary and parameters.
+    """Return every entry of a kind as JSON values: name, summary and parameters.
 
-    Methods also have citation, switches, stages and search; what is written in a file of its own says in which.
+    Methods also have citation, switches, stages and search; entries with a file of their own have its path.
 
     Args:
         kind: one of :data:`pipelines.cli.headlines.KINDS`.
@@ -42,7 +42,7 @@ def describe(kind: str) -> list[dict[str, Any]]:
 
 
 def describe_one(kind: str, name: str) -> dict[str, Any]:
-    """An entry, a plug-in's too, as :func:`describe` has it.
+    """Return an entry, or a plug-in's, in the format of :func:`describe`.
 
     Args:
         kind: one of :data:`pipelines.cli.headlines.SHOWN`.
@@ -58,7 +58,7 @@ def describe_one(kind: str, name: str) -> dict[str, Any]:
 
 
 def loaded(kind: str) -> list[Headline]:
-    """Return every entry of a registry that is there now, those of plug-ins too."""
+    """Return every registered entry, with plug-ins."""
     entries = {"methods": METHODS, **_REGISTRIES}[kind].values()
     return [Headline(cls.name, cls.summary, getattr(cls, "citation", "")) for cls in entries]
 
@@ -79,7 +79,7 @@ def _entry(cls: Any) -> dict[str, Any]:
 
 
 def _file_of(cls: type) -> str:
-    """Where a class is written: within the package relative to it, a plug-in's whole path."""
+    """Return the file of a class: relative for the package, absolute for a plug-in."""
     if cls.__module__.startswith("flcore."):
         return f"{cls.__module__.replace('.', '/')}.py"
     return str(sys.modules[cls.__module__].__file__)
@@ -90,7 +90,7 @@ def _params(cls: Any) -> list[dict[str, Any]]:
 
 
 def lines(described: Mapping[str, Any]) -> list[str]:
-    """An entry for people."""
+    """Return the lines that describe an entry."""
     citation = f"  [{described['citation']}]" if "citation" in described else ""
     out = [f"{described['name']}: {described['summary']}{citation}"]
     if "file" in described:
@@ -107,10 +107,10 @@ def lines(described: Mapping[str, Any]) -> list[str]:
 
 
 def searched(search: Mapping[str, Any]) -> str:
-    """What tuning tries of a parameter, in words.
+    """Return a parameter's search space in words.
 
     Args:
-        search: as :meth:`flcore.core.params.Param.describe` has it.
+        search: as :meth:`flcore.core.params.Param.describe` returns it.
     """
     if "choices" in search:
         values = ", ".join(to_yaml(choice) for choice in search["choices"])

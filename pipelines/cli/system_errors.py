@@ -1,4 +1,4 @@
-"""What the system refuses, said in one line: limits on files and memory, and a folder that was removed."""
+"""One-line messages for system errors: limits on files and memory, and a removed folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "failed to map 
 
 
 def has_working_folder() -> bool:
-    """Return whether the folder that this process works in is still there."""
+    """Return whether the working folder of this process exists."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -20,11 +20,11 @@ def has_working_folder() -> bool:
 
 
 def system_error(error: Exception, had_folder: bool) -> str | None:
-    """Return what to say of an error that a limit or a removed folder has caused; None where it is another one.
+    """Return the message of an error that a limit or a removed folder has caused; None for other errors.
 
     Args:
         error: that ended the command.
-        had_folder: whether the working folder was there when the command began.
+        had_folder: whether the working folder existed when the command began.
     """
     if had_folder and isinstance(error, OSError) and not has_working_folder():
         return "the working folder was removed while the command ran; create it and run the same command to resume"
@@ -51,10 +51,10 @@ def _is_of_memory(error: Exception) -> bool:
 
 
 def set_home() -> None:
-    """Give a user who has no home folder, as in a container, one below the working folder: libraries look for it."""
+    """Set a home folder below the working folder for a user without one, as in a container: libraries need it."""
     try:
         Path.home()
     except RuntimeError:
         if has_working_folder():
             os.environ["HOME"] = str(Path(".protofl", "home").absolute())
-            os.environ.setdefault("LOGNAME", str(os.getuid()))  # one without a home may have no name either
+            os.environ.setdefault("LOGNAME", str(os.getuid()))  # such a user may have no name either

@@ -1,7 +1,6 @@
-"""Refuse mistyped keys and values at once: what can be told without importing torch.
+"""Early refusal of mistyped keys and values, without importing torch.
 
-:class:`~flcore.config.schema.Config` checks all of it again, with everything else, and imports torch, which takes
-seconds.
+:class:`~flcore.config.schema.Config` checks everything again, but imports torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def refuse_typos(raw: Mapping[str, Any]) -> None:
     """Refuse unknown sections, keys and names, and wrong values of sections without a ``name``.
 
     Args:
-        raw: parameters, not yet checked. Where they name plug-ins, names and keys of entries are not looked at.
+        raw: parameters, not yet validated. With plug-ins, names and keys of entries are not checked.
 
     Raises:
-        ConfigError: as the configuration itself says it; of an unknown key of an entry, without what is allowed.
+        ConfigError: with the configuration's own message; for an unknown key of an entry, without the valid ones.
     """
     for key in raw:
         if key not in SECTIONS:
@@ -51,19 +50,19 @@ def refuse_typos(raw: Mapping[str, Any]) -> None:
 
 
 def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters from dotted keys of a method's settings, or of a variant, which names it as ``method``."""
+    """Return parameters from the dotted keys of a method's settings, or of a variant with its ``method``."""
     found: dict[str, Any] = {"plugins": values["plugins"]}
     named = {"method.name": values["method"]} if "method" in values else {}
     for key, value in {**values, **named}.items():
         section, _, rest = str(key).partition(".")
-        if rest and "." not in rest:  # deeper ones are within a value
+        if rest and "." not in rest:  # deeper keys are part of a value
             found.setdefault(section, {})[rest] = value
     return found
 
 
 def _check_entry(section: str, values: Mapping[str, Any]) -> None:
     entries, chosen = places(_LISTED[section]), values.get("name", DEFAULT_NAMES[section])
-    if not isinstance(chosen, str) or ":" in chosen:  # a class of one's own
+    if not isinstance(chosen, str) or ":" in chosen:  # a user's class
         return
     if chosen not in entries:
         near = nearest(chosen, entries)
@@ -76,14 +75,14 @@ def _check_entry(section: str, values: Mapping[str, Any]) -> None:
     everywhere = _declared(path.read_bytes() for path in _ROOT.joinpath(*room.split(".")).rglob("*.py"))
     for key in unknown:
         if key in everywhere:
-            continue  # of this entry, or of another one
+            continue  # of this entry or another one
         near = nearest(key, own_keys(section) | declared_by(entries[chosen]))
         if near:
             raise ConfigError(f"{section}.{shorten(key)}: unknown key; did you mean {near!r}?")
 
 
 def declared_by(place: str) -> set[str]:
-    """Return the parameters that an entry's module and the modules below it in its room declare.
+    """Return the parameters that an entry's module, and the modules of its room that it imports, declare.
 
     Args:
         place: of the entry, as ``module:Class``.

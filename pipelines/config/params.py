@@ -223,7 +223,7 @@ def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignmen
 
 
 def compared_rows(raw: Mapping[str, Any], methods: Sequence[str] | None) -> list[str]:
-    """Return the rows of a comparison: the given methods, else those of ``compare``, and all variants."""
+    """Return the rows of a comparison: the named methods, else ``compare.methods``, and all variants."""
     compare = raw.get("compare")
     listed = methods or (compare.get("methods") if isinstance(compare, Mapping) else None)
     named = [str(name) for name in listed] if isinstance(listed, list | tuple) else []

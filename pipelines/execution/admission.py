@@ -153,7 +153,7 @@ class Admission:
         return max(self._needs(run) - self._held.held_by(run.label), 0.0)
 
     def _needs(self, run: PlacedRun) -> float:
-        """Return the bytes of a run and its workers, each of which may need as much as a whole run."""
+        """Return the bytes of a run and its workers; each worker may need as much as a whole run."""
         kind = self._kinds[run.label]
         peak = self._costs[kind].peak
         if peak is None and kind not in self._estimates:

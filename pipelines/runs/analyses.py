@@ -127,7 +127,7 @@ def left(config: Config, directory: Path) -> list[str]:
 def load(directory: Path) -> list[StoredAnalysis]:
     """Return the analyses in a run's folder, in the order of the registry.
 
-    Those of an earlier run, or of results that a later training has replaced, are left out.
+    An analysis of an earlier run, or of results that a later training has replaced, is left out.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -164,7 +164,7 @@ def _analysed(files: RunFiles) -> dict[str, str]:
 
 
 def _index(files: RunFiles) -> dict[str, Any]:
-    """Return the index entries of the present results whose data exist."""
+    """Return the index entries of the present results, without entries that lack their data."""
     path = files.analyses / "index.json"
     if not path.exists():
         return {}

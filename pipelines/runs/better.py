@@ -40,7 +40,7 @@ _DECLARED: dict[str, Direction] = {
     **dict.fromkeys(sorted(_LOST_SHARES | _BYTES | _COSTS), "lower"),
 }
 _COST_GROUPS = ("time", "energy", "clock", "comm", "loss")
-"""MLflow groups whose undeclared metrics are costs."""
+"""MLflow groups in which undeclared metrics are costs."""
 
 _FREE_GROUPS = ("server", "analyses")
 """Groups with names from methods and analyses, which may equal the names above."""

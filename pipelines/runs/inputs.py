@@ -45,7 +45,7 @@ def inputs_of(directory: Path) -> Inputs:
     A run from DVC has neither; its data are two folders above it, as in ``artifacts/``.
 
     Raises:
-        DataError: they are missing, or are not those of the run.
+        DataError: they are missing, or are another run's.
     """
     files = RunFiles(directory)
     places = _places(files)

@@ -76,7 +76,7 @@ _KINDS = {
         _names("table.md table.csv table.json report.html"),
         frozenset({"table.json"}),
     ),
-    # Each part that a stage changes has its own kind; other files are allowed, as in `artifacts`.
+    # Each part that a stage changes has a kind; other files are allowed, as in `artifacts`.
     "stages": _Kind("the stages of dvc.yaml", ".*", frozenset({"runs.json", "partitions"})),
     "prepared": _Kind("prepared data", _names("meta.json train.safetensors test.safetensors")),
     "partition": _Kind("a partition", _names("manifest.json indices.safetensors")),

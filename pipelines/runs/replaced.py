@@ -1,4 +1,4 @@
-"""Warning that new tables replace those of an earlier comparison or sweep."""
+"""Warning before new tables replace an earlier comparison's or sweep's."""
 
 from __future__ import annotations
 
