@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -30,6 +31,21 @@ def read_sources(root: Path) -> dict[str, bytes]:
 
 PACKAGE_SOURCES: Mapping[str, bytes] = read_sources(ROOT)
 """The sources of the package when it was imported."""
+
+
+_PIECES = re.compile(
+    rb'''("""(?:[^\\"]+|\\.|"(?!""))*"""|\'\'\'(?:[^\\']+|\\.|'(?!''))*\'\'\''''
+    rb"""|"(?:[^"\\\n]+|\\.)*"|'(?:[^'\\\n]+|\\.)*')|  #[^\n]*|\n(?: *(?:#[^\n]*)?\n)+""",
+    re.DOTALL,
+)
+"""Strings, comments after code, and sequences of lines without code."""
+
+
+@cache
+def code_digest(source: bytes) -> str:
+    """Return the SHA-256 of a Python source without comments and empty lines, which change no result."""
+    code = _PIECES.sub(lambda found: found[1] or found[0][:1].strip(b" "), b"\n" + source.replace(b"\r\n", b"\n"))
+    return hashlib.sha256(code.strip()).hexdigest()
 
 
 class EditedError(RunError):

@@ -1,5 +1,7 @@
 """The code that a run uses, by content; a checkpoint is bound to it, to the configuration and to the data.
 
+Comments and empty lines of the library do not count. Of a plug-in they do: it may be written in a newer Python.
+
 It is the closure of imports, read from the sources, of the engine, the scorer, the metrics, and the classes that the
 configuration names. Registries are tables of strings (`flcore/core/registry.py`), so other methods are not in it, and
 an edit of one changes no other run. The code that read and divided the data is left out, since data and partition have
@@ -17,7 +19,7 @@ from pathlib import Path
 from flcore.config.imports import closure
 from flcore.config.plugins import Plugin, used
 from flcore.config.schema import Config
-from flcore.core.loaded_code import PACKAGE_SOURCES, EditedError, read_sources, refuse_edited, source_file
+from flcore.core.loaded_code import PACKAGE_SOURCES, EditedError, code_digest, read_sources, refuse_edited, source_file
 from flcore.core.loaded_code import ROOT as ROOT
 
 _STEP_ENTRIES = tuple(f"flcore.engine.local.{name}" for name in ("step_function", "convolution", "compiler"))
@@ -34,7 +36,7 @@ _LEFT_OUT = (*_REGISTRIES, "flcore.methods.registry")
 
 
 def code_modules(config: Config, root: Path = ROOT, entries: Sequence[str] = _ENTRIES) -> dict[str, str]:
-    """Return the modules that a run uses, plug-ins too, with the SHA-256 of each source.
+    """Return the modules that a run uses, plug-ins too, with the digest of each source.
 
     Args:
         config: the run.
@@ -84,12 +86,15 @@ def _modules(
         name = None if left_out(module) else source_file(module, library)
         return None if name is None else library[name]
 
-    return {module: hashlib.sha256(source).hexdigest() for module, source in closure(entries, source_of).items()}
+    return {
+        module: hashlib.sha256(source).hexdigest() if module in of_plugins else code_digest(source)
+        for module, source in closure(entries, source_of).items()
+    }
 
 
 def library_fingerprint(root: Path = ROOT) -> str:
     """Return the SHA-256 over all sources of `flcore`, the same for all methods of a comparison."""
-    return _digest({name: hashlib.sha256(source).hexdigest() for name, source in _sources(root).items()})
+    return _digest({name: code_digest(source) for name, source in _sources(root).items()})
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from flcore.version import VERSION
 from pipelines.cli import check_method, clean, commands, options, paper, proof, schedule
 from pipelines.cli.arguments import Parser, names, size, whole_number, whole_numbers
 from pipelines.cli.headlines import KINDS, SHOWN
+from pipelines.cli.stage_code import stage_code
 
 _EPILOG = """\
 begin with:
@@ -227,6 +228,8 @@ def _add_runs(add: _Commands) -> None:
 
 def _add_stages(add: _Commands) -> None:
     stages = add.group("stage", "stages", "One stage inline, without any server; this is what dvc.yaml calls.")
+    code = stages("code", stage_code, "Digests of the code that each other stage depends on, without comments.")
+    options.out(code, "artifacts")
     for name, (summary, own) in _STAGES.items():
         stage = stages(name, commands.stage, summary, stage=name)
         options.values(stage)

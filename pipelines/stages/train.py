@@ -5,7 +5,7 @@ folder and the code that trained it. It is an output like the results, so it cha
 checked out or pulled. ``config.json`` names this machine, so it is no output and does not change; it describes only
 runs that are missing in ``runs.json``, which were started here and interrupted.
 
-Editing a comment changes the code of the runs that use the file, so they are trained again, to the same bytes.
+Editing a line of code trains the runs that use the file again, perhaps to the same bytes; a comment does not count.
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ from PIL import Image
 
 from flcore.config.schema import Config
 from flcore.config.stored import REMOVED
+from flcore.core.loaded_code import PACKAGE_SOURCES
 from flcore.data.dataset import Dataset
 from pipelines.cli import make_run
+from pipelines.stages.code import write_digests
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -39,7 +41,7 @@ def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
             if path == "${data.root}":
                 path = params["data"]["root"]
             assert path.startswith("artifacts") or (ROOT / path).exists(), f"{name}: {path}"
-        for key in stage["params"]:
+        for key in stage.get("params", ()):
             value = params
             for part in key.split("."):
                 assert part in value, f"{name}: {key}"
@@ -49,13 +51,17 @@ def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
             assert (ROOT / ".dvc" / "plots" / f"{settings['template']}.json").exists()
 
 
-def test_every_stage_depends_on_what_its_code_imports() -> None:
+def test_every_stage_depends_on_what_its_code_imports(tmp_path: Path) -> None:
     """A default may stand anywhere in flcore: a stage that is skipped after it has changed claims what is not so."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert {"flcore", "pipelines/stages", "pipelines/runs", "pipelines/reporting"} == set(stages.pop("code")["deps"])
+    write_digests(tmp_path)
+    library = {f"flcore/{path}" for path in PACKAGE_SOURCES}
     for name, stage in stages.items():
-        assert "flcore" in stage["deps"], name
-        if name != "compare":
-            assert {f"pipelines/stages/{name}.py", "pipelines/runs/cache.py"} <= set(stage["deps"]), name
+        assert f"artifacts/code/{name}.txt" in stage["deps"], name
+        modules = {line.split()[1] for line in (tmp_path / f"{name}.txt").read_text().splitlines()}
+        own = {"pipelines/reporting/html.py"} if name == "compare" else {f"pipelines/stages/{name}.py"}
+        assert library | own | {"pipelines/runs/cache.py"} <= modules, name
 
 
 def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
@@ -167,10 +173,10 @@ def change_fedpa(params: dict[str, Any]) -> None:
     params["compare"]["settings"]["fedpa"]["method.lambda_po0"] = 0.4
 
 
-def comment(name: str) -> Callable[[Path], None]:
+def edit_of(name: str, line: str = "\nADDED = 1\n") -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / "flcore" / "methods" / f"{name}.py"
-        path.write_text(path.read_text() + "# a comment\n")
+        path.write_text(path.read_text() + line)
 
     return edit
 
@@ -257,17 +263,20 @@ def test_after_a_change_only_what_is_new_is_trained(copy: Path) -> None:
     for edit, expected in (
         (lambda folder: change(folder, add_seed), {"fedavg-s1", "fedpa-s1", "fedproto-s1"}),
         (lambda folder: change(folder, change_fedpa), {"fedpa-s0", "fedpa-s1"}),
-        (comment("gfpl"), set()),  # nobody's code here
+        (edit_of("gfpl"), set()),  # nobody's code here
     ):
         edit(copy)
         assert trained(copy, "dvc", "repro") == expected
         assert is_up_to_date(copy)
-    # A comment may be anything: the runs that use the file are made again, to the same bytes, and nothing after them.
+    # A line of code may be anything: the runs that use the file are made again, to the same bytes; a comment is not.
     before = output_hashes(copy)
-    comment("fedproto")(copy)
+    edit_of("fedproto", "\n# a comment\n")(copy)
+    assert (trained(copy, "dvc", "repro"), output_hashes(copy)) == (set(), before)
+    edit_of("fedproto")(copy)
     assert trained(copy, "dvc", "repro") == {"fedproto-s0", "fedproto-s1"}
     after = output_hashes(copy)
-    assert {path for path in after if after[path] != before[path]} == {"artifacts/runs.json"}
+    changed = {path for path in after if after[path] != before[path]}
+    assert changed == {"artifacts/runs.json", *(path for path in after if path.startswith("artifacts/code/"))}
 
 
 def swap(one: Path, two: Path) -> None:
@@ -326,7 +335,7 @@ def test_an_experiment_with_another_value_and_what_differs(copy: Path) -> None:
     call(copy, "git", "checkout", "-q", ".")
     call(copy, "dvc", "checkout", "-q")
     assert is_up_to_date(copy)
-    comment("gfpl")(copy)
+    edit_of("gfpl")(copy)
     assert trained(copy, "dvc", "repro") == set()
     described = json.loads((copy / "artifacts" / "runs" / "fedavg-s0" / "config.json").read_text())
     assert described["config"]["federation"]["rounds"] == 6

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 
 from flcore.config.imports import closure, imported_names
 from flcore.config.schema import Config
+from flcore.core import loaded_code
+from flcore.core.loaded_code import PACKAGE_SOURCES, code_digest
 from flcore.experiment.provenance import ROOT, code_fingerprint, code_modules, library_fingerprint, step_fingerprint
 from flcore.methods import METHODS
 
@@ -60,11 +65,47 @@ def test_an_edit_changes_the_runs_that_use_the_file(
     before, path = code_fingerprint(chosen, library), library / edited
     text = path.read_text()
     try:
-        path.write_text(text + "# a remark\n")
+        path.write_text(text + "value = 1\n")
         assert (code_fingerprint(chosen, library) != before) == changes
     finally:
         path.write_text(text)
     assert code_fingerprint(chosen, library) == before
+
+
+def test_a_comment_changes_no_run(library: Path) -> None:
+    chosen, path = config("fedprox"), library / "methods" / "fedprox.py"
+    before, text = code_fingerprint(chosen, library), path.read_text()
+    try:
+        path.write_text(text.replace("\n\n\n", "\n\n# a remark\n\n    # another one\n\n", 1) + "  # the last one\n")
+        assert code_fingerprint(chosen, library) == before
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("a = 1\n", "# why\na = 1  # because\n\n\n", True),
+        ("if a:\n    b = 1\n", "if a:  # so\n\n    # then\n    b = 1\n", True),
+        ("if a:\n    b = 1\n", "if a:\n  b = 1\n", False),
+        ("a = '  # no comment'\n", "a = ''\n", False),
+        ('a = """\n# text\n\n"""\n', 'a = """\n"""\n', False),
+        (r"a = '\'  # x'" + "\n", r"a = '\'  # y'" + "\n", False),
+        ('a = """x""  # 1\n"""\n', 'a = """x""  # 2\n"""\n', False),
+        ("a = 1\r\n", "a = 1\n", True),
+    ],
+)
+def test_a_digest_of_code_leaves_out_comments_alone(one: str, other: str, equal: bool) -> None:
+    assert (code_digest(one.encode()) == code_digest(other.encode())) == equal
+
+
+def test_no_module_of_ours_loses_code_with_its_comments() -> None:
+    """The syntax tree is that of the source, and the tokenizer finds no comment in what is left."""
+    for name, source in PACKAGE_SOURCES.items():
+        left = loaded_code._PIECES.sub(lambda found: found[1] or found[0][:1].strip(b" "), b"\n" + source)
+        assert ast.dump(ast.parse(left)) == ast.dump(ast.parse(source)), name
+        tokens = tokenize.tokenize(io.BytesIO(left).readline)
+        assert [token.string for token in tokens if token.type == tokenize.COMMENT] == [], name
 
 
 @pytest.mark.parametrize(
@@ -85,7 +126,7 @@ def test_a_compiled_step_is_made_anew_where_its_own_code_changes(library: Path, 
     before, path = step_fingerprint(config(), library), library / edited
     source = path.read_text()
     try:
-        path.write_text(source + "# a line more\n")
+        path.write_text(source + "line = 1\n")
         assert (step_fingerprint(config(), library) != before) == changes
     finally:
         path.write_text(source)
@@ -95,7 +136,7 @@ def test_the_whole_library_changes_with_every_file(library: Path) -> None:
     before, path = library_fingerprint(library), library / "data" / "sources" / "mnist.py"
     text = path.read_text()
     try:
-        path.write_text(text + "# a remark\n")
+        path.write_text(text + "line = 1\n")
         assert library_fingerprint(library) != before
     finally:
         path.write_text(text)
@@ -104,7 +145,7 @@ def test_the_whole_library_changes_with_every_file(library: Path) -> None:
 def test_methods_differ_and_stand_in_their_own_lists() -> None:
     assert code_fingerprint(config("fedavg")) != code_fingerprint(config("fedprox"))
     modules = code_modules(config("fedavg"))
-    assert modules["flcore.methods.fedavg"] == hashlib.sha256((ROOT / "methods" / "fedavg.py").read_bytes()).hexdigest()
+    assert modules["flcore.methods.fedavg"] == code_digest((ROOT / "methods" / "fedavg.py").read_bytes())
     assert {name for name in METHODS if f"flcore.methods.{name}" in modules} == {"fedavg"}
 
 
@@ -118,6 +159,8 @@ def test_everything_that_a_run_loads_is_listed(tmp_path: Path) -> None:
     code = """
 import json, sys
 from flcore.config.schema import Config
+from flcore.core import loaded_code
+from flcore.core.loaded_code import PACKAGE_SOURCES, code_digest
 from flcore.engine import client, rounds
 from flcore.evaluation import scoring
 Config.from_mapping(json.loads(sys.argv[1]))

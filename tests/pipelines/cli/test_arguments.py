@@ -32,7 +32,7 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("sweep --nonsense", "protofl sweep: no option --nonsense; see"),
         ("--seed 1 run", "protofl: no option --seed here; options stand behind the command; see"),
         ("runn", "protofl: COMMAND 'runn': did you mean 'run'? choose from run, compare, sweep,"),
-        ("stage trian", "protofl stage: STAGE 'trian': did you mean 'train'? choose from prepare, partition, train,"),
+        ("stage trian", "protofl stage: STAGE 'trian': did you mean 'train'? choose from code, prepare, partition,"),
         ("stage", "protofl stage: STAGE is missing; see"),
         ("list metods", "protofl list: KIND 'metods': did you mean 'methods'? choose from methods, datasets,"),
         ("run --set", "protofl run: --set needs a value; see"),
@@ -104,6 +104,7 @@ OPTIONS = {
     "sweep": "params set vary rows seeds baselines metric out prefect no-prefect orchestrator restart no-wait",
     "tune": "params set method trials objective metric max-bytes max-steps at-once storage out prefect "
     "no-prefect orchestrator no-wait",
+    "stage code": "out",
     "stage prepare": "params set out",
     "stage partition": "params set out seed",
     "stage train": "params set out method seed restart",
