@@ -1,1 +1,1 @@
-"""Benchmarks of a source checkout: ``protofl bench NAME``. Light: environments without our packages import this too."""
+"""Benchmarks of a source checkout: ``protofl bench NAME``. Few imports: peers' environments import it."""

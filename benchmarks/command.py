@@ -21,7 +21,7 @@ BENCHMARKS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the benchmark that the first word names, with the options after it; print its result; return the exit code.
+    """Run the benchmark named by the first word with the following options; print its result; return the exit code.
 
     Raises:
         ConfigError: an option has a wrong value. RunError: a case failed.
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a benchmark and its options; a wrong word ends the process with one line."""
+    """Return the name of a benchmark and its options; exit with a one-line error for an invalid word."""
     epilog = "\n".join(f"{name:<12} {summary}" for name, summary in BENCHMARKS.items())
     names = Parser(prog="protofl bench", description="Medians of several alternating repetitions.", epilog=epilog)
     names.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help="see below; NAME --help has its options")

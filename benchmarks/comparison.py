@@ -57,11 +57,11 @@ def measure(options: Options, bench: Bench) -> Measurement:
     """Measure all numbers of cores in turn, with this version and the other.
 
     Raises:
-        ConfigError: a wrong number of cores, a missing folder, or a comparison that is refused.
+        ConfigError: a wrong number of cores, a missing folder, or an invalid comparison.
     """
     assignments = engine_assignments(options.engine)
     params = comparison_params(options, bench.folder / "files")
-    Config.from_mapping(override(params, assignments))  # refused before anything is measured
+    Config.from_mapping(override(params, assignments))  # checked before any measurement
     usable = one_cpu_per_core()
     cores = options.cores or tuple(number for number in (1, 2) if number <= len(usable))
     for number in cores:
@@ -82,7 +82,7 @@ def measure(options: Options, bench: Bench) -> Measurement:
     first: dict[str, list[Timing]] = {}
     for version, (sources, given) in versions.items():
         before = options.methods if given else options.methods[:1]
-        # Losses of later rounds are other programs (with prototypes, with generated images): all are compiled first.
+        # Losses of later rounds are other programs (prototypes, generated images): compile all of them first.
         rounds = options.rounds if given else 1
         small = [f"--methods={','.join(before)}", f"--seeds={options.seeds[0]}", f"--set=federation.rounds={rounds}"]
         bench.say(f"{version}a small comparison first")
@@ -124,7 +124,7 @@ def _compare(
     pinned = [sys.executable, "-I", "-S", "-c", _ON_CORES, ",".join(map(str, cpus))]
     command = protofl("compare", "--params", str(bench.folder / "params.yaml"), "--out", str(folder / "out"))
     environment = {"CUDA_VISIBLE_DEVICES": "", ENVIRONMENT_VARIABLE: str(folder / "cache")}
-    environment["PYTHONDONTWRITEBYTECODE"] = ""  # where it is set, every process compiles all that it imports
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # if set, every process compiles all its imports
     environment |= compiled_code_in(bench.folder / "compiled")
     if sources is not None:
         environment["PYTHONPATH"] = str(sources)
@@ -133,7 +133,7 @@ def _compare(
 
 
 def one_cpu_per_core() -> list[int]:
-    """Return a logical processor of each physical core that this process may use; all where the machine is silent.
+    """Return a logical processor of each physical core that this process may use; all if the topology is unknown.
 
     Raises:
         ConfigError: this system cannot pin a process to cores.

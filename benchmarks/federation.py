@@ -1,4 +1,4 @@
-"""Prepared random images on disk, divided among clients, and runs of the library on them."""
+"""Prepared random images on disk, partitioned among clients, and runs of the library on them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from pipelines.runs.layout import RunFiles, read_json, write_json
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: its process, and by round the seconds of each phase."""
+    """A finished run: its process, and the seconds of each phase by round."""
 
     execution: Execution
     rounds: Sequence[Mapping[str, float]]
 
     def training(self) -> float:
-        """Return the seconds of training clients, start of workers included."""
+        """Return the seconds of training clients, including the start of workers."""
         return sum(seconds["train-clients"] for seconds in self.rounds)
 
     def steady(self, *, evaluation: bool) -> float:
-        """Return the seconds of all rounds (see :func:`~benchmarks.measuring.steady`), unscaled evaluation added."""
+        """Return the seconds of all rounds (see :func:`~benchmarks.measuring.steady`), plus unscaled evaluation."""
         without = [sum(spent for phase, spent in round_.items() if phase != "evaluate") for round_ in self.rounds]
         evaluated = sum(round_.get("evaluate", 0.0) for round_ in self.rounds)
         return steady(without) + (evaluated if evaluation else 0.0)
@@ -44,7 +44,7 @@ class TrainedRun:
 
 
 def fedavg(work: Work, data: str = "mnist", every: int | None = None) -> dict[str, Any]:
-    """Return the parameters of FedAvg on the work, evaluated every so many rounds; default: after the last."""
+    """Return the parameters of FedAvg on the work, evaluated every ``every`` rounds; None: after the last."""
     return {
         "data": {"name": data},
         "partition": {"name": "iid", "num_clients": work.clients},
@@ -57,7 +57,7 @@ def fedavg(work: Work, data: str = "mnist", every: int | None = None) -> dict[st
 
 
 class Federation:
-    """Data of some work, divided, on disk."""
+    """Partitioned data of some work on disk."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Federation:
         test_size: int = 1000,
         every: int | None = None,
     ) -> None:
-        """Write images, division and parameters; ``data`` is the data set whose place the images take."""
+        """Write images, partition and parameters; ``data`` is the data set that they replace."""
         self._bench, self.work = bench, work
         self._folder = Path(tempfile.mkdtemp(dir=bench.folder))
         self.prepared, self._partition = made(self._folder / "prepared"), made(self._folder / "partition")
@@ -84,7 +84,7 @@ class Federation:
         write_json(self._folder / "params.yaml", self.params)  # JSON is YAML
 
     def train(self, case: str, *assignments: str, environment: Mapping[str, str] | None = None) -> TrainedRun:
-        """Run the library alone in a process; ``assignments`` are as for ``--set``."""
+        """Train with the library only, in a process; ``assignments`` are as for ``--set``."""
         shutil.rmtree(self.out, ignore_errors=True)
         places = [str(place) for place in (self._folder / "params.yaml", self.prepared, self._partition, self.out)]
         command = python("-m", "benchmarks.training", *places, *assignments)
@@ -97,7 +97,7 @@ def trained_run(execution: Execution, run: Path) -> TrainedRun:
 
 
 def random_dataset(name: str, shape: tuple[int, int, int], train_size: int, test_size: int) -> Dataset:
-    """Return random images in the shape of a known data set, ten classes in turn."""
+    """Return random images in the shape of a known data set, with ten classes in turn."""
     images, labels = make_images(train_size + test_size, shape)
     train, test = (
         Split(*(part.contiguous() for part in parts))
@@ -134,12 +134,12 @@ def write_images(dataset: Dataset, folder: Path) -> None:
 
 
 def engine_assignments(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Return what ``--engine`` says in the form of ``--set``: ``stack=true`` means ``engine.stack=true``."""
+    """Return the assignments of ``--engine`` in the form of ``--set``: ``stack=true`` means ``engine.stack=true``."""
     return tuple(text if text.startswith("engine.") else f"engine.{text}" for text in given or ())
 
 
 def compiled_code_in(folder: Path) -> dict[str, str]:
-    """Return variables that keep compiled code in a folder, apart from those of the machine."""
+    """Return environment variables that keep compiled code in a folder, separate from the user's."""
     return {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
@@ -149,6 +149,6 @@ def protofl(*arguments: str) -> list[str]:
 
 
 def made(folder: Path) -> Path:
-    """Make a folder where there is none and return it."""
+    """Create a folder if missing and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,7 +1,7 @@
-"""Starts a command and writes what it took: ``python launch.py REPORT COMMAND...``.
+"""Run a command and report its time and memory: ``python launch.py REPORT COMMAND...``.
 
-A process of its own because Linux counts the memory of whoever starts a command as that command's: started from a
-benchmark that has imported torch, everything would seem to need hundreds of megabytes. This one is small.
+This is a separate small process because Linux counts the parent's memory as the command's: if started from a benchmark
+that has imported torch, every command would seem to need hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def main(report: str, command: list[str]) -> int:
-    """Run ``command`` and write seconds from start to end and the largest memory of a process of it, in MB."""
+    """Run ``command`` and write the seconds from start to end and the memory of its largest process, in MB."""
     begin = time.perf_counter()
     process = subprocess.Popen(command)
     _, status, usage = os.wait4(process.pid, 0)

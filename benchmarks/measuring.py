@@ -1,4 +1,4 @@
-"""Cases in processes of their own, in turn; what they took; the JSON that is printed."""
+"""Run cases in processes of their own, in turn; measure them; make the JSON to print."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _NOT_PASSED_ON = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")  # measurements are 
 
 
 def option(default: Any, read: Callable[[str], Any] | None, metavar: str, about: str) -> Any:
-    """Declare a field of a benchmark's options; ``read`` parses its text, None makes a switch."""
+    """Declare a field of a benchmark's options; ``read`` parses its text, None makes a flag."""
     return field(default=default, metadata={"type": read, "metavar": metavar, "help": about})
 
 
 def rounds(default: int) -> Any:
-    """Declare the rounds of a run; at least two, since the first one is not counted (see :func:`steady`)."""
+    """Declare the rounds of a run; at least two, since the first does not count (see :func:`steady`)."""
     return option(default, whole_number(2), "N", "rounds of every run")
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of every benchmark; each has an ``Options`` with its own."""
+    """Options of every benchmark; each extends them by an ``Options`` of its own."""
 
     rounds: int = rounds(6)
     repetitions: int = option(3, whole_number(1), "N", "repetitions of every case, in turn")
@@ -58,7 +58,7 @@ Series = Mapping[str, Sequence[Timing]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """The findings of a benchmark.
+    """The results of a benchmark.
 
     Attributes:
         settings: common to all cases.
@@ -94,7 +94,7 @@ class Bench:
         print(f"bench {self.name}: {text}", file=sys.stderr, flush=True)
 
     def alternate(self, cases: Mapping[str, Case], repetitions: int) -> dict[str, list[Timing]]:
-        """Run all cases in turn, so that a slow minute of the machine slows all of them."""
+        """Run all cases in turn, so a temporary slowdown of the machine affects all of them."""
         series: dict[str, list[Timing]] = {}
         for repetition in range(1, repetitions + 1):
             for name, case in cases.items():
@@ -107,7 +107,7 @@ class Bench:
         """Run a command in the benchmark's folder, with our packages on its path and one thread per process.
 
         Raises:
-            RunError: it failed; the message ends with its last line.
+            RunError: it failed; the message ends with the last line of its output.
         """
         report = self.folder / "launched.json"
         variables = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
@@ -127,7 +127,7 @@ class Bench:
 
 
 def steady(seconds: Sequence[float]) -> float:
-    """Return the seconds of all rounds at the pace of the rounds after the first, which fills caches and pools."""
+    """Return the seconds of all rounds at the pace after the first round, which fills caches and pools."""
     return statistics.fmean(seconds[1:]) * len(seconds)
 
 

@@ -12,7 +12,7 @@ from flcore.models import MODELS, Backbone, build_model
 
 
 class Logits(nn.Module):
-    """A model that returns its logits alone."""
+    """A model that returns only its logits."""
 
     def __init__(self, model: Backbone) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class Logits(nn.Module):
 def plain_model(name: str, shape: tuple[int, int, int]) -> nn.Module:
     """Return a model of the registry as a module from images [B, C, H, W] to logits [B, K].
 
-    Its layers are those of :func:`flcore.models.build_model`; PyTorch's dropout replaces the given uniform numbers.
+    It shares its layers with :func:`flcore.models.build_model`; PyTorch's dropout replaces the given uniform numbers.
 
     Raises:
-        ValueError: a model with dropout whose places are not known here.
+        ValueError: the model has dropout at positions unknown here.
     """
     model = build_model(MODELS[name](), shape, CLASSES)
     layers = list(model.encoder.children())
@@ -54,6 +54,6 @@ def plain_model(name: str, shape: tuple[int, int, int]) -> nn.Module:
 
 
 def simulate(work: Work, shape: str) -> tuple[list[float], dict[str, Tensor]]:
-    """Do the work; the shape of an image is JSON."""
+    """Do the work; ``shape`` is an image's shape as JSON."""
     channels, height, width = json.loads(shape)
     return bare_rounds(work, plain_model(work.model, (channels, height, width)), (channels, height, width))

@@ -5,11 +5,11 @@ FedAvg on random images, on the CPU, one thread per process. Cases of each model
 bare               rounds of a plain PyTorch loop, in one process
 serial, N workers  ours with engine.stack=false engine.compile=none; 0 workers: in one process
 compiled, N workers  ours with engine.stack=false engine.compile=default
-compiled, first    the process of a first run of one round, which compiles for the others; none of the repetitions. If
-                   the compiler fails, there are no compiled cases, and `not_compiled` of the settings says why
+compiled, first    the process of a first run of one round, which compiles for the others; not one of the repetitions.
+                   If the compiler fails, there are no compiled cases, and `not_compiled` of the settings has the reason
 
-Seconds are those of the
-rounds after the first, without evaluation, scaled to all. Ratios are rounds per second relative to the bare loop.
+Seconds cover the rounds after the first, without evaluation, scaled to all rounds. Ratios are rounds per second
+relative to the bare loop.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class Paper:
-    """How a model is used.
+    """The setting of a model.
 
     Attributes:
-        data: whose images have this ``shape`` (C, H, W).
+        data: the data set with images of this ``shape`` (C, H, W).
         batch_size: of the paper that ``source`` names.
-        steps: a client's in a round; it has so many batches of images. clients: all of them in every round.
+        steps: per client and round, one batch of its images each. clients: all participate in every round.
     """
 
     data: str
@@ -66,7 +66,7 @@ PAPERS: Mapping[str, Paper] = {
     "fedmlp_cnn": Paper(*_MNIST, 32, "FedMLP: batches of 32"),
     "fedcspc_cnn": Paper(*_CIFAR, 64, "FedCSPC on CIFAR-10: batches of 64"),
     "pfl_cnn": Paper(*_CIFAR, 10, "pfl-research on CIFAR-10: 50 images in batches of 10", steps=5),
-    # Seconds a step: fewer of them, and of clients.
+    # Seconds per step: fewer steps, and fewer clients.
     "resnet18": Paper(*_CIFAR, 32, "FedMLP and GFPL on CIFAR-10: batches of 32 (FedPG: 64)", steps=2, clients=4),
     "resnet50": Paper("cifar100", (3, 32, 32), 64, "FedPG on CIFAR-100: batches of 64", steps=1, clients=2),
     "convnet5": Paper("femnist", (1, 64, 64), 64, "FedPG on FEMNIST: batches of 64", steps=2, clients=4),
@@ -74,7 +74,7 @@ PAPERS: Mapping[str, Paper] = {
     "celeba_cnn": Paper("celeba", (3, 84, 84), 32, "FedGen and FedPA on CelebA: 20 steps of 32"),
     "femnist_cnn": Paper("femnist", (1, 128, 128), 4, "FedProto and GFPL on FEMNIST: batches of 4", steps=75),
 }
-"""Model → how its paper uses it."""
+"""The setting of each model in its paper."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +120,17 @@ def measure(options: Options, bench: Bench) -> Measurement:
 
 
 class ModelCases:
-    """The cases of one model, each of which does all of the work once."""
+    """The cases of one model; each does the whole work once."""
 
     def __init__(self, name: str, rounds: int, bench: Bench) -> None:
         self._name, self._bench, self._paper = name, bench, PAPERS[name]
         self._work = self._paper.work(name, rounds)
         self.federation = Federation(bench, self._work, self._paper.data, self._paper.shape, test_size=200)
         self.failed: str | None = None
-        """Why the first run failed."""
+        """The first run's error."""
 
     def first(self) -> dict[str, Timing]:
-        """Time a round without compiled code; empty if the compiler failed."""
+        """Time a round that compiles its code; empty if the compiler failed."""
         case = f"{self._name}, compiled, first"
         self._bench.say(f"{case}, which is not one of the repetitions")
         try:
@@ -155,5 +155,5 @@ class ModelCases:
         return {case: trained.timing(self._work.total_steps)}
 
     def _train(self, case: str, *assignments: str) -> TrainedRun:
-        """Run with compiled code of this benchmark alone."""
+        """Train with this benchmark's own folder of compiled code."""
         return self.federation.train(case, *assignments, environment=compiled_code_in(self._bench.folder))

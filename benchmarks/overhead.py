@@ -52,7 +52,7 @@ from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import RunFiles, write_json
 
 OWN = {"run": 0, "run_2_workers": 2}
-"""The whole command → its worker processes."""
+"""Number of worker processes by case of the whole command."""
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -95,7 +95,7 @@ class Options(BenchOptions):
 
 
 def measure(options: Options, bench: Bench) -> Measurement:
-    """Measure all cases in turn, then run the peers of several cores with one."""
+    """Measure all cases in turn, then run multi-core peers on one core."""
     work = Work(rounds=options.rounds)
     peers = Peers(options.named_peers, bench)
     measured = Overhead(bench, work)
@@ -137,13 +137,13 @@ def _ratios(series: Series, own: Sequence[str], peers: Sequence[str]) -> dict[st
 
 
 class Overhead:
-    """Our cases, each of which does all of the work once."""
+    """Our cases; each does the whole work once."""
 
     def __init__(self, bench: Bench, work: Work) -> None:
         self._bench, self._work = bench, work
         self._federation = Federation(bench, work)
         self.digests: dict[str, list[str]] = {}
-        """By case, of the final weights of every repetition."""
+        """Digests of the final weights of every repetition, by case."""
 
     def bare(self) -> dict[str, Timing]:
         """Time the plain loop."""
@@ -152,7 +152,7 @@ class Overhead:
         return done.timings(self._work, "bare_process", "bare")
 
     def train(self) -> dict[str, Timing]:
-        """Time the library alone."""
+        """Time training with the library only."""
         trained = self._federation.train("train", environment=_NO_GPU | self._compiled("run"))
         return self._parts("train", trained, self._federation.out)
 
@@ -162,7 +162,7 @@ class Overhead:
     def run(self, case: str, workers: int, engine: Sequence[str] = ()) -> dict[str, Timing]:
         """Time the whole command on prepared data; ``engine`` is as for ``--set``.
 
-        The first one of a benchmark also makes MLflow's database, as a user's first run does.
+        The first call of a benchmark also creates MLflow's database, as a user's first run does.
         """
         folder = self._bench.folder / "whole"
         shutil.rmtree(folder, ignore_errors=True)
@@ -177,7 +177,7 @@ class Overhead:
         return self._parts(case, trained_run(done, folder / "out"), folder / "out")
 
     def bits(self) -> dict[str, dict[str, Any]]:
-        """Return the facts of our cases; runs with one and with two processes are compared."""
+        """Return the facts of our cases, which compare runs with one and with two processes."""
         facts = {"bare": _bits(self.digests["bare"], "one process")}
         for engine in ("", "_engine"):
             runs = [f"{case}{engine}" for case in OWN if f"{case}{engine}" in self.digests]
@@ -193,7 +193,7 @@ class Overhead:
 
 
 def peers_bits(peers: Peers, work: Work) -> dict[str, dict[str, Any]]:
-    """Return the facts of the measured peers; those of several cores run once more with one."""
+    """Return the facts of the measured peers; peers on several cores run once more on one core."""
     facts = {}
     for name in peers.measured:
         repeated: list[str] = peers.digests[name]

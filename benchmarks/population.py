@@ -1,8 +1,8 @@
 """The cost of more clients with the same cohort: seconds per round and peak memory, in one process on the CPU.
 
-Clients of 20 images of 1x28x28 each, 10 a round, 10 steps of 10, `fedgen_cnn`. `N clients` are the seconds of a round
-without evaluation; `N clients, process` those of the whole process, loading and one evaluation on 1,000 test images
-included. The images grow with the clients: 15.7 kB each.
+Clients of 20 images of 1x28x28 each, 10 a round, 10 steps of 10, `fedgen_cnn`. `N clients` has the seconds of a round
+without evaluation; `N clients, process` has the seconds of the whole process, including loading and one evaluation on
+1,000 test images. The images grow with the clients: 15.7 kB each.
 """
 
 from __future__ import annotations

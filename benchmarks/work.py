@@ -1,4 +1,4 @@
-"""The work of a case, the process that does it, and what that prints. Environments without torch import this too."""
+"""The work of a case, and the process that does it and prints its result. Peers without torch import this too."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 CLASSES, SHAPE, MEAN, STD = 10, (1, 28, 28), 0.5, 0.3
 
 SHAPES: Mapping[str, tuple[int, int, int]] = {"fedgen_cnn": SHAPE, "pfl_cnn": (3, 32, 32)}
-"""Image shapes of the networks that `workload` writes down for the peers."""
+"""Image shapes of the networks that `workload` defines for the peers."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A cohort of clients a round, each with so many steps of SGD; ``cores`` clients may train at once."""
+    """A cohort of clients per round, each with ``steps`` steps of SGD; ``cores`` clients may train at once."""
 
     clients: int = 20
     samples: int = 640
@@ -39,10 +39,10 @@ class Work:
 
 
 def digest(tensors: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of tensors in the order of their names, each as little-endian float32, row by row.
+    """Return the SHA-256 of tensors in the order of their names, each as little-endian float32 in row-major order.
 
     Args:
-        tensors: by name; arrays of numpy or JAX, or tensors of torch on a CPU.
+        tensors: by name; arrays of NumPy or JAX, or tensors of torch on a CPU.
     """
     content = hashlib.sha256()
     for name in sorted(tensors):
@@ -51,7 +51,7 @@ def digest(tensors: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print what a module's ``simulate(work, inputs)`` took: seconds of each round, digest of the final weights.
+    """Call a module's ``simulate(work, inputs)``; print the seconds of each round and the digest of the final weights.
 
     The command line has the module's name, the work as JSON and the path of its inputs (`workload.write_inputs`).
     """

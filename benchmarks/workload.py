@@ -1,7 +1,7 @@
-"""The work in plain PyTorch, and the case ``bare``: the loop that one would write by hand around it.
+"""The work in plain PyTorch, and the case ``bare``: a hand-written loop around it.
 
-Environments of peers import this too, so that all train the same network on the same images with the same steps; it
-may import torch, and of ours `work` alone.
+Environments of peers import this too, so that all train the same network on the same images with the same steps. It may
+import torch, and of our modules only `work`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from benchmarks.work import CLASSES, MEAN, SHAPE, SHAPES, STD, Work
 
 
 def make_model(seed: int = 0, model: str = "fedgen_cnn") -> nn.Sequential:
-    """Return a network of the registry, written down again.
+    """Return a network of the registry, defined again here.
 
-    ``fedgen_cnn`` has 26,434 parameters, 44 statistics and 2 counters; ``pfl_cnn`` 1,626,442 parameters, here drawn as
-    PyTorch draws them: speed does not depend on them.
+    ``fedgen_cnn`` has 26,434 parameters, 44 statistics and 2 counters; ``pfl_cnn`` 1,626,442 parameters, with PyTorch's
+    initial values: they do not affect speed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -82,10 +82,10 @@ def train_client(module: nn.Module, images: Tensor, labels: Tensor, work: Work, 
 def bare_rounds(
     work: Work, module: nn.Module | None = None, shape: tuple[int, ...] | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Return the seconds of each round and the final weights: load, loop over clients and batches, average.
+    """Load, loop over clients and batches, average; return the seconds of each round and the final weights.
 
     Args:
-        work: to do. module: images [B, C, H, W] of ``shape`` to logits [B, K]; default: that of :func:`make_model`.
+        work: to do. module: images [B, C, H, W] of ``shape`` to logits [B, K]; default: from :func:`make_model`.
         shape: of an image; default: of the work's model.
     """
     data, module = client_data(work, shape), module or make_model(model=work.model)

@@ -1,11 +1,11 @@
-"""The work of ``overhead`` in BlazeFL, with the FedAvg that it ships (``blazefl.contrib``).
+"""The work of ``overhead`` in BlazeFL, with its own FedAvg (``blazefl.contrib``).
 
-- A process pool with shared memory, one process per core of the work; BlazeFL makes the pool anew in every round.
-- Before the first pool, which forks, clients' data are made, and an optimiser, which is when torch imports its
-  compiler: otherwise every process of every round would spend seconds on that import.
+- A process pool with shared memory, one process per core of the work; BlazeFL creates the pool again in every round.
+- Clients' data and an optimiser are created before the first pool forks: creating an optimiser makes torch import its
+  compiler, which would otherwise cost every process of every round seconds.
 - Batches are cut out of tensors by whole lists of indices (``BatchSampler`` as the loader's sampler).
-- One local epoch, which is 20 steps of 32 of 640 samples; averages weighted by the number of samples, of everything
-  that the network holds, counters included. Nothing is evaluated.
+- One local epoch, which is 20 steps of 32 of 640 samples; averages of the whole state, including counters, weighted by
+  the number of samples. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from blazefl.core import IPCMode  # type: ignore[import-not-found]  # isort: ski
 
 
 class _Selector:
-    """BlazeFL's way to a model: by name."""
+    """BlazeFL's access to a model, by name."""
 
     def select_model(self, model_name: str) -> nn.Module:
         return make_model()
 
 
 class _Data:
-    """BlazeFL's way to a client's data: by number. Only ``work`` is sent to other processes."""
+    """BlazeFL's access to a client's data, by number. Only ``work`` is sent to other processes."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -47,7 +47,7 @@ class _Data:
         return TensorDataset(*client_data(self._work)[cid])
 
     def set_dataset(self, type_: Any, cid: int | None, dataset: Any) -> None:
-        """Called with what a client has trained on, for data that change; these do not."""
+        """Ignore the data that a client has trained on, which do not change."""
 
     def get_dataloader(
         self, type_: Any, cid: int | None, batch_size: int | None, generator: torch.Generator | None
@@ -55,12 +55,12 @@ class _Data:
         assert batch_size is not None
         dataset = self.get_dataset(type_, cid)
         batches = BatchSampler(RandomSampler(dataset, generator=generator), batch_size, drop_last=False)
-        # Loaders draw a number for their workers from the generator, or else from torch's own.
+        # Loaders draw a seed for their workers from the generator, or else from torch's global one.
         return DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)
 
 
 class _Trainer(FedAvgProcessPoolClientTrainer):  # type: ignore[misc]
-    """Without progress bars."""
+    """The trainer without progress bars."""
 
     def progress_fn(self, it: list[Any]) -> list[Any]:
         return it

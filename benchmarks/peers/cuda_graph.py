@@ -1,7 +1,7 @@
-"""The bare PyTorch loop on a CUDA device, a step recorded once as a CUDA graph and replayed; in our own environment.
+"""The bare PyTorch loop on a CUDA device, with a step recorded once and replayed as a CUDA graph; in our environment.
 
-The graph holds a whole step: forward, backward, SGD. It reads its batch's indices and the client's images at fixed
-places, into which they are copied; all images are on the device. The round is that of the loop on the CPU.
+The graph contains a whole step: forward, backward, SGD. It reads its batch's indices and the client's images from fixed
+buffers, into which they are copied; all images are on the device. The round is the same as in the loop on the CPU.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from benchmarks.work import Work
 from benchmarks.workload import client_data, make_model
 
-_WARM_UP = 3  # steps before recording, in which cuDNN chooses and memory is taken
+_WARM_UP = 3  # steps before recording, for cuDNN's choice of algorithms and memory allocation
 
 
 class GraphedStep:
-    """One step of SGD that is replayed; ``images`` [n, 1, 28, 28], ``labels`` and ``chosen`` [B] are written before."""
+    """One replayed step of SGD; ``images`` [n, 1, 28, 28], ``labels`` and ``chosen`` [B] are written before."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
-        """Record it. The weights are those of ``make_model`` afterwards."""
+        """Record the step. The weights are reset to ``make_model`` afterwards."""
         self.module = make_model().to(device).train()
         first = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         images, labels = client_data(work)[0]
@@ -47,12 +47,12 @@ class GraphedStep:
         self._optimizer.step()
 
     def replay(self) -> None:
-        """Take the step with what the tensors hold now."""
+        """Run the step with the current content of the tensors."""
         self._graph.replay()
 
 
 def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Tensor]]:
-    """Seconds of each round, and the final weights on the CPU."""
+    """Return the seconds of each round, and the final weights on the CPU."""
     device = torch.device("cuda")
     data = [(images.to(device), labels.to(device)) for images, labels in client_data(work)]
     step, generator, seconds = GraphedStep(work, device), torch.Generator().manual_seed(0), []

@@ -1,10 +1,10 @@
 """The work of ``overhead`` in FedJAX.
 
-- ``fedjax.federated_averaging`` cannot be used: BatchNorm's statistics cannot leave its step. It is written again with
-  its own parts: ``for_each_client``, whose state is free, ``UniformGetClientSampler``, ``shuffle_repeat_batch`` (seeded
+- ``fedjax.federated_averaging`` cannot be used: BatchNorm's statistics cannot leave its step. It is reimplemented from
+  FedJAX's parts: ``for_each_client``, with any state, ``UniformGetClientSampler``, ``shuffle_repeat_batch`` (seeded
   by round and client, otherwise the same in every round), ``optimizers.sgd`` (optax) and ``tree_util``.
-- The back end is FedJAX's default on a CPU, a jitted step called from Python; the other one wants several devices.
-- The network is that of the bare JAX loop. One process on one core.
+- The back end is FedJAX's default on a CPU, a jitted step called from Python; the other one needs several devices.
+- The network is shared with the bare JAX loop. One process on one core.
 """
 
 from __future__ import annotations

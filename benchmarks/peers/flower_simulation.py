@@ -1,12 +1,12 @@
 """The work of ``overhead`` in Flower's simulation.
 
-- ``run_simulation`` with the Ray backend, from Python: ``flwr run`` would start servers first. Flower calls it
-  deprecated, and has nothing else that stays in one command.
-- As many cores for Ray as the work says (two) and one for each client, so that two clients train at once.
-- Clients keep their data and module in the worker's process (a cache): the best that a client as a function allows.
+- ``run_simulation`` with the Ray backend, from Python: ``flwr run`` would start servers first. Flower marks it as
+  deprecated, but has no other single-command interface.
+- Ray gets the cores of the work (two) and each client one, so that two clients train at once.
+- Clients keep their data and module in the worker's process (a cache): the fastest option for function clients.
 - ``FedAvg`` weighted by the number of samples; evaluation off; parameters and BatchNorm statistics go both ways.
-- Python's generator, which Flower draws clients with, is seeded; the numbers that it draws among are random, and
-  replies are averaged as they arrive. No dashboard, no telemetry, no workers' output.
+- Python's generator, with which Flower samples clients, is seeded; the client ids are random all the same, and replies
+  are averaged as they arrive. No dashboard, no telemetry, no workers' output.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _client_app(work: Work) -> Any:
 
 
 def _train(work: Work, message: Any, client: int) -> Any:
-    """One participation; a function of the module, so that Ray sends its name and the worker keeps the caches."""
+    """Train a client once; a module-level function, so that Ray sends its name and the worker keeps the caches."""
     module, (images, labels) = _client_module(), client_data(work)[client]
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     generator = torch.Generator().manual_seed(1000 * message.content["config"]["server-round"] + client)
@@ -64,7 +64,7 @@ def _train(work: Work, message: Any, client: int) -> Any:
 
 
 class _TimedFedAvg(FedAvg):  # type: ignore[misc]
-    """FedAvg that notes when rounds end, and insists on all replies."""
+    """FedAvg that records the end of rounds, and requires all replies."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class _TimedFedAvg(FedAvg):  # type: ignore[misc]
         self.ends = [time.perf_counter()]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Average, and note the time."""
+        """Average, and record the time."""
         received = list(replies)
         failed = sum(reply.has_error() for reply in received)
         if failed or len(received) != self._cohort:
@@ -90,7 +90,7 @@ class _TimedFedAvg(FedAvg):  # type: ignore[misc]
 def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
     """Do the work."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    random.seed(0)  # where Flower draws clients from; it numbers them at random all the same
+    random.seed(0)  # Flower samples clients with it, among ids that are random all the same
     strategy, server = _TimedFedAvg(work), ServerApp()
     final: dict[str, torch.Tensor] = {}
 

@@ -1,8 +1,8 @@
-"""The work of ``overhead`` in fluke, by ``FedAVG`` with clients and server made by hand.
+"""The work of ``overhead`` in fluke: ``FedAVG`` with manually created clients and server.
 
 - ``FastDataLoader`` shuffles and cuts tensors in memory; one local epoch, which is 20 steps of 32 of 640 samples.
 - Averages of parameters and BatchNorm's statistics, weighted by the number of samples; counters: the largest.
-- One process: its parallel server asks for two GPUs. Nothing is evaluated; the progress bars are fluke's and stay.
+- One process: its parallel server asks for two GPUs. Nothing is evaluated; fluke's progress bars stay on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fluke.utils import FederationObserver  # type: ignore[import-not-found]  # 
 
 
 class _Clock(FederationObserver):  # type: ignore[misc]
-    """Notes when rounds begin and end."""
+    """Records the start and end of rounds."""
 
     def __init__(self) -> None:
         self.begins: list[float] = []

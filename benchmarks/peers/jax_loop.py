@@ -18,7 +18,7 @@ from benchmarks.work import Work
 def _client(
     work: Work, parameters: Tree, statistics: Tree, images: Array, labels: Array, key: Array
 ) -> tuple[Tree, Tree]:
-    """One participation: shuffled passes over images [n, 1, 28, 28], cut into batches, scanned."""
+    """Train a client once: scan batches of shuffled passes over images [n, 1, 28, 28]."""
     passes = -(-work.steps * work.batch_size // work.samples)
     orders = jnp.concatenate([jax.random.permutation(own, work.samples) for own in jax.random.split(key, passes)])
     batches = orders[: work.steps * work.batch_size].reshape(work.steps, work.batch_size)

@@ -1,13 +1,13 @@
 """The network and the step of ``workload`` in JAX, written by hand; for environments that have JAX and no torch.
 
-Initial weights and images come from a file that the benchmark writes (`workload.write_inputs`): the same for everybody.
+Initial weights and images come from a file that the benchmark writes (`workload.write_inputs`), the same for all peers.
 
 Convolutions are products of patches and weights: on a CPU, with a vmap over clients, XLA makes grouped convolutions of
 ``lax.conv_general_dilated``, and these took 2.5 times as long.
 
-JAX_PLATFORMS says where: the CPU, or ``cuda``. On a CPU one thread: XLA's pool has as many threads as the process may
-use cores, and Eigen's are switched off by a flag, so the process is bound to one core before JAX is imported (Linux;
-elsewhere only the flag holds).
+JAX_PLATFORMS selects the CPU or ``cuda``. On a CPU there is one thread: XLA's pool has one thread per core that the
+process may use, and a flag switches Eigen's off, so the process is bound to one core before JAX is imported (on Linux;
+elsewhere only the flag applies).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def read_inputs(path: str) -> tuple[Tree, Tree, np.ndarray, np.ndarray]:
-    """Initial parameters and statistics by PyTorch's names; images float32 [K, n, 1, 28, 28], labels int32 [K, n]."""
+    """Return parameters and statistics by PyTorch's names, images float32 [K, n, 1, 28, 28] and labels int32 [K, n]."""
     with np.load(path) as stored:
         content = {name: stored[name] for name in stored.files}
     images, labels = content.pop("images"), content.pop("labels").astype(np.int32)
@@ -47,20 +47,20 @@ def read_inputs(path: str) -> tuple[Tree, Tree, np.ndarray, np.ndarray]:
 
 
 def step(parameters: Tree, statistics: Tree, images: Array, labels: Array, work: Work) -> tuple[Tree, Tree]:
-    """One step of SGD on images [B, 1, 28, 28] and labels [B]: the parameters and statistics after it."""
+    """Return the parameters and statistics after one step of SGD on images [B, 1, 28, 28] and labels [B]."""
     gradient, after = jax.grad(loss, has_aux=True)(parameters, statistics, images, labels)
     return {name: value - work.lr * gradient[name] for name, value in parameters.items()}, after
 
 
 def loss(parameters: Tree, statistics: Tree, images: Array, labels: Array) -> tuple[Array, Tree]:
-    """Mean cross-entropy of a batch in training mode, and the statistics after it."""
+    """Return the mean cross-entropy of a batch in training mode, and the statistics after it."""
     answers, after = network(parameters, statistics, images)
     chosen = jnp.take_along_axis(jax.nn.log_softmax(answers), labels[:, None], axis=1)
     return -chosen.mean(), after
 
 
 def network(parameters: Tree, statistics: Tree, images: Array) -> tuple[Array, Tree]:
-    """Logits [B, 10] in training mode, and BatchNorm's statistics after it. Places are named as in ``make_model``."""
+    """Return logits [B, 10] in training mode, and BatchNorm's statistics after it; names are as in ``make_model``."""
     after: Tree = {}
     hidden = images
     for convolution, norm in (("0", "1"), ("3", "4")):
@@ -73,7 +73,7 @@ def network(parameters: Tree, statistics: Tree, images: Array) -> tuple[Array, T
 
 
 def _convolution(images: Array, weight: Array, bias: Array) -> Array:
-    """3×3 with stride 2 and padding 1: [B, C, H, W] to [B, O, H/2, W/2]."""
+    """Convolve 3×3 with stride 2 and padding 1: [B, C, H, W] to [B, O, H/2, W/2]."""
     batch, channels, height, width = images.shape
     padded = jnp.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     shifted = [padded[:, :, i : i + height : 2, j : j + width : 2] for i in range(3) for j in range(3)]
@@ -85,7 +85,7 @@ def _convolution(images: Array, weight: Array, bias: Array) -> Array:
 def _batch_norm(images: Array, place: str, parameters: Tree, statistics: Tree, after: Tree) -> Array:
     mean, variance = images.mean((0, 2, 3)), images.var((0, 2, 3))
     count = images.size // images.shape[1]
-    seen = {"running_mean": mean, "running_var": variance * count / (count - 1)}  # kept without bias, as PyTorch does
+    seen = {"running_mean": mean, "running_var": variance * count / (count - 1)}  # unbiased variance, as in PyTorch
     for name, value in seen.items():
         after[f"{place}.{name}"] = (1 - MOMENTUM) * statistics[f"{place}.{name}"] + MOMENTUM * value
     after[f"{place}.num_batches_tracked"] = statistics[f"{place}.num_batches_tracked"] + 1

@@ -3,7 +3,7 @@
 - ``SimulatedBackend`` in one process, as its benchmarks run it: clients one after the other in a single module.
 - ``FederatedAveraging`` weighted by the number of samples; one local epoch, which is 20 steps of 32 of 640 samples.
 - Clients' data are tensors on the device (PFL_PYTORCH_DEVICE), normalised once. pfl cuts them into the same batches in
-  every round and averages parameters alone: BatchNorm statistics stay in the one module. It does less than the others.
+  every round and averages only parameters: BatchNorm statistics stay in the one module. It does less than the others.
 - Evaluation cannot be switched off in the first round; the function that it calls computes nothing.
 """
 
@@ -46,7 +46,7 @@ def _no_metrics(module: nn.Module, images: Tensor, labels: Tensor) -> dict[str, 
 
 
 class _Clock(TrainingProcessCallback):  # type: ignore[misc]
-    """Notes when rounds end."""
+    """Records the end of rounds."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -67,7 +67,7 @@ class _Clock(TrainingProcessCallback):  # type: ignore[misc]
 
 def simulate(work: Work, inputs: str) -> tuple[list[float], dict[str, Any]]:
     """Do the work."""
-    np.random.seed(0)  # where pfl draws clients from
+    np.random.seed(0)  # pfl samples clients with it
     module = make_model(model=work.model).to(DEVICE)
     module.loss, module.metrics = MethodType(_loss, module), MethodType(_no_metrics, module)  # type: ignore[assignment]
     model = PyTorchModel(

@@ -1,7 +1,7 @@
 """Other simulators: their packages, their environments, and their processes.
 
-Environments are made with uv from the registry that it is configured for, below the user's cache folder, and found
-again by a hash of their packages. On a machine without a registry an interpreter that has the packages can be named.
+Environments are created with uv from its configured registry, below the user's cache folder, and found again by a hash
+of their packages. On a machine without a registry, the user can name an interpreter that has the packages.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Peer:
     Attributes:
         module: in this folder; its ``simulate`` does the work.
         packages: pinned, the simulator first; none: our own environment.
-        torch: whether it needs torch, in our own version. numpy always comes in our own version.
-        python: the Python that it needs; default: ours.
+        torch: whether it needs torch, in our own version. NumPy always comes in our own version.
+        python: the required Python; default: ours.
         several: whether it trains ``Work.cores`` clients at once.
         cuda: whether it needs a CUDA device; the others see none.
-        variables: of its process.
+        variables: environment variables of its process.
     """
 
     module: str
@@ -52,7 +52,7 @@ class Peer:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Packages to install; local versions (+cu132) are left out, which a registry may not have."""
+        """Packages to install, without local versions (+cu132), which a registry may not have."""
         names = ("torch", "numpy") if self.torch else ("numpy",)
         return (*self.packages, *(f"{name}=={version(name).split('+')[0]}" for name in names))
 
@@ -71,16 +71,16 @@ PEERS: dict[str, Peer] = {
     ),
     "fedjax": Peer(
         "fedjax_simulation",
-        # It calls what later ones of these lack.
+        # FedJAX calls functions that later versions of these lack.
         ("fedjax==0.0.17", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.4"),
         torch=False,
         variables={"JAX_PLATFORMS": "cpu"},
     ),
-    # 3.0 needs Python 3.14. It imports tqdm and does not ask for it.
+    # 3.0 needs Python 3.14. BlazeFL imports tqdm without declaring it.
     "blazefl": Peer("blazefl_simulation", ("blazefl==2.0.3", "tqdm==4.67.1"), python="3.12", several=True),
     "pfl": Peer("pfl_simulation", _PFL, variables={"PFL_PYTORCH_DEVICE": "cpu"}),
     "pfl_cuda": Peer("pfl_simulation", _PFL, cuda=True, variables={"PFL_PYTORCH_DEVICE": "cuda"}),
-    # 1.42.0 asks for a newer list of certificates than some registries have.
+    # 1.42.0 needs a newer list of certificates than some registries have.
     "flower": Peer("flower_simulation", ("flwr[simulation]==1.41.0", "ray==2.55.1"), several=True),
     "fluke": Peer("fluke_simulation", ("fluke-fl==0.8.1",)),
 }
@@ -88,7 +88,7 @@ PEERS: dict[str, Peer] = {
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has done its work, the seconds of each round, and the digest of the final weights."""
+    """A finished process, the seconds of each round, and the digest of the final weights."""
 
     execution: Execution
     rounds: Sequence[float]
@@ -114,7 +114,7 @@ def start(
     inputs: str | None = None,
     with_library: bool = False,
 ) -> Done:
-    """Call the ``simulate`` of a module in a process; ``with_library`` says whether it can import our packages.
+    """Call the ``simulate`` of a module in a process, which can import our packages if ``with_library``.
 
     Raises:
         RunError: it failed, or did not print its rounds.
@@ -143,10 +143,10 @@ def start(
 
 
 class Peers:
-    """The peers of a benchmark; one that cannot be installed, or fails, has a status that says so."""
+    """The peers of a benchmark; a peer that cannot be installed, or fails, has the reason as its status."""
 
     def __init__(self, names: Sequence[str], bench: Bench, given: Path | None = None) -> None:
-        """Make missing environments, which may take minutes; ``given`` is an interpreter with the packages.
+        """Create missing environments, which may take minutes; ``given`` is an interpreter with the packages.
 
         Raises:
             ConfigError: an unknown name.
@@ -191,7 +191,7 @@ class Peers:
         return self._settings
 
     def attempt(self, name: str, work: Work, process: str, rounds: str) -> Mapping[str, Timing]:
-        """Run a peer; its timings have these names. A failure leaves it out from then on."""
+        """Run a peer; its timings have these names. A peer that fails is left out afterwards."""
         if name not in self._pythons:
             return {}
         peer = PEERS[name]
@@ -219,7 +219,7 @@ def environment_folder(peer: Peer) -> Path:
 
 
 def environment(name: str, bench: Bench) -> str:
-    """Return the interpreter of a peer's environment, which is made where there is none.
+    """Return the interpreter of a peer's environment, creating the environment if missing.
 
     Raises:
         RunError: the packages cannot be installed, or there is no Python for them.
@@ -239,7 +239,7 @@ def environment(name: str, bench: Bench) -> str:
 
 
 def _wanted_python(peer: Peer) -> str:
-    """Return the Python for uv to use: ours, one that pyenv keeps (uv stops at its shims), or a version to find."""
+    """Return the Python for uv: ours, one of pyenv (uv does not follow its shims), or a version to find."""
     if peer.python is None:
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
@@ -250,7 +250,7 @@ def _run(command: Sequence[str], failed: str) -> str:
     """Return the output of a command.
 
     Raises:
-        RunError: it failed, with its own words after ours.
+        RunError: it failed, with our message followed by its own.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
