@@ -31,7 +31,7 @@ def add_to(group: Callable[..., Any]) -> None:
 
 
 def schedule(arguments: argparse.Namespace) -> int:
-    """Switch what is named, and print all of them."""
+    """Switch the named schedules, and print all of them."""
     from pipelines.orchestration import schedules
 
     address = schedules.answering()

@@ -90,7 +90,7 @@ def placed(
         config: of the run. inputs: its data.
         home: folder of runs, in which it is ``<method>-s<seed>-<hash, 8>``.
         label: distinguishes it from other runs of the method and seed.
-        directory: its folder instead.
+        directory: its folder, instead of one in ``home``.
         alone: no other run trains now, so ``engine.workers: null`` may give it all cores.
 
     Raises:

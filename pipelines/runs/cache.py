@@ -71,7 +71,7 @@ class Cache:
 
     @classmethod
     def here(cls) -> Cache:
-        """Return the cache of the working directory, or the one in the environment variable; DataError: see check_path."""
+        """Return the cache of the working directory or the environment variable; DataError: see check_path."""
         return cls(check_path(Path(os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).absolute()))
 
     # ---- data ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def compared_by(config: Config) -> list[str]:
 
     def counts(key: str, text: str) -> bool:
         parameter = known.get(key)
-        if key in ALWAYS or parameter is None:  # seed, names, plug-ins, what is nested in a parameter
+        if key in ALWAYS or parameter is None:  # seed, names, plug-ins, nested keys of a parameter
             return True
         if parameter.search is not None or parameter.switch:
             return True

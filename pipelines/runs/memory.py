@@ -12,7 +12,7 @@ An estimate is for one process that trains inline; ``process`` bytes are its siz
     + engine.stack_memory_mb                  if clients are trained stacked
     + 600 MiB                                 if the model is compiled
 
-It is meant to be rather too much than too little; the measured peak of a finished run replaces it.
+It overestimates on purpose; the measured peak of a finished run replaces it.
 """
 
 from __future__ import annotations
