@@ -39,7 +39,7 @@ def folder_of(planned: TablePlan) -> Path:
 
 
 def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
-    """Run the settings of a plan; reuse finished runs, including those of earlier commands in the folder.
+    """Run the settings of a plan; reuse finished runs, also from earlier commands in the folder.
 
     A failed setting does not stop the others.
 

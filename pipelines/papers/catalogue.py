@@ -149,7 +149,7 @@ class PaperTable:
         """Return a column by its key.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the key is unknown.
         """
         return _named(key, self.columns, f"{self.id}: no column")
 
@@ -157,7 +157,7 @@ class PaperTable:
         """Return a row by its key.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the key is unknown.
         """
         return _named(key, self.rows, f"{self.id}: no row")
 

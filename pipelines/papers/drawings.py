@@ -26,7 +26,7 @@ from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
 
 _ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: a row; title and axis; the title's second line
-_APART = 0.17  # of a row: offset of the printed figure below ours
+_APART = 0.17  # offset of the printed figure below ours, in rows
 _OURS = "Filled: ours, mean ± sample standard deviation over runs, with a dot per run."
 _PRINTED = "Open: printed, with its ± where one is printed."
 _BY_FORMULA = "Open: by the paper's formula, mean over runs."

@@ -28,7 +28,7 @@ from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
 _MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": "null"}
-"""Keys besides ``engine.*`` that may differ from a table, with the allowed value: its images in another form."""
+"""Keys that may differ from a table, like ``engine.*``, with the allowed value: its images in another form."""
 _PLAIN = {"stack": False, "compile": "none"}
 """Values that ``auto`` in a table means; a kept run that is stacked or compiled records it."""
 _ALIKE = 1e-9

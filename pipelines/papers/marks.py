@@ -21,7 +21,7 @@ def mark(plan: TablePlan) -> str:
 
 
 def changed(assignments: Iterable[str]) -> str:
-    """Return a mark for assignments; empty where they only change the rounding."""
+    """Return a mark for assignments; empty if they only change the rounding."""
     distinct = dict.fromkeys(_not_rounding(assignments))
     return f" (CHANGED SETTING: {', '.join(distinct)})" if distinct else ""
 
