@@ -20,17 +20,17 @@ _WIDTH = 13
 
 def add_to(add: Callable[..., Parser]) -> None:
     """Add the command."""
-    about = "Train a method on made-up data and check what every method must keep to: same bytes, counted traffic, ..."
-    parser = add("check", check, about, "Ends with 0 where all checks pass, with 4 where one fails.")
+    about = "Check a method on synthetic data: repeatable, resumable, traffic counted."
+    parser = add("check", check, about, "Exit code 0: all checks pass; 4: one fails.")
     parser.add_argument("kind", choices=("method",), metavar="KIND", help="method")
-    parser.add_argument("name", metavar="NAME", help="of a method (see 'protofl list methods'), or a file: mine.py")
+    parser.add_argument("name", metavar="NAME", help="a method (see 'protofl list methods'), or a file: mine.py")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="parameter of the method or of a section that it needs, e.g. method.mu=0.1; several times",
+        help="set a parameter, e.g. method.mu=0.1; repeatable",
     )
     parser.add_argument("--slow", action="store_true", help="also train in a worker process")
     options.as_json(parser, "a list of objects")

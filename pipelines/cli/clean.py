@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pipelines.cli.arguments import Parser
 
 _EPILOG = """\
-Deletes prepared data, partitions and the index of finished runs (.protofl/cache, or PROTOFL_CACHE), and the logs of
-what does not run any more. Runs stay, and prepare their data again where they need them. Not while a run trains.
+Deletes prepared data, partitions and the index of finished runs (.protofl/cache, or PROTOFL_CACHE), and logs of
+processes that have ended. Runs stay, and prepare their data again when they need them. Refused while a run trains.
 """
 
 

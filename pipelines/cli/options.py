@@ -22,11 +22,9 @@ class _Orchestrator(argparse._StoreAction):
         namespace.prefect = _PREFECT[values]
 
 
-def params(parser: Parser, what: str = "the parameter file") -> None:
+def params(parser: Parser, what: str = "parameter file") -> None:
     """Add the parameter file."""
-    parser.add_argument(
-        "--params", type=Path, metavar="FILE", help=f"{what} (default: params.yaml, where there is one)"
-    )
+    parser.add_argument("--params", type=Path, metavar="FILE", help=f"{what} (default: params.yaml, if it exists)")
 
 
 def values(parser: Parser) -> None:
@@ -38,28 +36,28 @@ def values(parser: Parser) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="override, e.g. partition.alpha=0.1; wins over the file and over compare.settings; several times",
+        help="set a value, e.g. partition.alpha=0.1, over the file and compare.settings; repeatable",
     )
 
 
-def out(parser: Parser, default: str, what: str = "where results go") -> None:
+def out(parser: Parser, default: str, what: str = "folder of the results") -> None:
     """Add ``--out``. A default in angle brackets is only shown, and determined later."""
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         default=None if "<" in default else Path(default),
-        help=f"{what}; {{date}} in it becomes today's date, in UTC (default: {default})",
+        help=f"{what}; {{date}} becomes today's date (UTC) (default: {default})",
     )
 
 
 def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
     """Add the options for Prefect, and for waiting."""
-    about = "as a flow of the configured Prefect server, which must answer (default: as a flow if a server answers)"
+    about = "run as a flow of the configured Prefect server, which must answer (default: if one answers)"
     prefect = parser.add_mutually_exclusive_group()
     prefect.add_argument("--prefect", action="store_true", default=None, help=about)
-    prefect.add_argument("--no-prefect", action="store_false", default=None, dest="prefect", help="without Prefect")
-    about = "inline: the same as --no-prefect; prefect: as --prefect; auto: the default"
+    prefect.add_argument("--no-prefect", action="store_false", default=None, dest="prefect", help="run without Prefect")
+    about = "older name: inline is --no-prefect, prefect is --prefect, auto is the default"
     prefect.add_argument("--orchestrator", action=_Orchestrator, choices=(*_PREFECT,), metavar="NAME", help=about)
     if may_restart:
         restart(parser)
@@ -67,7 +65,7 @@ def orchestration(parser: Parser, *, may_restart: bool = True) -> None:
         "--no-wait",
         action="store_false",
         dest="wait",
-        help="return when results are on disk; figures, page and MLflow follow in the background",
+        help="exit once results are on disk; figures, page and MLflow follow in the background",
     )
 
 
@@ -77,7 +75,7 @@ def no_cache(parser: Parser) -> None:
         "--no-cache",
         action="store_false",
         dest="copies",
-        help="train runs again that have finished in another folder, instead of copying their results",
+        help="train again instead of copying results of runs that have finished in another folder",
     )
 
 
@@ -86,8 +84,7 @@ def restart(parser: Parser) -> None:
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="throw away a checkpoint that cannot be used, and what is damaged or other code has finished; "
-        "the rest is gone on with",
+        help="discard unusable checkpoints, damaged results and results of other code; resume the rest",
     )
 
 

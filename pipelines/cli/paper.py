@@ -15,16 +15,16 @@ from pipelines.cli import options
 from pipelines.cli.arguments import Parser, names, positive, whole_numbers
 
 _SHOW_EPILOG = """\
-It prepares the data of the columns asked for below .protofl/cache, and with data.download=true it fetches them.
+Prepares the data of these columns in .protofl/cache; with data.download=true downloads them.
 """
 _RUN_EPILOG = """\
 what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
 one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
 at a fifth of the rounds    protofl paper run gfpl.table1 --rounds-scale 0.2 --set data.root=DIR
-what nobody has kept yet    protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
+what is not published yet   protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
 over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
 
-Finished runs are found again, those of protofl compare too; the same command goes on where it was stopped.
+Reuses finished runs, also those of protofl compare; the same command resumes after an interruption.
 """
 
 _CLAIMS_EPILOG = """\
@@ -40,42 +40,48 @@ def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
     Args:
         group: makes a command with subcommands.
     """
-    add = group("paper", "papers", "Tables of the five papers: our figures beside the printed ones, and what holds.")
-    about = "All tables: printed figures, how many of them can be configured here, and how many were measured and kept."
+    add = group(
+        "paper", "papers", "Run tables of the five papers, next to the printed figures, and judge their claims."
+    )
+    about = "List all tables: printed figures, how many can be configured here, how many are measured and published."
     listing = add("list", list_, about)
     options.as_json(listing, "a list of objects")
 
     shown = add(
         "show",
         show,
-        "A table's setting, its cells, what is refused and why, and about how long it takes.",
+        "Show a table's setting and cells, what is refused and why, and how long it takes.",
         _SHOW_EPILOG,
     )
     _which(shown)
-    about = "carry out three rounds of every kind of run of which none has finished here, to know how long they take"
+    about = "time three rounds of each kind of run that has not finished here yet"
     shown.add_argument("--measure", action="store_true", help=about)
     options.as_json(shown, "an object")
 
-    run = add("run", run_, "Carry out what can be run of a table, setting by setting.", _RUN_EPILOG)
+    run = add("run", run_, "Run what can be run of a table, setting by setting.", _RUN_EPILOG)
     _which(run)
     options.out(run, "runs/papers/<id>", "the table's folder")
     options.orchestration(run)
 
-    keeping = add("keep", keep_, "Keep the figures of a table's finished runs, so that it can be finished elsewhere.")
-    keeping.add_argument("folder", type=Path, metavar="DIR", help="of the table, such as runs/papers/fedpa.table2")
-    about = "folder of kept figures (default: with the code)"
+    keeping = add(
+        "keep", keep_, "Publish the figures of a table's finished runs, so that it can be completed elsewhere."
+    )
+    keeping.add_argument(
+        "folder", type=Path, metavar="DIR", help="folder of the table, such as runs/papers/fedpa.table2"
+    )
+    about = "folder of published figures (default: with the code)"
     keeping.add_argument("--into", type=Path, metavar="DIR", help=about)
-    about = "replace kept runs that have other figures now"
+    about = "replace published runs whose figures differ now"
     keeping.add_argument("--again", action="store_true", help=about)
 
-    claims = add("claims", claims_, "What finished tables say of the papers' claims.", _CLAIMS_EPILOG)
+    claims = add("claims", claims_, "Judge the papers' claims by finished tables.", _CLAIMS_EPILOG)
     claims.add_argument(
         "--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables (default: runs/papers)"
     )
-    about = "ask kept figures of tables that have not been run there, those of DIR (default: what comes with the code)"
+    about = "use published figures for tables that were not run there, from DIR (default: those with the code)"
     claims.add_argument("--kept", nargs="?", const=_WITH_THE_CODE, metavar="DIR", help=about)
-    claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these")
-    claims.add_argument("--write", type=Path, metavar="FILE.md", help="a page instead of printed lines")
+    claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these papers")
+    claims.add_argument("--write", type=Path, metavar="FILE.md", help="write a page instead of printing")
     options.as_json(claims, "a list of objects")
 
 
@@ -84,15 +90,15 @@ def _which(parser: Parser) -> None:
     parser.add_argument("--rows", type=names, metavar="A,B,...", help="default: all")
     parser.add_argument("--columns", type=names, metavar="A,B,...", help="default: all")
     parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), metavar="0,1,...", help="default: 0,1,2")
-    about = "divisions, each with every seed (default: as the table has it)"
+    about = "seeds of partitions, each with every seed (default: the table's)"
     parser.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
-    about = "this share of the printed rounds, marked in every output (default: 1)"
+    about = "share of the printed rounds to run, marked in every output (default: 1)"
     parser.add_argument("--rounds-scale", type=positive, default=1.0, metavar="F", help=about)
-    about = "every N-th of these runs from the K-th on, so that N machines with one command do each once; then 'keep'"
+    about = "every N-th run from the K-th on: N machines share the table; then use 'keep'"
     parser.add_argument("--part", metavar="K/N", help=about)
-    about = "leave out runs whose figures are kept with the code (see 'paper list')"
+    about = "skip runs with published figures (see 'paper list')"
     parser.add_argument("--not-kept", action="store_true", help=about)
-    about = "refuse runs that are known to take longer on one core (default: none)"
+    about = "refuse runs known to take longer on one core (default: none)"
     parser.add_argument("--max-hours", type=positive, metavar="H", help=about)
     parser.add_argument(
         "--set",
@@ -100,7 +106,7 @@ def _which(parser: Parser) -> None:
         default=[],
         dest="assignments",
         metavar="KEY=VALUE",
-        help="for all cells, such as data.root=DIR; several times",
+        help="set a value in all cells, such as data.root=DIR; repeatable",
     )
 
 

@@ -12,62 +12,68 @@ from pipelines.cli.arguments import Parser, names
 ARCHIVE_EPILOG = """\
 protofl archive runs/first --out first.zip     a run
 protofl archive runs/comparison                a comparison, with all its runs
-protofl archive artifacts                      what make run left
+protofl archive artifacts                      the results of make run
 
-The same folder gives the same bytes. Of the data there are name, source, licence and fingerprint, never an image.
+The same folder gives the same bytes. Of the data it has name, source, licence and fingerprint, never an image.
 """
 REPRODUCE_EPILOG = """\
-protofl reproduce first.zip --check            0: all the same; 3: the archive is damaged; 4: a result is another
-protofl reproduce first.zip --check --set data.root=FOLDER     data that do not come with the packages
+protofl reproduce first.zip --check            exit code 0: all equal; 3: damaged archive; 4: a result differs
+protofl reproduce first.zip --check --set data.root=FOLDER     data that are not part of a package
 protofl reproduce --golden                     every method on digits, in about a minute
 """
 
 
 def archive_options(parser: Parser) -> None:
     """Add the options of ``protofl archive``."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="of a finished run or comparison; or artifacts")
-    parser.add_argument("--out", type=Path, metavar="X.zip", help="the file (default: the folder's name, with .zip)")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="folder of a finished run or comparison; or artifacts"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="X.zip", help="archive to write (default: the folder's name, with .zip)"
+    )
     parser.add_argument(
         "--licence",
         default="Apache-2.0",
         metavar="SPDX",
-        help="of the results, as the SPDX list calls it (default: Apache-2.0)",
+        help="licence of the results, by its SPDX name (default: Apache-2.0)",
     )
 
 
 def reproduce_options(parser: Parser) -> None:
     """Add the options of ``protofl reproduce``."""
-    parser.add_argument("archive", nargs="?", type=Path, metavar="X.zip", help="as protofl archive wrote it")
+    parser.add_argument("archive", nargs="?", type=Path, metavar="X.zip", help="archive to reproduce")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="of this machine, such as data.root=FOLDER or engine.workers=2; nothing that makes it another run",
+        help="set a value that changes no result, such as data.root=FOLDER or engine.workers=2",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/reproduced/<archive>)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the results (default: runs/reproduced/<archive>)"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare every result with the archive: by hash, on another class of processor to a tolerance",
+        help="compare every result with the archive: by hash, or by tolerance on another class of processor",
     )
     parser.add_argument(
         "--trust-plugins",
         action="store_true",
-        help="run code that the archive brings; read it first, it may do anything",
+        help="run code from the archive; read it first, it may do anything",
     )
     golden = parser.add_argument_group("without an archive")
     golden.add_argument(
         "--golden",
         action="store_true",
-        help="carry out every method on digits and compare with the hashes that are kept with the code",
+        help="run every method on digits and compare with the recorded hashes",
     )
     golden.add_argument("--methods", type=names, metavar="A,B,...", help="with --golden: only these")
     golden.add_argument(
         "--record",
         action="store_true",
-        help="with --golden: keep what comes out as the recorded hashes",
+        help="with --golden: record the new hashes",
     )
 
 

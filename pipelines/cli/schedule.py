@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 _ACTIONS = {
-    "list": "Which deployments the configured Prefect server has, when they run, and which are off.",
-    "on": "Let deployments run when they are due; they stay on until they are switched off.",
-    "off": "Let deployments run by hand only; a run that is due by then is dropped.",
+    "list": "List the deployments of the configured Prefect server, when they run, and which are off.",
+    "on": "Activate the schedules of deployments, until they are switched off.",
+    "off": "Deactivate the schedules of deployments; runs that are already due are dropped.",
 }
 _EPILOG = """\
 Schedules of infra/prefect.yaml are off until they are switched on, here or in Prefect's pages, and then stay on. With
@@ -19,15 +19,13 @@ Schedules of infra/prefect.yaml are off until they are switched on, here or in P
 
 def add_to(group: Callable[..., Any]) -> None:
     """Add the command."""
-    actions = group("schedule", "actions", "Schedules of deployments: list them, switch them on and off.")
+    actions = group("schedule", "actions", "List the schedules of deployments, and switch them on and off.")
     for action, summary in _ACTIONS.items():
         parser = actions(action, schedule, summary, _EPILOG, action=action)
         if action == "list":
             parser.set_defaults(names=())
         else:
-            parser.add_argument(
-                "names", nargs="+", metavar="NAME", help="of the deployment, see 'protofl schedule list'"
-            )
+            parser.add_argument("names", nargs="+", metavar="NAME", help="deployment, see 'protofl schedule list'")
 
 
 def schedule(arguments: argparse.Namespace) -> int:
