@@ -261,12 +261,12 @@ def claims_(arguments: argparse.Namespace) -> int:
 def _measured(one: Any) -> str:
     """Return the evidence for a verdict: the difference and its interval, numbers of runs, and the budget."""
     from pipelines.papers.marks import changed
-    from pipelines.reporting.formats import format_number_difference, plural
+    from pipelines.reporting.formats import format_difference, plural
 
     counted = ((one.difference.n, "pair"), (len(one.seeds), "seed"), (len(one.divisions), "division"))
     budget = "" if one.rounds_scale == 1 else f"; {one.rounds_scale:g} of the rounds"
     over = ", ".join(plural(number, word) for number, word in counted)
-    return f"{format_number_difference(one.difference, '.2f')}; {over}{budget}{changed(one.besides)}"
+    return f"{format_difference(one.difference, 'points')}; {over}{budget}{changed(one.besides)}"
 
 
 def _described(one: Any) -> dict[str, Any]:

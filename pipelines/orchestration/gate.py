@@ -9,9 +9,9 @@ from pathlib import Path
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles
 from flcore.methods import Method
-from pipelines.runs.better import lower_is_better
 from pipelines.runs.folder import read_lines
 from pipelines.runs.layout import read_json
+from pipelines.runs.metrics import lower_is_better
 from pipelines.runs.record import COMMUNICATION, SCORES
 from pipelines.tuning.metrics import check_metric, value_of
 

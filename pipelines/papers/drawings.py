@@ -20,7 +20,7 @@ from pipelines.reporting.figures.partition import draw_partition, load_partition
 from pipelines.reporting.figures.parts import panel
 from pipelines.reporting.figures.sets import Drawing, drawing
 from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, method_styles
-from pipelines.reporting.html import LEGENDS, Block, Section, Words, panels
+from pipelines.reporting.page import LEGENDS, Block, Section, panels
 from pipelines.runs.analyses import StoredAnalysis, load
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
@@ -122,7 +122,7 @@ def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Se
     for name in names:
         if name == DIVISION:
             title = f"{where}: {LEGENDS[name].heading}"
-            block: Block = _division(run, title)
+            block = _division(run, title)
         elif name in stored:
             title = f"{where}: {heading(name)}"
             block = _block(run, title, stored[name])
@@ -138,14 +138,14 @@ def _division(run: MeasuredRun, title: str) -> Block:
         names = (read_json(metrics, "run it again").get("class_names") or ()) if metrics.is_file() else ()
         held = load_partition(inputs_of(run.folder).partition, names)
     except DataError as error:
-        return Words(f"Left out: {error}")
+        return Block("words", f"Left out: {error}")
     drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(held)})
     return panels(title, LEGENDS[DIVISION].caption, drawn)
 
 
 def _block(run: MeasuredRun, title: str, analysis: StoredAnalysis) -> Block:
     if analysis.skipped is not None:
-        return Words(f"Left out: {analysis.skipped}.")
+        return Block("words", f"Left out: {analysis.skipped}.")
     figure = draw_analysis(analysis, subject_of(load_run(run.folder), analysis.name))
     caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
     return panels(title, caption, drawing(f"{run.setting}-{run.row}-{analysis.name}", {"": figure}))

@@ -14,10 +14,10 @@ from pipelines.papers.marks import budget, by_setting, is_changed, mark, of_colu
 from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots_beyond
 from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, table_file, told_pairs
 from pipelines.reporting import tables
-from pipelines.reporting.formats import MISSING, format_number, format_number_difference, listed, plural
-from pipelines.reporting.html import Notes, Rows, Section, Words, write_page
+from pipelines.reporting.formats import MISSING, format_difference, format_summary, format_value, listed, plural
+from pipelines.reporting.page import Block, Section, write_page
 from pipelines.reporting.statistics import PairedDifference, Summary, paired_difference, summarise
-from pipelines.reporting.tables import WORDS, Format, Table, csv_text, json_text, markdown_table, write_texts
+from pipelines.reporting.tables import Table, csv_text, json_text, markdown_table, write_texts
 from pipelines.runs.record import Pair
 
 
@@ -170,20 +170,23 @@ def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), v
     contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
     write_texts(contents, directory)
     heading = "Set beside the table's own values"
-    sections = [Section("changed", heading, (Notes(tuple(differing)),))] if differing else []
+    sections = [Section("changed", heading, (Block("notes", differing),))] if differing else []
     sections += drawn
-    sections += [Section(f"table-{place}", table.title, (Rows(table),)) for place, table in enumerate(shown)]
+    sections += [Section(f"table-{place}", table.title, (Block("table", table),)) for place, table in enumerate(shown)]
     settings = [
-        Words(_LINK.format(href=f"{setting.name}/report.html", title=", ".join(one.title for one in setting.columns)))
+        Block(
+            "words",
+            _LINK.format(href=f"{setting.name}/report.html", title=listed(one.title for one in setting.columns)),
+        )
         for setting in found.plan.settings
         if (directory / setting.name / "report.html").exists()
     ]
     if settings:
         sections.append(Section("settings", "Pages of the comparisons", tuple(settings)))
     if refused:
-        sections.append(Section("refused", "Not run here", (Notes(tuple(refused)),)))
+        sections.append(Section("refused", "Not run here", (Block("notes", refused),)))
     if noted:
-        sections.append(Section("notes", "Notes", (Notes(tuple(noted)),)))
+        sections.append(Section("notes", "Notes", (Block("notes", noted),)))
     page = {"kicker": found.plan.table.id, "title": f"{found.plan.table.title}{mark(found.plan)}"}
     return write_page(directory / "report.html", page, " ".join(lead(found)), sections, colours={})
 
@@ -225,7 +228,7 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
     tried = {key for key, cell in found.cells.items() if not measured or cell.ours.n or cell.failed}
     columns = [column for column in table.columns if any((row.key, column.key) in tried for row in table.rows)]
     rows = [row for row in table.rows if any((row.key, column.key) in tried for column in columns)]
-    names = tables.Column("row", "method", [row.title for row in rows], WORDS)
+    names = tables.Column("method", [row.title for row in rows], is_text=True)
     figures, differences = [names], [names]
     for column in columns:
         of = [found.cells[row.key, column.key] for row in rows]
@@ -235,15 +238,18 @@ def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
         heading = f"{column.title}, ours" if beside else column.title
         heading += " (changed setting)" if is_changed(found.plan, column) else ""
         if here:
-            figures.append(tables.Column(f"{column.key}_ours", heading, of, _OURS))
+            figures.append(
+                tables.Column(heading, [_with_lost(format_summary(cell.ours, "points"), cell) for cell in of])
+            )
         if beside:  # columns without runs get no empty column of ours
-            given, named = [cell.printed for cell in of], "printed" if here else f"{column.title}, printed"
-            figures.append(tables.Column(f"{column.key}_printed", named, given, _PRINTED))
+            named = "printed" if here else f"{column.title}, printed"
+            figures.append(tables.Column(named, [_printed_text(cell.printed) for cell in of]))
         if any(cell.difference.n for cell in of):
-            differences.append(tables.Column(column.key, heading, of, _DIFFERENCE))
+            differences.append(tables.Column(heading, [_difference_text(cell) for cell in of]))
             if beside:
                 printed = [_printed_difference(table, row, column) for row in rows]
-                differences.append(tables.Column(f"{column.key}_printed", "printed", printed, _GAP))
+                texts = [format_value(value, "points", signed=True) for value in printed]
+                differences.append(tables.Column("printed", texts))
     shown = [Table(f"{table.title}{mark(found.plan)}", tuple(figures))]
     if len(differences) > 1:
         baseline = table.row(table.baseline).title
@@ -306,12 +312,8 @@ def _with_lost(text: str, cell: Cell) -> str:
 
 
 def _difference_text(cell: Cell) -> str:
-    text = format_number_difference(cell.difference, ".2f")
+    text = format_difference(cell.difference, "points")
     return text if text == MISSING else _with_lost(text, cell)
 
 
 _LINK = Markup('<a href="{href}">{title}</a>')
-_OURS = Format(lambda cell: _with_lost(format_number(cell.ours, ".2f"), cell))
-_PRINTED = Format(_printed_text)
-_DIFFERENCE = Format(_difference_text)
-_GAP = Format(lambda value: MISSING if value is None else f"{value:+.2f}")

@@ -29,7 +29,7 @@ from flcore.core.errors import ConfigError, DataError
 from flcore.core.params import build
 from flcore.core.text import printable, shorten
 from pipelines.proof.stored_zip import StoredZip, read_zip
-from pipelines.runs.better import check_direction
+from pipelines.runs.metrics import check_direction
 
 FORMAT = "protofl archive"
 VERSION = 1

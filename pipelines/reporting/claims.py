@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pipelines.reporting.formats import format_tested
 from pipelines.reporting.statistics import PairedDifference, paired_difference, with_adjusted_p
-from pipelines.reporting.tables import DIFFERENCE_FORMATS, WORDS, Column, Table
-from pipelines.runs.better import check_direction, is_share, lower_is_better, unit
+from pipelines.reporting.tables import Column, Table
+from pipelines.runs.metrics import check_direction, lower_is_better, unit
 from pipelines.runs.record import Pair, RunRecord, score
 
 Judgement = Literal[
@@ -115,7 +116,7 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
         metric = claim.metric or ("top1_global" if both else "mean_local")
         check_direction(metric, f"compare.claims.{claim.name}: metric")
         better, than = (scores(row, metric) for row in rows)
-        lead = claim.by / 100 if is_share(metric) else claim.by
+        lead = claim.by / 100 if unit(metric) == "share" else claim.by
         pairs = (than, better) if lower_is_better(metric) else (better, than)
         difference = paired_difference(*pairs, null=lead)
         judged.append(JudgedRow(claim, metric, judgement(difference, lead), difference))
@@ -131,17 +132,14 @@ def claims_table(judged: Sequence[JudgedRow]) -> Table:
         lead = f" by {one.claim.by:g}" if one.claim.by else ""
         return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
 
+    leads = [format_tested(one.difference, unit(one.metric)) for one in judged]
     return Table(
         "Claims, and what these runs say of them",
         (
-            Column("claim", "claim", [said(one) for one in judged], WORDS),
-            Column("metric", "metric", [one.metric for one in judged], WORDS),
-            Column(
-                "lead",
-                "lead [95 % interval], adjusted p",
-                [DIFFERENCE_FORMATS[unit(one.metric)].text(one.difference) for one in judged],
-                WORDS,
-            ),
-            Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
+            Column("claim", [said(one) for one in judged], is_text=True),
+            Column("metric", [one.metric for one in judged], is_text=True),
+            Column("lead [95 % interval], adjusted p", leads, is_text=True),
+            Column("df", [one.difference.df for one in judged]),
+            Column("verdict", [one.verdict for one in judged], is_text=True, meaning=_MEANING),
         ),
     )

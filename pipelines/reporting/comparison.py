@@ -21,7 +21,7 @@ from pipelines.reporting.statistics import (
     summarise_runs,
     with_adjusted_p,
 )
-from pipelines.reporting.targets import RunTarget, TargetSummary, mean_rounds, run_target, target_summary
+from pipelines.reporting.targets import Targets, TargetSummary, run_target, target_summaries
 from pipelines.runs.record import (
     COMMUNICATION,
     SCORES,
@@ -36,17 +36,17 @@ from pipelines.runs.record import (
 
 PAIRED_METRICS = ("top1_global", "mean_local")
 PAIRED_TASK_SCORES = ("a_glo", "a_loc", "a_sel")
-# What every method has: clients are scored whatever answers for them.
 COMMON_METRIC = "mean_local"
+"""The accuracy that every method has."""
 STRICT_FRACTION = 0.99
-"""Of the baseline's final accuracy, told beside the target that was asked for (evaluation.md, section 2.3)."""
+"""Of the baseline's final accuracy, shown beside the configured target (evaluation.md, section 2.3)."""
 
 
 @dataclass(frozen=True)
 class MethodSummary:
     """One row of the comparison: everything about one method over its seeds; ``targets`` are by metric.
 
-    ``strict_targets`` are those of :data:`STRICT_FRACTION`; empty where what was asked for is no lower.
+    ``strict_targets`` are for :data:`STRICT_FRACTION`; empty where the configured fraction is as high.
     """
 
     method: str
@@ -63,7 +63,7 @@ class MethodSummary:
 
     @property
     def target(self) -> TargetSummary:
-        """On the first metric that this method's history, and the baseline's, tell of."""
+        """The target on the first metric that the histories of this method and the baseline have."""
         return next((target for target in self.targets.values() if target.n), self.targets[COMMON_METRIC])
 
 
@@ -98,9 +98,8 @@ def tuned_name(method: str) -> str:
 class Comparison:
     """Methods in the order in which they were given, with the runs (by method, then seed) they summarise.
 
-    ``smooth`` is how many evaluated rounds its curves average.
-    ``run_targets`` holds for each metric that a target is on one entry per run; ``failed`` says which other runs ended
-    without a result, and why.
+    ``smooth`` is how many evaluated rounds its curves average. ``run_targets`` are by metric, method and pair;
+    ``failed`` says which other runs ended without a result, and why.
     """
 
     dataset: str
@@ -111,7 +110,7 @@ class Comparison:
     seeds: tuple[int, ...]
     methods: tuple[MethodSummary, ...]
     runs: tuple[RunRecord, ...]
-    run_targets: Mapping[str, tuple[RunTarget, ...]]
+    run_targets: Mapping[str, Targets]
     notes: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
     tuning: tuple[Tuned, ...] = ()
@@ -174,27 +173,39 @@ def compare(
     if not ordered:
         raise ProtoflError("Nothing to compare: no finished run was given; start `protofl compare` with methods.")
     _refuse_mixtures(ordered)
+    reference = {run.pair: run for run in by_method.get(baseline, ())}
 
-    baseline_runs = {run.pair: run for run in by_method.get(baseline, ())}
-
-    def on_the_way(fraction: float) -> dict[str, dict[str, list[RunTarget]]]:
+    def run_targets(fraction: float) -> dict[str, Targets]:
         return {
             name: {
-                method: [run_target(run, baseline_runs.get(run.pair), name, fraction) for run in method_runs]
+                method: {run.pair: run_target(run, reference.get(run.pair), name, fraction) for run in method_runs}
                 for method, method_runs in by_method.items()
             }
             for name in dict.fromkeys((metric, COMMON_METRIC))
         }
 
-    def of_method(targets: Mapping[str, Mapping[str, list[RunTarget]]], method: str) -> dict[str, TargetSummary]:
-        return {
-            name: target_summary(by_method[method], of[method], mean_rounds(by_method, of, baseline))
-            for name, of in targets.items()
-        }
-
-    targets = on_the_way(target_fraction)
-    strict = on_the_way(STRICT_FRACTION) if target_fraction < STRICT_FRACTION else {}
-    task_scores = tuple(TASK_SCORES) if any(run.tasks for run in ordered) else ()
+    targets = run_targets(target_fraction)
+    strict = run_targets(STRICT_FRACTION) if target_fraction < STRICT_FRACTION else {}
+    task_scores = TASK_SCORES if any(run.tasks for run in ordered) else ()
+    paired = (*PAIRED_METRICS, *(key for key in PAIRED_TASK_SCORES if key in task_scores))
+    rows = [
+        MethodSummary(
+            method=method,
+            seeds=tuple(sorted({run.seed for run in method_runs})),
+            num_runs=len(method_runs),
+            rounds=tuple(sorted({run.rounds for run in method_runs})),
+            scores=summarise_runs(method_runs, (*SCORES, "macro_acc", *task_scores)),
+            differences=paired_differences(method_runs, [] if method == baseline else [*reference.values()], paired),
+            targets=target_summaries(targets, method, baseline),
+            strict_targets=target_summaries(strict, method, baseline),
+            communication=summarise_runs(method_runs, COMMUNICATION),
+            bytes_up_by_kind=_mean_by_kind([run.bytes_up_by_kind for run in method_runs]),
+            bytes_down_by_kind=_mean_by_kind([run.bytes_down_by_kind for run in method_runs]),
+        )
+        for method, method_runs in by_method.items()
+    ]
+    # All differences of all methods are one table.
+    adjusted = with_adjusted_p({(row.method, key): found for row in rows for key, found in row.differences.items()})
     return Comparison(
         dataset=ordered[0].dataset,
         partition=next((run.partition for run in ordered if run.partition is not None), None),
@@ -202,18 +213,11 @@ def compare(
         metric=metric,
         target_fraction=target_fraction,
         seeds=tuple(sorted({run.seed for run in ordered})),
-        methods=_with_adjusted_p(
-            _method_summary(
-                method_runs,
-                () if method == baseline else tuple(baseline_runs.values()),
-                of_method(targets, method),
-                of_method(strict, method),
-                task_scores,
-            )
-            for method, method_runs in by_method.items()
+        methods=tuple(
+            replace(row, differences={key: adjusted[row.method, key] for key in row.differences}) for row in rows
         ),
         runs=tuple(ordered),
-        run_targets={name: tuple(target for each in of.values() for target in each) for name, of in targets.items()},
+        run_targets=targets,
         notes=((budget,) if budget else ()) + tuple(_notes(by_method, baseline)),
         failed=dict(failed or {}),
         tuning=tuple(tuning),
@@ -249,38 +253,6 @@ def _refuse_difference(first: RunRecord, second: RunRecord, key: str) -> None:
             f"Cannot compare {first.label} with {second.label}: '{key}' differs ({ours} and {theirs}); "
             "compare only runs made from the same data and, per seed, the same partition."
         )
-
-
-def _method_summary(
-    runs: Sequence[RunRecord],
-    reference: Sequence[RunRecord],
-    targets: Mapping[str, TargetSummary],
-    strict_targets: Mapping[str, TargetSummary],
-    task_scores: Sequence[str],
-) -> MethodSummary:
-    paired = (*PAIRED_METRICS, *(key for key in PAIRED_TASK_SCORES if key in task_scores))
-    return MethodSummary(
-        method=runs[0].method,
-        seeds=tuple(sorted({run.seed for run in runs})),
-        num_runs=len(runs),
-        rounds=tuple(sorted({run.rounds for run in runs})),
-        scores=summarise_runs(runs, (*SCORES, "macro_acc", *task_scores)),
-        differences=paired_differences(runs, reference, paired),
-        targets=targets,
-        strict_targets=strict_targets,
-        communication=summarise_runs(runs, COMMUNICATION),
-        bytes_up_by_kind=_mean_by_kind([run.bytes_up_by_kind for run in runs]),
-        bytes_down_by_kind=_mean_by_kind([run.bytes_down_by_kind for run in runs]),
-    )
-
-
-def _with_adjusted_p(methods: Iterable[MethodSummary]) -> tuple[MethodSummary, ...]:
-    """Adjust the p-values of all differences of all methods: they are one table."""
-    methods = tuple(methods)
-    adjusted = with_adjusted_p({(row.method, key): found for row in methods for key, found in row.differences.items()})
-    return tuple(
-        replace(row, differences={key: adjusted[row.method, key] for key in row.differences}) for row in methods
-    )
 
 
 def _mean_by_kind(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -11,22 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 from pipelines.reporting.claims import JudgedRow
-from pipelines.reporting.comparison import Comparison, describe
-from pipelines.reporting.comparison_tables import MAIN_SCORES, comparison_tables, definitions, targets, traffic
+from pipelines.reporting.comparison import Comparison, MethodSummary, describe
+from pipelines.reporting.comparison_tables import MAIN_SCORES, comparison_tables, definitions
 from pipelines.reporting.statements import after_correction, statements
-from pipelines.reporting.statistics import CONFIDENCE, Summary
+from pipelines.reporting.statistics import CONFIDENCE, PairedDifference, Summary
 from pipelines.reporting.tables import (
-    DIFFERENCE,
     MARKS_MEAN,
-    SCORE,
-    Column,
-    Format,
     csv_text,
     json_text,
     latex_table,
     markdown_table,
     print_tables,
-    records,
     write_texts,
 )
 from pipelines.runs.record import COMMUNICATION, SCORES, RunRecord
@@ -58,13 +53,14 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
         `comparison.csv` (a row per method), `.json`, `.md`, `.tex`, `runs.csv` (a row per run) and `metrics.json`
         (means by method, for `dvc metrics`). CSV and JSON hold fractions and raw counts (missing: empty, null).
     """
+    methods, runs = [_method_values(row) for row in comparison.methods], _run_rows(comparison)
     contents = {
-        "comparison.csv": csv_text(_method_rows(comparison)),
-        "comparison.json": json_text(_document(comparison)),
+        "comparison.csv": csv_text(methods),
+        "comparison.json": json_text(_document(comparison, methods, runs)),
         "comparison.md": markdown(comparison),
         "comparison.tex": latex(comparison),
-        "runs.csv": csv_text(_run_rows(comparison)),
-        "metrics.json": json_text(_means(comparison)),
+        "runs.csv": csv_text(runs),
+        "metrics.json": json_text({row.method: _means(row) for row in comparison.methods}),
     }
     return write_texts(contents, directory)
 
@@ -97,37 +93,59 @@ def latex(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _columns(comparison: Comparison) -> list[Column]:
-    """Everything that is known of methods, for machines: also scores and targets that no table shows."""
-    rows = comparison.methods
-    target = Format(
-        str,
-        lambda _, target: {
-            "target_metric": target.metric,
-            "target_seeds_reached": target.reached,
-            "target_seeds_with_target": target.n,
-            "rounds_to_target_mean": target.rounds.mean,
-            "rounds_to_target_std": target.rounds.std,
-            "speedup_in_rounds": target.speedup,
-            "bytes_to_target_mean": target.bytes.mean,
-        },
-    )
-    return [
-        Column("method", "", [row.method for row in rows]),
-        Column("seeds", "", [" ".join(map(str, row.seeds)) for row in rows]),
-        Column("num_seeds", "", [row.num_runs for row in rows]),
-        Column("rounds", "", [" ".join(map(str, row.rounds)) for row in rows]),
-        *(Column(key, "", [row.scores[key] for row in rows], SCORE) for key in rows[0].scores),
-        *(Column(key, "", [row.differences[key] for row in rows], DIFFERENCE) for key in rows[0].differences),
-        Column("target", "", [row.target for row in rows], target),
-        *targets([row.targets for row in rows], rows[0].targets),
-        *targets([row.strict_targets for row in rows], rows[0].strict_targets, "99_"),
-        *traffic(rows),
-    ]
+# ---------------------------------------------------------------------------------------------------- for machines
 
 
-def _method_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    return records(_columns(comparison))
+def summary_values(summaries: Mapping[str, Summary]) -> dict[str, Any]:
+    """Means, spreads over seeds and counts as columns."""
+    values: dict[str, Any] = {}
+    for key, summary in summaries.items():
+        # The spread over clients is itself a column's name; its mean over seeds must not be taken for one over clients.
+        name = f"{key}_over_clients" if key == "client_std" else key
+        values |= {f"{name}_mean": summary.mean, f"{name}_std_over_seeds": summary.std, f"{name}_n": summary.n}
+    return values
+
+
+def mean_values(summaries: Mapping[str, Summary]) -> dict[str, Any]:
+    """Means as columns."""
+    return {f"{key}_mean": summary.mean for key, summary in summaries.items()}
+
+
+def difference_values(differences: Mapping[str, PairedDifference]) -> dict[str, Any]:
+    """Paired differences, their intervals and p-values as columns."""
+    columns = ("mean", "std", "ci95_low", "ci95_high", "n", "p", "p_holm")
+    return {
+        f"{key}_paired_difference_{column}": getattr(difference, column.removeprefix("ci95_"))
+        for key, difference in differences.items()
+        for column in columns
+    }
+
+
+def _method_values(row: MethodSummary) -> dict[str, Any]:
+    """Everything known of a method, also scores and targets that no table shows."""
+    target, to_target = row.target, dict[str, Any]()
+    for prefix, targets in (("", row.targets), ("99_", row.strict_targets)):
+        for metric, one in targets.items():
+            name = f"{metric}_rounds_to_{prefix}target"
+            to_target |= {f"{name}_mean": one.rounds.mean, f"{name}_std": one.rounds.std, f"{name}_n": one.n}
+        to_target |= {f"{metric}_bytes_to_{prefix}target_mean": one.bytes.mean for metric, one in targets.items()}
+    return {
+        "method": row.method,
+        "seeds": " ".join(map(str, row.seeds)),
+        "num_seeds": row.num_runs,
+        "rounds": " ".join(map(str, row.rounds)),
+        **summary_values(row.scores),
+        **difference_values(row.differences),
+        "target_metric": target.metric,
+        "target_seeds_reached": target.reached,
+        "target_seeds_with_target": target.n,
+        "rounds_to_target_mean": target.rounds.mean,
+        "rounds_to_target_std": target.rounds.std,
+        "speedup_in_rounds": target.speedup,
+        "bytes_to_target_mean": target.bytes.mean,
+        **to_target,
+        **mean_values(row.communication),
+    }
 
 
 def run_values(run: RunRecord) -> dict[str, Any]:
@@ -143,44 +161,24 @@ def fingerprints(run: RunRecord) -> dict[str, str | None]:
 
 
 def _run_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    chosen = {row.method: row.target.metric for row in comparison.methods}
+    first = {row.method: row.target.metric for row in comparison.methods}
     rows = []
-    for place, run in enumerate(comparison.runs):
-        targets = {metric: of_runs[place] for metric, of_runs in comparison.run_targets.items()}
-        target = targets[chosen[run.method]]
-        rows.append(
-            run_values(run)
-            | {
-                "target_metric": target.metric,
-                "target": target.target,
-                "rounds_to_target": target.rounds,
-                "bytes_to_target": target.bytes,
+    for run in comparison.runs:
+        targets = {metric: found[run.method][run.pair] for metric, found in comparison.run_targets.items()}
+        values = run_values(run) | {"target_metric": first[run.method]}
+        for prefix, target in (("", targets[first[run.method]]), *((f"{name}_", one) for name, one in targets.items())):
+            values |= {
+                f"{prefix}target": target.target,
+                f"{prefix}rounds_to_target": target.rounds,
+                f"{prefix}bytes_to_target": target.bytes,
             }
-            | {
-                f"{metric}_{name}": value
-                for metric, each in targets.items()
-                for name, value in (
-                    ("target", each.target),
-                    ("rounds_to_target", each.rounds),
-                    ("bytes_to_target", each.bytes),
-                )
-            }
-            | fingerprints(run)
-        )
+        rows.append(values | fingerprints(run))
     return rows
 
 
-def _document(comparison: Comparison) -> dict[str, Any]:
-    methods = [
-        values
-        | {
-            "seeds": list(row.seeds),
-            "rounds": list(row.rounds),
-            "bytes_up_by_kind_mean": dict(row.bytes_up_by_kind),
-            "bytes_down_by_kind_mean": dict(row.bytes_down_by_kind),
-        }
-        for row, values in zip(comparison.methods, _method_rows(comparison), strict=True)
-    ]
+def _document(
+    comparison: Comparison, methods: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     return {
         "dataset": comparison.dataset,
         "partition": comparison.partition,
@@ -191,10 +189,19 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "seeds": list(comparison.seeds),
         **({"divisions": list(comparison.draws)} if comparison.draws else {}),
         **({"budget": comparison.budget} if comparison.budget else {}),
-        "methods": methods,
+        "methods": [
+            {
+                **values,
+                "seeds": list(row.seeds),
+                "rounds": list(row.rounds),
+                "bytes_up_by_kind_mean": dict(row.bytes_up_by_kind),
+                "bytes_down_by_kind_mean": dict(row.bytes_down_by_kind),
+            }
+            for row, values in zip(comparison.methods, methods, strict=True)
+        ],
         "tuning": [asdict(tuned) for tuned in comparison.tuning],
         **({"claims": [_claim(judged) for judged in comparison.claims]} if comparison.claims else {}),
-        "runs": _run_rows(comparison),
+        "runs": list(runs),
         "statements": list(statements(comparison)),
         "notes": list(comparison.notes),
         "failed": dict(comparison.failed),
@@ -206,14 +213,10 @@ def _claim(judged: JudgedRow) -> dict[str, Any]:
     return {**asdict(judged.claim), "metric": judged.metric, "verdict": judged.verdict, **difference}
 
 
-def _means(comparison: Comparison) -> dict[str, dict[str, float]]:
-    """Mean scores and costs by method; what a method lacks is left out, since DVC compares numbers alone."""
+def _means(row: MethodSummary) -> dict[str, float]:
+    """Mean scores and costs; a missing one is left out, since DVC compares numbers alone."""
 
     def known(summaries: Mapping[str, Summary], keys: Iterable[str]) -> dict[str, float]:
         return {key: mean for key in keys if (mean := summaries[key].mean) is not None}
 
-    return {
-        row.method: known(row.scores, (*MAIN_SCORES, "client_std"))
-        | known(row.communication, ("bytes_up", "bytes_down"))
-        for row in comparison.methods
-    }
+    return known(row.scores, (*MAIN_SCORES, "client_std")) | known(row.communication, ("bytes_up", "bytes_down"))

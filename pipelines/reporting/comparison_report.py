@@ -26,12 +26,9 @@ from pipelines.reporting.figures.partition import load_partition
 from pipelines.reporting.figures.sets import Drawing, comparison_drawings, write_csv, write_drawings
 from pipelines.reporting.figures.style import method_styles
 from pipelines.reporting.formats import plural
-from pipelines.reporting.html import (
+from pipelines.reporting.page import (
     Block,
-    Notes,
-    Rows,
     Section,
-    Words,
     communication,
     ending,
     lead,
@@ -43,7 +40,7 @@ from pipelines.reporting.html import (
 from pipelines.reporting.page_tables import page_facts
 from pipelines.reporting.statements import after_correction, statements
 from pipelines.reporting.tables import MARKS_MEAN, Table, write_texts
-from pipelines.reporting.time_table import time_csv, time_table
+from pipelines.reporting.time_table import time_csv, time_table, times_of
 from pipelines.runs.folder import has_whole_results
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run
@@ -91,13 +88,13 @@ def compare(
     comparison = collect(parameters, runs, failed, rows=rows, draws=draws, tuning=tuning, budget=budget)
     write(comparison, directory)
     write_csv(curves_table(comparison.runs), directory / "curves.csv")
-    times = time_table(comparison) if with_times else None
+    times = times_of(comparison) if with_times else None
     if times is None:
         disk.remove(directory / "times.csv", missing_ok=True)
     else:
         write_texts({"times.csv": time_csv(times)}, directory)
     facts = page_facts(comparison.runs, command) if with_times else ()
-    write_comparison_page(comparison, _partitions(comparison), directory, times, facts)
+    write_comparison_page(comparison, _partitions(comparison), directory, time_table(times) if times else None, facts)
     return comparison
 
 
@@ -167,8 +164,8 @@ def write_comparison_page(
         *_tables(tables, ("strict_target",), folded=True),
         *_tables(tables, ("stream",), plot(drawings, "stream", several=True), plot(drawings, "tasks", several=True)),
         *plots(drawings, ("clients", "classes"), several=True),
-        *communication(comparison, several=True),
-        *([Section("times", times.title, (Rows(times),))] if times else []),
+        *communication(comparison, tables["traffic"]),
+        *([Section("times", times.title, (Block("table", times),))] if times else []),
         *plots(drawings, ("loss",), several=True),
         *who_holds_what(drawings, held),
         *_tables(tables, ("further",), folded=True),
@@ -187,16 +184,16 @@ def write_comparison_page(
 def _answer(comparison: Comparison, tables: Mapping[str, Table], drawings: Mapping[str, Drawing]) -> Iterator[Section]:
     """What people look at first: verdicts, accuracies, differences to the baseline; then claims, tuning, failures."""
     verdicts = (*statements(comparison), *after_correction(comparison))
-    blocks: list[Block] = [Notes(verdicts, is_answer=True)] if verdicts else []
-    blocks.append(Rows(tables["accuracy"]))
+    blocks = [Block("answer", verdicts)] if verdicts else []
+    blocks.append(Block("table", tables["accuracy"]))
     if tables["accuracy"].has_marks:
-        blocks.append(Words(MARKS_MEAN))
+        blocks.append(Block("words", MARKS_MEAN))
     if comparison.notes:
-        blocks.append(Notes(comparison.notes))
+        blocks.append(Block("notes", comparison.notes))
     yield Section("summary", tables["accuracy"].title, tuple(blocks))
     if comparison.failed:
         failed = tuple(f"{label}: {reason}" for label, reason in comparison.failed.items())
-        yield Section("failed", "Failed runs", (Notes(failed),))
+        yield Section("failed", "Failed runs", (Block("notes", failed),))
     yield from _tables(tables, ("differences",), plot(drawings, "differences", several=True))
     yield from _tables(tables, ("claims", "tuning"))
 
@@ -208,7 +205,7 @@ def _tables(
     for name in names:
         if name in tables:
             drawn = [block for figure in figures for block in figure]
-            yield Section(name, tables[name].title, (Rows(tables[name]), *drawn), folded=folded)
+            yield Section(name, tables[name].title, (Block("table", tables[name]), *drawn), folded=folded)
 
 
 def _partitions(comparison: Comparison) -> dict[int, Path]:

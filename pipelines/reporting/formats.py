@@ -1,12 +1,15 @@
-"""Numbers and lists for people's eyes: fractions as percentages, bytes with units, a dash for what is missing."""
+"""Numbers for people: fractions as percentages, bytes with units, a dash for a missing value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pipelines.reporting.statistics import PairedDifference, Summary
+    from pipelines.runs.metrics import MetricUnit
+
+    Unit = MetricUnit | Literal["points"]
 
 MISSING = "\u2013"  # en dash
 MINUS = "\u2212"
@@ -39,60 +42,42 @@ def format_bytes(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
-def format_count(count: float | None) -> str:
-    """Count with spaces between thousands; None gives a dash."""
-    return MISSING if count is None else f"{count:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def format_summary(summary: Summary) -> str:
-    """Mean and spread as percentages: `71.33 ± 1.53`, for n = 1 `71.33`, without a value a dash.
-
-    Where some of the runs have no value it says how many have.
-    """
-    spread = "" if summary.std is None else f" ± {format_percent(summary.std)}"
-    partial = f" (n = {summary.n})" if 0 < summary.n < len(summary.by_seed) else ""
-    return format_percent(summary.mean) + spread + partial
-
-
-def format_number(summary: Summary, spec: str = ".4g") -> str:
-    """Mean and spread of what is no share: `12.3 ± 0.4`.
-
-    Args:
-        summary: of the runs. spec: of each number; four figures.
-    """
-    if summary.mean is None:
+def format_value(value: float | None, unit: Unit, signed: bool = False) -> str:
+    """Write a number in its unit; points are numbers with two decimals."""
+    if value is None:
         return MISSING
-    spread = "" if summary.std is None else f" ± {summary.std:{spec}}"
-    partial = f" (n = {summary.n})" if summary.n < len(summary.by_seed) else ""
-    return f"{summary.mean:{spec}}{spread}{partial}"
+    if unit == "share":
+        return format_percent(value, signed)
+    if unit == "bytes":
+        return f"{MINUS if value < 0 else '+'}{format_bytes(abs(value))}" if signed else format_bytes(value)
+    clock = ".3g" if abs(value) < 100 else ".0f"
+    spec = {"points": ".2f", "count": ",.0f", "clock": clock}.get(unit, ".4g")
+    return f"{value:{'+' if signed else ''}{spec}}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def _interval(difference: PairedDifference, text: Callable[[float], str], without: str = "") -> str:
-    """Return mean and interval of a difference; ``without`` follows the mean where there is no interval."""
-    if difference.mean is None:
-        return MISSING
-    if difference.low is None or difference.high is None:
-        return text(difference.mean) + without
-    return f"{text(difference.mean)} [{text(difference.low)}, {text(difference.high)}]"
+def format_summary(summary: Summary, unit: Unit = "share") -> str:
+    """Write mean and spread, `71.33 ± 1.53`; without a spread the mean, without a value a dash.
+
+    Bytes and counts have the mean alone. Where some of the runs have no value it says how many have one.
+    """
+    mean = format_value(summary.mean, unit)
+    if summary.mean is None or unit in ("bytes", "count"):
+        return mean
+    spread = "" if summary.std is None else f" ± {format_value(summary.std, unit)}"
+    return mean + spread + (f" (n = {summary.n})" if summary.n < len(summary.by_seed) else "")
 
 
-def format_number_difference(difference: PairedDifference, spec: str = ".4g") -> str:
-    """Return a paired difference with its interval, each number signed and with four figures or another ``spec``."""
-    return _interval(difference, lambda value: f"{value:+{spec}}")
+def format_difference(difference: PairedDifference, unit: Unit = "share") -> str:
+    """Write a paired difference with its interval, `+2.00 [-0.48, +4.48]`, or why it has none."""
+    values = (difference.mean, difference.low, difference.high)
+    mean, low, high = (format_value(value, unit, signed=True) for value in values)
+    if difference.low is not None:
+        return f"{mean} [{low}, {high}]"
+    return f"{mean} (n = 1, no interval)" if difference.n and unit == "share" else mean
 
 
-def format_byte_difference(difference: PairedDifference) -> str:
-    """Return a paired difference of byte counts with its interval: `+1.20 kB [+1.10 kB, +1.30 kB]`."""
-    return _interval(difference, lambda value: f"{MINUS if value < 0 else '+'}{format_bytes(abs(value))}")
-
-
-def format_p(difference: PairedDifference) -> str:
-    """Return the adjusted p-value of a difference after a comma, `, p 0.031`; nothing without one."""
-    if difference.p_holm is None:
-        return ""
-    return f", p {difference.p_holm:.2g}" if difference.p_holm >= 0.001 else ", p < 0.001"
-
-
-def format_difference(difference: PairedDifference) -> str:
-    """Return a paired difference of shares with its interval, `+2.00 [-0.48, +4.48]`, or why it has none."""
-    return _interval(difference, lambda value: format_percent(value, signed=True), " (n = 1, no interval)")
+def format_tested(difference: PairedDifference, unit: Unit = "share") -> str:
+    """Write a paired difference with its interval and, where it has one, its adjusted p: `..., p 0.031`."""
+    p = difference.p_holm
+    tested = "" if p is None else f", p {p:.2g}" if p >= 0.001 else ", p < 0.001"
+    return format_difference(difference, unit) + tested

@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,16 +17,21 @@ from flcore.data.summary import skew
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.comparison_tables import HEADINGS
 from pipelines.reporting.figures.partition import PartitionTable
-from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
-from pipelines.reporting.tables import BYTES, VALUE, WORDS, Column, Table
+from pipelines.reporting.formats import MISSING, format_bytes, format_percent, format_value
+from pipelines.reporting.tables import Column, Table
 from pipelines.runs import kinds as file_kinds
-from pipelines.runs.record import TASK_SCORES, RunRecord, load_identity
+from pipelines.runs.metrics import heading, unit
+from pipelines.runs.record import TASK_SCORES, RunRecord, load_identity, score
 
 # A path, a home directory, a drive or an address, anywhere in a value.
 _PLACE = re.compile(r"(^|[\s=:,;'\"])(~?/|~$|[A-Za-z]:[\\/]|\\\\)")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}:\d{2}:\d{2}")
+_SHOWN = (
+    *("top1_global", "top1_vote", "mean_local", "pooled_local", "client_std", "mean_local_own_classes"),
+    *("last10_top1_global", "best_top1_global"),
+)
+_COSTS = ("bytes_up_per_round", "bytes_down_per_round", "scalars_up_per_round", "num_parameters")
 _TIME_KEYS = ("_at", "date", "timestamp", "created", "hostname")
 
 
@@ -55,10 +59,10 @@ def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
     """What one looks at first: heading, value and meaning; what the run does not have is left out."""
     traffic = None if run.bytes_up is None or run.bytes_down is None else run.bytes_up + run.bytes_down
     candidates = (
-        (HEADINGS["top1_global"], percent(run.top1_global), "accuracy on the global test set"),
-        (HEADINGS["top1_vote"], percent(run.top1_vote), "majority, on the global test set"),
-        (HEADINGS["mean_local"], percent(run.mean_local), "accuracy on own test data"),
-        (HEADINGS["client_std"], percent(run.client_std), "spread of that accuracy"),
+        (heading("top1_global"), percent(run.top1_global), "accuracy on the global test set"),
+        (heading("top1_vote"), percent(run.top1_vote), "majority, on the global test set"),
+        (heading("mean_local"), percent(run.mean_local), "accuracy on own test data"),
+        (heading("client_std"), percent(run.client_std), "spread of that accuracy"),
         ("traffic", format_bytes(traffic), "up + down, all clients, whole run"),
         *((row[0], row[2], "of what is told under all values") for row in _privacy(run)[:1]),
     )
@@ -67,24 +71,19 @@ def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
 
 def run_values(run: RunRecord) -> Table:
     """All figures of one run, each with its name in ``metrics.json``."""
-    best_round = "" if run.best_round is None else f" (round {run.best_round}; chosen on test data, no headline figure)"
-    best = percent(run.best_top1_global)
-    own = "mean_local_own_classes"
-    scores = ("top1_global", "top1_vote", "mean_local", "pooled_local", "client_std", own, "last10_top1_global")
-    rows = (
-        *((HEADINGS[key], key, percent(getattr(run, key))) for key in scores),
-        ("global model, best round", "best_top1_global", best if best == MISSING else best + best_round),
-        *((name, key, percent(run.tasks[key])) for key, name in TASK_SCORES.items() if run.tasks.get(key) is not None),
-        ("up / round", "bytes_up_per_round", format_bytes(run.bytes_up_per_round)),
-        ("down / round", "bytes_down_per_round", format_bytes(run.bytes_down_per_round)),
-        ("scalars up / round", "scalars_up_per_round", format_count(run.scalars_up_per_round)),
-        ("parameters", "num_parameters", format_count(run.num_parameters)),
-        *_privacy(run),
-        *_poisoned(run),
-    )
+
+    def row(key: str) -> tuple[str, str, str]:
+        text = format_value(score(run, key), unit(key))
+        text += " %" if unit(key) == "share" and text != MISSING else ""
+        if key == "best_top1_global" and run.best_round is not None and text != MISSING:
+            text += f" (round {run.best_round}; chosen on test data, no headline figure)"
+        return heading(key), key, text
+
+    known = [key for key in TASK_SCORES if run.tasks.get(key) is not None]
+    rows = [*map(row, (*_SHOWN, *known, *_COSTS)), *_privacy(run), *_poisoned(run)]
     what, names, values = zip(*rows, strict=True)
-    columns = (Column("value", "value", what, WORDS), Column("name", "name", names, WORDS))
-    return Table("All values", (*columns, Column("of", run.method, values)))
+    columns = (Column("value", what, is_text=True), Column("name", names, is_text=True))
+    return Table("All values", (*columns, Column(run.method, values)))
 
 
 def _privacy(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
@@ -128,21 +127,11 @@ def traffic_by_kind(comparison: Comparison) -> Table | None:
             for kind, count in kinds.items():
                 share = MISSING if not total else f"{100 * count / total:.1f} %"
                 per_round = count / row.rounds[0] if len(row.rounds) == 1 and row.rounds[0] else None
-                rows.append((row.method, direction, kind, per_round, count, share))
+                rows.append((row.method, direction, kind, format_bytes(per_round), format_bytes(count), share))
     if not rows:
         return None
-    method, directions, kinds_sent, per_rounds, counts, shares = zip(*rows, strict=True)
-    return Table(
-        "By direction and kind",
-        (
-            Column("method", "method", method, WORDS),
-            Column("direction", "direction", directions, WORDS),
-            Column("kind", "kind", kinds_sent, WORDS),
-            Column("per_round", "per round", per_rounds, BYTES),
-            Column("total", "whole run", counts, BYTES),
-            Column("share", "share of direction", shares),
-        ),
-    )
+    headings = ("method", "direction", "kind", "per round", "whole run", "share of direction")
+    return _table("By direction and kind", headings, rows, 3)
 
 
 def skew_table(partitions: Mapping[int, PartitionTable]) -> Table:
@@ -173,8 +162,13 @@ def skew_table(partitions: Mapping[int, PartitionTable]) -> Table:
         "label distance",
         "classes a client lacks",
     )
+    return _table("Label skew by seed", headings, rows)
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], words: int = 0) -> Table:
+    """A table by rows; the first columns are words."""
     columns = zip(headings, zip(*rows, strict=True), strict=True)
-    return Table("Label skew by seed", tuple(Column(heading, heading, values) for heading, values in columns))
+    return Table(title, tuple(Column(name, cells, place < words) for place, (name, cells) in enumerate(columns)))
 
 
 def partition_words(manifest: Mapping[str, Any], counted: Collection[str] | None = None) -> str:
@@ -192,58 +186,43 @@ def partition_words(manifest: Mapping[str, Any], counted: Collection[str] | None
     return ", ".join(f"{key} = {value}" for key, value in unsaid if counted is None or f"partition.{key}" in counted)
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """Keys and values that all runs share, keys whose values differ (by method), and how many keys are left out."""
-
-    common: tuple[tuple[str, str], ...]
-    differing: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-    hidden: int
-
-
-def configuration(runs: Sequence[RunRecord]) -> Configuration | None:
-    """How runs were configured; None where no run says.
+def configuration(runs: Sequence[RunRecord]) -> tuple[list[Table], int]:
+    """How runs were configured: keys whose values differ, keys with one value, and how many keys are left out.
 
     Seed and method are left out, they stand everywhere else. So are values that name a place or a time.
     """
     by_run = [(run, dict(_flatten(config))) for run in runs if (config := load_identity(run.directory)) is not None]
-    if not by_run:
-        return None
     keys = sorted({key for _, config in by_run for key in config} - {"seed", "method.name"})
     shown = [key for key in keys if all(_is_shown(key, config.get(key, "")) for _, config in by_run)]
     common, differing = [], []
     for key in shown:
         values: dict[str, list[str]] = {}
         for run, config in by_run:
-            value = config.get(key)
-            if value is not None and value not in values.setdefault(run.method, []):
-                values[run.method].append(value)
-        distinct = {tuple(method_values) for method_values in values.values()}
-        if len(distinct) == 1 and len(next(iter(distinct))) == 1 and all(key in config for _, config in by_run):
-            common.append((key, next(iter(distinct))[0]))
+            if key in config and config[key] not in values.setdefault(run.method, []):
+                values[run.method].append(config[key])
+        texts = {method: " or ".join(each) for method, each in values.items()}
+        if len(set(texts.values())) == 1 and all(key in config for _, config in by_run):
+            common.append((key, next(iter(texts.values()))))
         else:
-            differing.append((key, tuple((method, " or ".join(each)) for method, each in values.items() if each)))
-    return Configuration(tuple(common), tuple(differing), len(keys) - len(shown))
+            differing.append((key, "; ".join(f"{method}: {text}" for method, text in texts.items())))
+    parts = {"Differs between methods": differing, "The same in every run": common}
+    tables = [_table(title, ("key", "value"), rows, 2) for title, rows in parts.items() if rows]
+    return tables, len(keys) - len(shown)
 
 
 def fingerprints(runs: Sequence[RunRecord]) -> Table:
     """What each run was made from, in the first letters of its hashes."""
-
-    def column(heading: str, key: str) -> Column:
-        hashes = [getattr(run, key) for run in runs]
-        return Column(key, heading, [None if found is None else found[:12] for found in hashes], VALUE)
-
-    return Table(
-        "Fingerprints",
+    hashes = ("config_hash", "data_fingerprint", "partition_fingerprint")
+    rows = [
         (
-            Column("method", "method", [run.method for run in runs], WORDS),
-            Column("seed", "seed", [run.seed for run in runs]),
-            Column("folder", "folder", [run.directory.name for run in runs], WORDS),
-            column("configuration", "config_hash"),
-            column("data", "data_fingerprint"),
-            column("partition", "partition_fingerprint"),
-        ),
-    )
+            run.method,
+            run.seed,
+            run.directory.name,
+            *(found and found[:12] for key in hashes for found in [getattr(run, key)]),
+        )
+        for run in runs
+    ]
+    return _table("Fingerprints", ("method", "seed", "folder", "configuration", "data", "partition"), rows, 1)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

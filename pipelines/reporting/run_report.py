@@ -13,12 +13,10 @@ from pipelines.reporting.comparison_tables import comparison_tables, definitions
 from pipelines.reporting.figures.analyses import CAPTIONS, analysis_drawings, heading
 from pipelines.reporting.figures.partition import load_partition
 from pipelines.reporting.figures.sets import Drawing, run_drawings, write_drawings
-from pipelines.reporting.html import (
+from pipelines.reporting.page import (
     LEGENDS,
     Block,
-    Rows,
     Section,
-    Words,
     communication,
     ending,
     lead,
@@ -92,8 +90,8 @@ def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
         *plots(drawings, ("stream", "tasks", "clients", "classes"), several=False),
         *_analyses(stored, analysed),
         *who_holds_what(drawings, partitions),
-        *communication(comparison, several=False),
-        Section("values", "All values", (Rows(page_tables.run_values(run)),)),
+        *communication(comparison),
+        Section("values", "All values", (Block("table", page_tables.run_values(run)),)),
         *ending(meanings, [run]),
     ]
     page = {"kicker": "run", "title": f"{run.method} on {run.dataset}", "tiles": page_tables.run_tiles(run)}
@@ -113,7 +111,7 @@ def _analyses(stored: Sequence[analyses.StoredAnalysis], drawn: Mapping[str, Dra
     if stored:
         yield Section("analyses", "Analyses", ())
     for analysis in stored:
-        block: Block = Words(f"Left out: {analysis.skipped}.")
+        block = Block("words", f"Left out: {analysis.skipped}.")
         if analysis.name in drawn:
             caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
             block = panels(heading(analysis.name), caption, drawn[analysis.name])

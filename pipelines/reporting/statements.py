@@ -1,13 +1,13 @@
-"""What a comparison shows, in sentences: who differs from the baseline, by how much, and who cannot be told apart."""
+"""A comparison in sentences: which methods differ from the baseline, by how much, and which cannot be told apart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pipelines.reporting.comparison import Comparison, MethodSummary
-from pipelines.reporting.comparison_tables import HEADINGS
 from pipelines.reporting.formats import format_difference, plural
 from pipelines.reporting.statistics import CONFIDENCE, Verdict, verdict
+from pipelines.runs.metrics import heading
 
 
 def statements(comparison: Comparison) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def after_correction(comparison: Comparison) -> tuple[str, ...]:
     alone = sum(verdict(difference) != "open" for *_, difference in tested)
     if len(tested) < 2 or not alone:
         return ()
-    firm = [f"{method} ({HEADINGS[key]})" for method, key, one in tested if (one.p_holm or 0) < 1 - CONFIDENCE]
+    firm = [f"{method} ({heading(key)})" for method, key, one in tested if (one.p_holm or 0) < 1 - CONFIDENCE]
     return (
         f"One by one, {alone} of {plural(len(tested), 'interval')} exclude 0. Adjusted for all of them (Holm, 5 %), "
         f"{'none is' if not firm else 'this is' if len(firm) == 1 else 'these are'} significant"
@@ -53,7 +53,7 @@ def _of(comparison: Comparison, key: str) -> Iterator[str]:
         told = [row.method for row in groups["open"]]
         parts.append(f"not told apart from {comparison.baseline}: {', '.join(told)}")
     most = max(row.differences[key].n for row in rows)
-    name = HEADINGS[key][0].upper() + HEADINGS[key][1:]
+    name = heading(key)[0].upper() + heading(key)[1:]
     seeds, divisions = plural(most, "seed"), len(comparison.draws)
     over = f"{divisions} divisions" if divisions > 1 else f"{seeds} of one division" if divisions else seeds
     yield f"{name}, percentage points with 95 % interval, {over}. {_joined(parts)}."

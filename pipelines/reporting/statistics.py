@@ -68,8 +68,13 @@ class PairedDifference:
 
     @property
     def divisions(self) -> int | None:
-        """How many divisions the pairs lie on."""
+        """Number of divisions of the pairs."""
         return len({pair[0] for pair in self.by_seed if isinstance(pair, tuple)}) or None
+
+    @property
+    def df(self) -> int | None:
+        """Degrees of freedom of the interval and of p; None where there is no interval."""
+        return None if self.low is None else len(_independent(self.by_seed)) - 1
 
 
 def summarise(by_seed: Mapping[Pair, float | None]) -> Summary:

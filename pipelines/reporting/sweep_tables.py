@@ -6,7 +6,7 @@ deviations over seeds, differences seed by seed. A run that is missing is a dash
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,16 @@ from rich.text import Text
 
 from pipelines.config.grid import Point, SweepPlan, describe_federation, short_names, show
 from pipelines.reporting.comparison import lengths_and_seeds
-from pipelines.reporting.comparison_files import fingerprints, markdown_end, run_values
-from pipelines.reporting.comparison_tables import DEFINITIONS, HEADINGS, SPREAD_MEANS
-from pipelines.reporting.formats import listed
+from pipelines.reporting.comparison_files import (
+    difference_values,
+    fingerprints,
+    markdown_end,
+    mean_values,
+    run_values,
+    summary_values,
+)
+from pipelines.reporting.comparison_tables import definitions, spread_column
+from pipelines.reporting.formats import format_summary, listed
 from pipelines.reporting.statistics import (
     CONFIDENCE,
     PairedDifference,
@@ -29,26 +36,18 @@ from pipelines.reporting.statistics import (
     with_adjusted_p,
 )
 from pipelines.reporting.tables import (
-    DIFFERENCE,
-    DIFFERENCE_FORMATS,
-    MEAN_BYTES,
-    MEAN_COUNT,
-    SCORE,
-    SPREAD,
-    SUMMARY_FORMATS,
-    WORDS,
     Column,
     Table,
     csv_text,
+    difference_column,
     json_text,
     markdown_table,
-    meanings,
     print_tables,
-    records,
+    score_column,
     write_texts,
 )
-from pipelines.runs.better import direction, is_share, lower_is_better, unit
 from pipelines.runs.folder import has_whole_results
+from pipelines.runs.metrics import METRICS, direction, heading, unit
 from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
 
 YES, NO = "✓", "✗"
@@ -134,20 +133,15 @@ def summarise(
     everything = [run for _, runs in points for run in runs]
     scores = (*SCORES, *TASK_SCORES) if any(run.tasks for run in everything) else SCORES
     scores = tuple(dict.fromkeys((*scores, metric)))
-    rows = _with_adjusted_p(_row(point, runs, points, configured, scores, metric) for point, runs in points)
+    rows = [_row(point, runs, points, configured, scores, metric) for point, runs in points]
+    # Of each figure alone: the table shows one of them.
+    adjusted = {
+        key: with_adjusted_p(dict(enumerate(row.differences[key] for row in rows))) for key in rows[0].differences
+    }
+    rows = [replace(row, differences={key: adjusted[key][place] for key in adjusted}) for place, row in enumerate(rows)]
     title = f"{subject}, {lengths_and_seeds(everything)}" if everything else subject
     notes = tuple(_notes(rows, configured, seeds, metric))
     return Sweep(title, keys, configured, metric, tuple(seeds), tuple(rows), notes)
-
-
-def _with_adjusted_p(rows: Iterable[Row]) -> list[Row]:
-    """Adjust p-values for the number of rows, of each figure alone: the table shows one of them."""
-    rows = list(rows)
-    adjusted = {
-        key: with_adjusted_p({place: row.differences[key] for place, row in enumerate(rows)})
-        for key in (rows[0].differences if rows else ())
-    }
-    return [replace(row, differences={key: adjusted[key][place] for key in adjusted}) for place, row in enumerate(rows)]
 
 
 def _row(
@@ -158,7 +152,7 @@ def _row(
     scores: Sequence[str],
     metric: str,
 ) -> Row:
-    wanted = {**configured, **{key: value for key, value in point.values.items() if key.startswith("partition.")}}
+    wanted = {**configured, **dict(_partition(point))}
     is_reference = not point.is_baseline and point.values == wanted
     reference = next((found for other, found in points if not other.is_baseline and other.values == wanted), ())
     return Row(
@@ -169,6 +163,11 @@ def _row(
         paired_differences(runs, () if is_reference else reference, dict.fromkeys((*HEADLINE_METRICS, metric))),
         summarise_runs(runs, COMMUNICATION),
     )
+
+
+def _partition(point: Point) -> tuple[tuple[str, Any], ...]:
+    """The varied keys that say who holds what."""
+    return tuple((key, value) for key, value in point.values.items() if key.startswith("partition."))
 
 
 def _notes(rows: Sequence[Row], configured: Mapping[str, Any], seeds: Sequence[int], metric: str) -> Iterator[str]:
@@ -195,77 +194,45 @@ def _notes(rows: Sequence[Row], configured: Mapping[str, Any], seeds: Sequence[i
 
 
 def sweep_table(sweep: Sweep) -> Table:
-    """The table for eyes: a row per point, then the baselines; switches are check-marks, the best mean is marked.
-
-    Rows are ranked among those that share their partition: clients that hold other images are no pairs.
-    """
+    """The table for eyes: a row per point, then the baselines; switches are check-marks, the best mean is marked."""
     rows, names, metric = sweep.rows, short_names(sweep.keys), sweep.metric
-    reference = {place: "reference" for place, row in enumerate(rows) if row.is_reference}
-
-    def cost(key: str, heading: str, meaning: str) -> Column:
-        form = MEAN_BYTES if unit(key) == "bytes" else MEAN_COUNT
-        return Column(key, heading, [row.costs[key] for row in rows], form, meaning)
-
-    point = [
-        *([Column("method", "method", [row.point.method for row in rows], WORDS)] if _names_methods(sweep) else []),
-        *(
-            Column(key, names[key], [_shown(row.point, key) for row in rows])
-            for key in sweep.keys
-            if key != "method.name"
-        ),
-    ]
-    share = is_share(metric)
-    what = "Accuracy in %" if metric in HEADINGS else f"{metric} in %" if share else metric
+    instead = {place: "reference" for place, row in enumerate(rows) if row.is_reference}
+    methods = [row.point.method for row in rows]
+    what = "Accuracy in %" if metric in METRICS else f"{metric} in %"
+    what = what if unit(metric) == "share" else heading(metric)
+    differences = [row.differences[metric] for row in rows]
+    costs = {"scalars_up_per_round": _SCALARS, "bytes_up": _VOLUME, "bytes_down": _VOLUME}
     return Table(
         f"{what}, mean ± std over n seeds; Δ to the configured values [95 % interval], adjusted p",
         (
-            *point,
-            Column("num_seeds", "n", [len(row.runs) for row in rows]),
-            _score(sweep, metric, _marks(rows, metric)),
-            Column(
-                "client_std",
-                HEADINGS["client_std"],
-                [row.scores["client_std"] for row in rows],
-                SPREAD,
-                DEFINITIONS["client_std"],
+            *([Column("method", methods, is_text=True)] if sweep.baselines or "method.name" in sweep.keys else []),
+            *(
+                Column(names[key], [_shown(row.point, key) for row in rows])
+                for key in sweep.keys
+                if key != "method.name"
             ),
-            Column(
-                metric,
-                f"Δ {HEADINGS.get(metric, metric)}",
-                [row.differences[metric] for row in rows],
-                DIFFERENCE_FORMATS[unit(metric)],
-                _DIFFERENCE,
-                instead=reference,
+            Column("n", [len(row.runs) for row in rows]),
+            score_column(metric, [row.scores[metric] for row in rows], _marks(rows, metric)),
+            spread_column([row.scores["client_std"] for row in rows]),
+            difference_column(metric, differences, _DIFFERENCE, instead),
+            *(
+                Column(heading(key), [format_summary(row.costs[key], unit(key)) for row in rows], meaning=means)
+                for key, means in costs.items()
+                if key != metric
             ),
-            cost("scalars_up_per_round", "scalars up / round", _SCALARS),
-            cost("bytes_up", "up, total", _VOLUME),
-            cost("bytes_down", "down, total", _VOLUME),
         ),
     )
 
 
-def _score(sweep: Sweep, key: str, marked: Sequence[str]) -> Column:
-    values, form = [row.scores[key] for row in sweep.rows], SUMMARY_FORMATS[unit(key)]
-    return Column(key, HEADINGS.get(key, key), values, form, DEFINITIONS.get(key, ""), marked)
-
-
 def _marks(rows: Sequence[Row], metric: str) -> list[str]:
-    def partition(row: Row) -> list[str]:
-        return [f"{key}={value}" for key, value in row.point.values.items() if key.startswith("partition.")]
-
-    marked = [""] * len(rows)
-    if direction(metric) is None:
-        return marked
-    for shared in dict.fromkeys(tuple(partition(row)) for row in rows):
-        places = [place for place, row in enumerate(rows) if tuple(partition(row)) == shared]
-        ranked = marks([rows[place].scores[metric] for place in places], lower_is_better=lower_is_better(metric))
+    """Rank rows among those that share their partition: clients that hold other images are no pairs."""
+    marked, better = [""] * len(rows), direction(metric)
+    for shared in dict.fromkeys(_partition(row.point) for row in rows) if better else ():
+        places = [place for place, row in enumerate(rows) if _partition(row.point) == shared]
+        ranked = marks([rows[place].scores[metric] for place in places], lower_is_better=better == "lower")
         for place, mark in zip(places, ranked, strict=True):
             marked[place] = mark
     return marked
-
-
-def _names_methods(sweep: Sweep) -> bool:
-    return bool(sweep.baselines) or "method.name" in sweep.keys
 
 
 def _shown(point: Point, key: str) -> str | None:
@@ -306,7 +273,7 @@ def markdown(sweep: Sweep) -> str:
     """The table as Markdown, with the figure, the notes and what columns mean."""
     table = sweep_table(sweep)
     lines = [f"# Influence of {listed(sweep.keys)}", "", f"{sweep.subject}.", "", "![sweep](sweep.png)", ""]
-    end = markdown_end(sweep.notes, {**meanings([table]), "±": SPREAD_MEANS})
+    end = markdown_end(sweep.notes, definitions([table]))
     return "\n".join([*lines, *markdown_table(table), *end]) + "\n"
 
 
@@ -318,14 +285,6 @@ def _run_values(sweep: Sweep, row: Row, run: RunRecord) -> dict[str, Any]:
 
 
 def _document(sweep: Sweep) -> dict[str, Any]:
-    columns = [
-        *(Column(key, "", [row.scores[key] for row in sweep.rows], SCORE) for key in sweep.rows[0].scores),
-        *(
-            Column(key, "", [row.differences[key] for row in sweep.rows], DIFFERENCE)
-            for key in sweep.rows[0].differences
-        ),
-        *(Column(key, "", [row.costs[key] for row in sweep.rows], MEAN_COUNT) for key in COMMUNICATION),
-    ]
     rows = [
         {
             "method": row.point.method,
@@ -335,9 +294,11 @@ def _document(sweep: Sweep) -> dict[str, Any]:
             "is_reference": row.is_reference,
             "seeds": [run.seed for run in row.runs],
             "rounds": sorted({run.rounds for run in row.runs}),
-            **values,
+            **summary_values(row.scores),
+            **difference_values(row.differences),
+            **mean_values(row.costs),
         }
-        for row, values in zip(sweep.rows, records(columns), strict=True)
+        for row in sweep.rows
     ]
     return {
         "subject": sweep.subject,

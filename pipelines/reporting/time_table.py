@@ -7,76 +7,57 @@ the files that hold them; seconds are not, so they stand in a table and a file o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.formats import MISSING
+from pipelines.reporting.comparison_files import summary_values
 from pipelines.reporting.statistics import Summary, summarise
-from pipelines.reporting.tables import NUMBER_SUMMARY, WORDS, Column, Format, Table, csv_text, records
+from pipelines.reporting.tables import Column, Table, csv_text, score_column
 from pipelines.runs import kinds
 from pipelines.runs.record import RunRecord
 
 _log = logging.getLogger(__name__)
+_MEASURED = ("seconds", "evaluation_seconds", "seconds_per_round", "steps_per_second", "joules")
 
-_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "seconds": (
-        "seconds",
-        "of a run's rounds, evaluation with them, as the clock went by where it was made. Runs that shared a machine "
-        "made each other slow, and a run that was found again has the seconds of the machine that once made it: for "
-        "a ratio that can be told to others take protofl bench.",
-    ),
-    "evaluation_seconds": ("of them evaluation", "all evaluations of a run."),
-    "seconds_per_round": ("seconds / round", "without evaluation."),
-    "steps_per_second": ("steps / s", "local steps of all clients divided by the seconds in which clients trained."),
-    "joules": ("joules", "of the devices that tell what they use; nothing where none does."),
-}
+Times = dict[str, dict[str, Summary]]
+"""By method and figure; a figure that no run has is left out."""
 
 
-def _text(summary: Summary) -> str:
-    """Three figures, or whole numbers, of the mean and its spread: clocks are not told apart by more."""
-    told = [
-        f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in (summary.mean, summary.std) if value is not None
-    ]
-    partial = [f"(n = {summary.n})"] if 0 < summary.n < len(summary.by_seed) else []
-    return " ".join([" ± ".join(told), *partial]) if told else MISSING
-
-
-_MEASURED = Format(_text, NUMBER_SUMMARY.fields)
-
-
-def time_table(comparison: Comparison) -> Table | None:
-    """Seconds, steps per second and joules by method, mean ± std over seeds; None where no run says any.
+def times_of(comparison: Comparison) -> Times | None:
+    """Return seconds, steps per second and joules over seeds; None where no run has any.
 
     A run without a whole ``timing.json``, such as one that came by DVC, does not count.
     """
     times = {(run.method, run.pair): _times(run) for run in comparison.runs}
-
-    def summary(method: str, key: str) -> Summary:
-        return summarise({pair: found.get(key) for (name, pair), found in times.items() if name == method})
-
-    methods = [row.method for row in comparison.methods]
-    by_key = {key: [summary(method, key) for method in methods] for key in _COLUMNS}
-    columns = [
-        Column(key, heading, by_key[key], _MEASURED, meaning)
-        for key, (heading, meaning) in _COLUMNS.items()
-        if any(each.n for each in by_key[key])
-    ]
-    if not columns:
+    known = [key for key in _MEASURED if any(found.get(key) is not None for found in times.values())]
+    if not known:
         return None
-    what = "Time and energy" if any(each.n for each in by_key["joules"]) else "Time"
-    return Table(f"{what}, mean ± std over n seeds", (Column("method", "method", methods, WORDS), *columns))
+    return {
+        row.method: {
+            key: summarise({pair: found.get(key) for (name, pair), found in times.items() if name == row.method})
+            for key in known
+        }
+        for row in comparison.methods
+    }
 
 
-def time_csv(table: Table) -> str:
+def time_table(times: Times) -> Table:
+    """The times for people, mean ± std over seeds; none is marked as the best."""
+    by_metric = {key: [row[key] for row in times.values()] for key in next(iter(times.values()))}
+    what = "Time and energy" if "joules" in by_metric else "Time"
+    columns = [score_column(key, summaries, marked=()) for key, summaries in by_metric.items()]
+    return Table(f"{what}, mean ± std over n seeds", (Column("method", list(times), is_text=True), *columns))
+
+
+def time_csv(times: Times) -> str:
     """The same for machines: means, spreads and counts."""
-    return csv_text(records(table.columns))
+    return csv_text([{"method": method, **summary_values(row)} for method, row in times.items()])
 
 
 def _times(run: RunRecord) -> dict[str, float | None]:
-    """Figures of one run by the keys of the columns; none where it says none."""
+    """Return the times of one run by metric; none where its file has none."""
     path = RunFiles(run.directory).timing
     try:
         timing = read_json(path, kinds.CURE) if path.exists() else {}

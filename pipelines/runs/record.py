@@ -28,20 +28,11 @@ SCORES = (
     "best_top1_global",
     "top5_pooled_local",
 )
-# Scores on a stream of tasks (flcore/evaluation/continual.py), and their names in tables.
-TASK_SCORES: Mapping[str, str] = {
-    "a_glo": "A_glo",
-    "a_glo_vote": "A_glo by vote of clients' models",
-    "a_loc": "A_loc",
-    "a_sel": "A_sel",
-    "a_glo_minority": "A_glo, minority",
-    "a_glo_vote_minority": "A_glo by vote, minority",
-    "a_loc_minority": "A_loc, minority",
-    "a_sel_minority": "A_sel, minority",
-    "forgetting": "forgetting",
-    "backward_transfer": "backward transfer",
-    "roundwise_forgetting": "round-wise forgetting",
-}
+TASK_SCORES = (
+    *("a_glo", "a_glo_vote", "a_loc", "a_sel", "a_glo_minority", "a_glo_vote_minority", "a_loc_minority"),
+    *("a_sel_minority", "forgetting", "backward_transfer", "roundwise_forgetting"),
+)
+"""Scores on a stream of tasks (flcore/evaluation/continual.py)."""
 COMMUNICATION = (
     "bytes_up_per_round",
     "bytes_down_per_round",

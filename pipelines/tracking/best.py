@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from pipelines.runs.better import check_direction, lower_is_better
 from pipelines.runs.folder import read_folder
+from pipelines.runs.metrics import check_direction, lower_is_better
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
 from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, all_runs, sqlite_file

@@ -8,8 +8,8 @@ from typing import Any
 
 from flcore.core.errors import ConfigError, RunError
 from flcore.methods import Method
-from pipelines.runs.better import check_direction
 from pipelines.runs.derived import DERIVED, derived
+from pipelines.runs.metrics import check_direction
 from pipelines.runs.record import numbers_in
 
 PER_ROUND = ("top1_global", "mean_local", "pooled_local", "mean_local_own_classes", "client_std", "loss_global")

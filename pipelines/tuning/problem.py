@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flcore.config.schema import Config
 from flcore.config.sections import TrackingConfig
 from flcore.core.errors import ConfigError
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.metrics import lower_is_better
 from pipelines.tuning.metrics import PER_ROUND, check_metric
 from pipelines.tuning.space import Dimension, Values, space, values_of, with_values, without_keys
 

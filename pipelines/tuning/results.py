@@ -14,30 +14,17 @@ from optuna.trial import FrozenTrial, TrialState
 
 from flcore.core.text import to_yaml
 from flcore.io.files import json_text
-from pipelines.reporting.formats import MISSING, plural
+from pipelines.reporting.formats import MISSING, format_bytes, format_value, plural
 from pipelines.reporting.statistics import BEST
-from pipelines.reporting.tables import (
-    BYTES,
-    PERCENT,
-    WORDS,
-    Column,
-    Format,
-    Table,
-    csv_text,
-    markdown_table,
-    print_tables,
-    records,
-)
-from pipelines.runs.better import is_share
+from pipelines.reporting.tables import Column, Table, csv_text, markdown_table, print_tables
 from pipelines.runs.layout import write_json, write_text
+from pipelines.runs.metrics import unit
 from pipelines.runs.standard_error import console
 from pipelines.tuning.folder import StudyFiles, write_params
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import best_trials, ended_trials, fingerprints_of, front
 
 _PRINTED_TRIALS = 5
-_SEARCHED = Format(lambda value: f"{value:.4g}" if isinstance(value, float) else to_yaml(value))
-_NUMBER = Format(lambda value: MISSING if value is None else f"{value:.4g}")
 
 
 def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
@@ -45,7 +32,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
     ended, best = ended_trials(study), best_trials(problem, study)
     write_json(files.results, _described(problem, study, ended, best))
     write_text(files.table, markdown(problem, study))
-    write_text(files.trials, csv_text(records(_trials(problem, ended, best, with_values=True).columns)))
+    write_text(files.trials, csv_text([_as_row(problem, trial) for trial in ended]))
     rounds = "".join(json_text(_as_round(trial)) + "\n" for trial in ended)
     write_text(files.record.history, rounds)
     if best:
@@ -78,14 +65,13 @@ def printed(problem: Problem, study: Study, files: StudyFiles, dashboard: str, *
 
 def describe(problem: Problem, trial: FrozenTrial) -> str:
     """Return a line on how a trial ended."""
-    form, unit = _form(problem)
     if trial.state == TrialState.COMPLETE:
-        reached, sent = form.text(trial.values[0]), BYTES.text(trial.user_attrs["bytes"])
-        beyond = "" if problem.within(trial.user_attrs["bytes"]) else f", more than {BYTES.text(problem.max_bytes)}"
-        return f"trial {trial.number}: {problem.metric} {reached}{unit}, {sent}{beyond}"
+        reached, sent = _reached(problem, trial.values[0]), format_bytes(trial.user_attrs["bytes"])
+        beyond = "" if problem.within(trial.user_attrs["bytes"]) else f", more than {format_bytes(problem.max_bytes)}"
+        return f"trial {trial.number}: {problem.metric} {reached}, {sent}{beyond}"
     if trial.state == TrialState.PRUNED:
         last = max(trial.intermediate_values)
-        return f"trial {trial.number}: pruned after round {last}, {form.text(trial.intermediate_values[last])}{unit}"
+        return f"trial {trial.number}: pruned after round {last}, {_reached(problem, trial.intermediate_values[last])}"
     return f"trial {trial.number} failed: {reason(trial)}"
 
 
@@ -94,11 +80,9 @@ def reason(trial: FrozenTrial) -> str:
     return str(trial.user_attrs.get("error", "pruned" if trial.state == TrialState.PRUNED else "unknown reason"))
 
 
-def _form(problem: Problem) -> tuple[Format, str]:
-    """Return the format of the metric's values, and their unit."""
-    if "bytes" in problem.metric:
-        return BYTES, ""
-    return (PERCENT, " %") if is_share(problem.metric) else (_NUMBER, "")
+def _reached(problem: Problem, value: float) -> str:
+    """Write a value of the metric with its unit."""
+    return format_value(value, unit(problem.metric)) + (" %" if unit(problem.metric) == "share" else "")
 
 
 def _described(
@@ -150,7 +134,7 @@ def markdown(problem: Problem, study: Study) -> str:
     ended, best = ended_trials(study), best_trials(problem, study)
     others = [trial for trial in ended if trial not in best]
     count, chosen = plural(len(best), "finished trial"), "best" if problem.objective == "accuracy" else "Pareto front"
-    limit = "" if problem.max_bytes is None else f" that send {BYTES.text(problem.max_bytes)} at most"
+    limit = "" if problem.max_bytes is None else f" that send {format_bytes(problem.max_bytes)} at most"
     lines = [
         f"# {problem.name}",
         "",
@@ -168,36 +152,41 @@ def markdown(problem: Problem, study: Study) -> str:
 def _searched(problem: Problem, best: Sequence[FrozenTrial]) -> Table:
     keys = [dimension.key for dimension in problem.dimensions]
     columns = [
-        Column("key", "searched", keys, WORDS),
-        Column("values", "values", [dimension.words for dimension in problem.dimensions], WORDS),
+        Column("searched", keys, is_text=True),
+        Column("values", [dimension.words for dimension in problem.dimensions], is_text=True),
+        Column("given", [_value(problem.given_values, key) for key in keys]),
     ]
-    columns.append(_values("given", "given", [(problem.given_values, key) for key in keys]))
     if best:
-        columns.append(_values("best", f"trial {best[0].number}", [(best[0].params, key) for key in keys]))
+        columns.append(Column(f"trial {best[0].number}", [_value(best[0].params, key) for key in keys]))
     return Table("What was searched", tuple(columns))
 
 
 def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[FrozenTrial], *, with_values: bool) -> Table:
     """Return a table of trials; with values, trials of the front are marked."""
-    chosen = {trial.number for trial in front(best)}
-    form, unit = _form(problem)
+    chosen, figure = {trial.number for trial in front(best)}, unit(problem.metric)
+    marks = [BEST if trial.number in chosen else "" for trial in rows]
     columns = [
+        Column("trial", [trial.number for trial in rows], marks=marks if with_values else ()),
+        Column("state", [trial.state.name.lower() for trial in rows], is_text=True),
         Column(
-            "trial",
-            "trial",
-            [trial.number for trial in rows],
-            marks=[BEST if trial.number in chosen else "" for trial in rows] if with_values else (),
+            problem.metric + (" %" if figure == "share" else ""),
+            [format_value(_accuracy(trial), figure) for trial in rows],
         ),
-        Column("state", "state", [trial.state.name.lower() for trial in rows], WORDS),
-        Column("accuracy", f"{problem.metric}{unit}", [_accuracy(trial) for trial in rows], form),
-        Column("bytes", "bytes", [trial.user_attrs.get("bytes") for trial in rows], BYTES),
+        Column("bytes", [format_bytes(trial.user_attrs.get("bytes")) for trial in rows]),
     ]
     if with_values:
-        columns += [_values(key, key, [(trial.params, key) for trial in rows]) for key in problem.space]
+        columns += [Column(key, [_value(trial.params, key) for trial in rows]) for key in problem.space]
     return Table("Trials", tuple(columns))
 
 
-def _values(key: str, heading: str, cells: Sequence[tuple[Mapping[str, Any], str]]) -> Column:
-    """Return a column of searched values by key; a dash marks keys that were not searched, since null is a value."""
-    missing = {row: MISSING for row, (values, name) in enumerate(cells) if name not in values}
-    return Column(key, heading, [values.get(name) for values, name in cells], _SEARCHED, instead=missing)
+def _as_row(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
+    """Return a trial as a row of ``trials.csv``."""
+    known = {"trial": trial.number, "state": trial.state.name.lower(), "accuracy": _accuracy(trial)}
+    return {**known, "bytes": trial.user_attrs.get("bytes"), **{key: trial.params.get(key) for key in problem.space}}
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    """Return a searched value; a dash marks one that was not searched, since null is a value."""
+    if key not in values:
+        return MISSING
+    return f"{values[key]:.4g}" if isinstance(values[key], float) else to_yaml(values[key])

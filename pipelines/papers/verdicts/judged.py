@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
@@ -21,9 +20,9 @@ from pipelines.papers.results import TableResults, results
 from pipelines.papers.runs import table_file
 from pipelines.papers.verdicts.claim_files import Claim, claims, difference_of
 from pipelines.reporting.claims import Judgement, judgement
-from pipelines.reporting.formats import format_number_difference
+from pipelines.reporting.formats import format_difference
 from pipelines.reporting.statistics import PairedDifference, paired_difference
-from pipelines.reporting.tables import WORDS, Column, Format, Table
+from pipelines.reporting.tables import Column, Table
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ _MEANING = (
     "holds: the 95 % interval of the difference, paired by seed and division, lies above the lead that is claimed; "
     "does not hold: below it; undecided: it contains it, or there is no interval."
 )
-_LEAD = Format(partial(format_number_difference, spec=".2f"))
 
 
 def verdicts(found: TableResults) -> Table | None:
@@ -123,13 +121,13 @@ def verdicts(found: TableResults) -> Table | None:
     return Table(
         f"What is claimed, and what these runs say of it{mark(found.plan)}",
         (
-            Column("claim", "claim", [one.claim.says for one in judged], WORDS),
-            Column("verdict", "verdict", [one.verdict for one in judged], WORDS, _MEANING),
-            Column("claimed", "claimed lead", [f"{one.claim.by:g}" for one in judged], WORDS),
-            Column("lead", "lead [95 % interval]", [one.difference for one in judged], _LEAD),
-            Column("runs", "pairs of runs", [one.difference.n for one in judged]),
-            Column("seeds", "seeds", [len(one.seeds) for one in judged]),
-            Column("divisions", "divisions", [len(one.divisions) for one in judged]),
-            Column("where", "where", [one.claim.where for one in judged], WORDS),
+            Column("claim", [one.claim.says for one in judged], is_text=True),
+            Column("verdict", [one.verdict for one in judged], is_text=True, meaning=_MEANING),
+            Column("claimed lead", [f"{one.claim.by:g}" for one in judged], is_text=True),
+            Column("lead [95 % interval]", [format_difference(one.difference, "points") for one in judged]),
+            Column("pairs of runs", [one.difference.n for one in judged]),
+            Column("seeds", [len(one.seeds) for one in judged]),
+            Column("divisions", [len(one.divisions) for one in judged]),
+            Column("where", [one.claim.where for one in judged], is_text=True),
         ),
     )

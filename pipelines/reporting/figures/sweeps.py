@@ -22,10 +22,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from pipelines.config.grid import short_names, show
 from pipelines.reporting.figures.parts import percent_axis
 from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
-from pipelines.reporting.formats import MISSING, format_bytes, format_count, format_percent
+from pipelines.reporting.formats import format_value
 from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
-from pipelines.runs.better import MetricUnit, unit
+from pipelines.runs.metrics import MetricUnit, unit
 from pipelines.runs.record import RunRecord, score
 
 _BASELINES = (
@@ -71,7 +71,10 @@ class _Quantity:
     name: str
     label: str
     of: Callable[[RunRecord], float | None]
-    text: Callable[[float | None], str]
+    unit: MetricUnit
+
+    def text(self, value: float | None) -> str:
+        return format_value(value, self.unit)
 
     def summary(self, row: Row) -> Summary:
         return summarise({run.seed: self.of(run) for run in row.runs})
@@ -304,19 +307,13 @@ def _mark(value: Any) -> str:
 
 
 def _quantities(sweep: Sweep) -> tuple[_Quantity, _Quantity, _Quantity]:
-    texts: Mapping[MetricUnit, Callable[[float | None], str]]
-    texts = {"share": format_percent, "bytes": format_bytes, "number": _four_figures}
     name = "Accuracy" if sweep.metric in _METRIC_NAMES else sweep.metric
     label = _METRIC_NAMES.get(sweep.metric, "mean over seeds")
     return (
-        _Quantity(name, label, lambda run: score(run, sweep.metric), texts[unit(sweep.metric)]),
-        _Quantity("Uplink scalars", "per round, all clients", attrgetter("scalars_up_per_round"), format_count),
-        _Quantity("Bytes up + down", "per round, all clients", _bytes_per_round, format_bytes),
+        _Quantity(name, label, lambda run: score(run, sweep.metric), unit(sweep.metric)),
+        _Quantity("Uplink scalars", "per round, all clients", attrgetter("scalars_up_per_round"), "count"),
+        _Quantity("Bytes up + down", "per round, all clients", _bytes_per_round, "bytes"),
     )
-
-
-def _four_figures(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4g}"
 
 
 def _bytes_per_round(run: RunRecord) -> float | None:
@@ -331,7 +328,7 @@ def _scale_values(axes: Axes, direction: Literal["x", "y"], quantity: _Quantity,
         axis.set_major_locator(NullLocator())
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=MUTED, horizontalalignment="center")
         return
-    if quantity.text is format_percent:
+    if quantity.unit == "share":
         percent_axis(axis)
         return
     set_scale(axes, direction, values)

@@ -89,7 +89,7 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
     shown = [one for one in sections(found) if one.name.startswith("picture")]
     assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
     assert "FedAvg" in shown[1].heading
-    assert [block.text for block in shown[1].blocks] == ["Left out: seed 0 has no features."]  # type: ignore[union-attr]
+    assert [block.content for block in shown[1].blocks] == ["Left out: seed 0 has no features."]
 
 
 def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
@@ -105,7 +105,7 @@ def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
         (folder / name).write_text(json.dumps(content))
     shown = list(sections(results(plan(table, Asked(seeds=(0,)), look_at_data=False), place)))
     held, gone = (one.blocks[0] for one in shown if one.name.startswith("picture-"))
-    assert held.caption.startswith("Training samples by class and client")  # type: ignore[union-attr]
+    assert held.content["caption"].startswith("Training samples by class and client")
     drawn = drawing("even-fedavg-partition", {"": draw_partition(load_partition(files.partition))})
-    assert held.panels == drawn.svgs and "even-fedavg-partition" in held.panels[0]  # type: ignore[union-attr]
-    assert "are not there any more" in gone.text  # type: ignore[union-attr]
+    assert held.content["panels"] == drawn.svgs and "even-fedavg-partition" in held.content["panels"][0]
+    assert "are not there any more" in gone.content

@@ -321,8 +321,8 @@ def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
         "cheaper": ("bytes_up", "does not hold"),
     }
     text = markdown(comparison)
-    assert "| moon is not a point worse | top1_global | +2.00 [\u22120.48, +4.48], p 0.18 | holds |" in text
-    assert "| moon has less than fedavg by 1 | bytes_up | +0 B [+0 B, +0 B], p < 0.001 | does not hold |" in text
+    assert "| moon is not a point worse | top1_global | +2.00 [\u22120.48, +4.48], p 0.18 | 2 | holds |" in text
+    assert "| moon has less than fedavg by 1 | bytes_up | +0 B [+0 B, +0 B], p < 0.001 | 2 | does not hold |" in text
     write(comparison, tmp_path / "out")
     document = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
     assert document["claims"][1]["verdict"] == "does not hold" and document["claims"][1]["by"] == 5

@@ -49,7 +49,7 @@ def test_of_variants_the_page_says_which_folder_is_whose(tmp_path: Path) -> None
     """Folders are named for the method: two rows of it differ in the hash alone."""
     runs = [replace(record(tmp_path / f"fedavg-s0-{row}"), method=row) for row in ("slow", "fast")]
     listed = {column.heading: column.values for column in fingerprints(runs).columns}
-    assert (listed["method"], listed["folder"]) == (["slow", "fast"], ["fedavg-s0-slow", "fedavg-s0-fast"])
+    assert (listed["method"], listed["folder"]) == (("slow", "fast"), ("fedavg-s0-slow", "fedavg-s0-fast"))
 
 
 def test_of_noisy_prototypes_what_their_account_says(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from pipelines.reporting.statistics import (
     verdict,
     with_adjusted_p,
 )
-from pipelines.runs.better import direction, is_share, lower_is_better
 from pipelines.runs.derived import DERIVED
+from pipelines.runs.metrics import direction, lower_is_better, unit
 from pipelines.runs.record import HEADLINE_METRICS, TASK_SCORES
 from pipelines.tuning.metrics import FIGURES
 
@@ -70,7 +70,7 @@ def test_paired_difference_uses_common_seeds_only() -> None:
 def test_one_common_seed_has_no_interval() -> None:
     """One difference has a mean but no spread, so no interval; none has neither."""
     one = paired_difference({0: 0.72, 1: 0.7}, {0: 0.70})
-    assert (one.low, one.high, one.std, one.n) == (None, None, None, 1)
+    assert (one.low, one.high, one.std, one.n, one.df) == (None, None, None, 1, None)
     assert format_difference(one) == "+2.00 (n = 1, no interval)"
     assert format_difference(paired_difference({1: 0.7}, {0: 0.70})) == "\u2013"
     assert format_difference(PairedDifference(-0.02, 0.01, -0.03, -0.01, 3)) == "\u22122.00 [\u22123.00, \u22121.00]"
@@ -126,7 +126,7 @@ def test_divisions_are_what_is_independent() -> None:
     assert (result.mean, result.n) == (4, 4)
     assert result.high == pytest.approx(4 + 25.41241, abs=1e-4)
     assert list(result.by_seed) == [(7, 0), (7, 1), (8, 0), (8, 1)]
-    assert result.divisions == 2
+    assert (result.divisions, result.df) == (2, 1)
 
 
 def test_on_one_division_the_interval_is_over_its_seeds() -> None:
@@ -176,7 +176,7 @@ def test_a_division_with_fewer_seeds_counts_as_much_as_another() -> None:
     ],
 )
 def test_of_which_figures_less_is_better_and_which_are_read_in_percent(name: str, less: bool, percent: bool) -> None:
-    assert (lower_is_better(name), is_share(name)) == (less, percent)
+    assert (lower_is_better(name), unit(name) == "share") == (less, percent)
 
 
 @pytest.mark.parametrize("name", ["error_rate", "ece", "distance", "server.kl", "best_round", "privacy.clip"])

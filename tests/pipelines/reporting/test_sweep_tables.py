@@ -103,8 +103,8 @@ def test_any_number_of_a_run_can_be_the_metric_and_of_costs_less_is_best() -> No
     sweep = summarise([(slow, seconds[0]), (fast, seconds[1])], {"method.mu": 0.1}, (0, 1), "timing.seconds", SUBJECT)
     header, _, first, second = table(markdown(sweep))
     assert header[2:5] == ["timing.seconds", "std over clients", "Δ timing.seconds"]
-    assert (first[2], first[4]) == ("11 ± 1.414 ≈", "reference")  # the interval below holds 0
-    assert (second[2], second[4]) == ("**4 ± 0**", "-7 [-19.71, +5.706], p 0.09")
+    assert (first[2], first[4]) == ("11 ± 1.41 ≈", "reference")  # the interval below holds 0
+    assert (second[2], second[4]) == ("**4 ± 0**", "-7 [-19.7, +5.71], p 0.09")
     draw_sweep(sweep)
     assert "timing.seconds, mean ± std over n seeds" in sweeping.sweep_table(sweep).title
 

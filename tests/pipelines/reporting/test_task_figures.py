@@ -108,7 +108,7 @@ def test_a_comparison_has_a_table_of_the_stream(runs: list[RunRecord]) -> None:
 def test_less_forgetting_is_better(tmp_path: Path) -> None:
     """Forgetting 0.4/2 = 20 against 0.6/2 = 30 points, with one seed."""
     runs = [make_run(tmp_path, "fedavg", 0, 0.4), make_run(tmp_path, "b", 0, 0.6)]
-    column = next(c for c in comparison_tables(compare(runs))["stream"].columns if c.key == "forgetting")
+    column = next(c for c in comparison_tables(compare(runs))["stream"].columns if c.metric == "forgetting")
     assert [column.text(0), column.text(1)] == ["20.00", "30.00"]
     assert [column.mark(0), column.mark(1)] == ["best", ""]
 

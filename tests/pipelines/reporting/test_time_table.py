@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.reporting.comparison import compare
-from pipelines.reporting.time_table import time_csv, time_table
+from pipelines.reporting.time_table import time_csv, time_table, times_of
 from pipelines.runs.record import RunRecord, load_run
 
 
@@ -41,8 +41,10 @@ def test_seconds_and_joules_are_means_over_seeds(tmp_path: Path) -> None:
         make_run(tmp_path, "local", 0, None),  # came by DVC
         make_run(tmp_path, "local", 1, {"seconds": {}, "joules": None, "rounds": []}),
     ]
-    table = time_table(compare(runs))
-    assert table is not None and table.title == "Time and energy, mean ± std over n seeds"
+    found = times_of(compare(runs))
+    assert found is not None
+    table = time_table(found)
+    assert table.title == "Time and energy, mean ± std over n seeds"
     # Totals 10 + 2 + 4 = 16 and 18 + 2 + 4 = 24: mean 20, spread 8 / sqrt(2) = 5.66. Without evaluation 12 and 20 in
     # four rounds: 3 and 5, mean 4, spread sqrt(2). One of two seeds has joules: 30 + 5.
     assert table.header == ("method", "seconds", "of them evaluation", "seconds / round", "steps / s", "joules")
@@ -50,7 +52,7 @@ def test_seconds_and_joules_are_means_over_seeds(tmp_path: Path) -> None:
     assert told[0] == ["fedavg", "20 ± 5.66", "4 ± 0", "4 ± 1.41", "50 ± 0", "35 (n = 1)"]
     assert told[1] == ["local", "–", "–", "–", "–", "–"]
 
-    row = next(csv.DictReader(io.StringIO(time_csv(table))))
+    row = next(csv.DictReader(io.StringIO(time_csv(found))))
     assert (row["seconds_mean"], row["seconds_per_round_mean"], row["joules_mean"], row["joules_n"]) == (
         "20.0",
         "4.0",
@@ -60,12 +62,12 @@ def test_seconds_and_joules_are_means_over_seeds(tmp_path: Path) -> None:
 
 
 def test_no_table_where_no_run_says_its_times(tmp_path: Path) -> None:
-    assert time_table(compare([make_run(tmp_path, "fedavg", 0, None)])) is None
+    assert times_of(compare([make_run(tmp_path, "fedavg", 0, None)])) is None
 
 
 def test_damaged_times_cost_no_comparison(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole, damaged = make_run(tmp_path, "fedavg", 0, times(10.0, 4.0)), make_run(tmp_path, "fedavg", 1, {"seconds": 3})
     with caplog.at_level(logging.WARNING):
-        table = time_table(compare([whole, damaged]))
-    assert table is not None and table.rows[0][1][0] == "16 (n = 1)"
+        found = times_of(compare([whole, damaged]))
+    assert found is not None and time_table(found).rows[0][1][0] == "16 (n = 1)"
     assert "the table of times leaves fedavg (seed 1) out" in caplog.text and "timing.json" in caplog.text

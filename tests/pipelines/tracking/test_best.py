@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import ConfigError, DataError
-from pipelines.runs.better import lower_is_better
+from pipelines.runs.metrics import lower_is_better
 from pipelines.tracking import description
 from pipelines.tracking.best import best, metric_of
 from pipelines.tracking.sync import RunTracker

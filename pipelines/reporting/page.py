@@ -2,7 +2,7 @@
 
 Styles and figures are inline; there are no scripts and no links out. A page is tracked by its hash, so it is a function
 of what the runs computed: no time stamps, no durations, no paths, and the same inputs give the same bytes. Figures are
-drawn once: what stands in the page is what lies in ``figures/`` beside it.
+drawn once: the page contains the files of ``figures/`` beside it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.comparison_tables import comparison_tables
 from pipelines.reporting.figures.partition import PartitionTable
 from pipelines.reporting.figures.sets import Drawing
 from pipelines.reporting.formats import listed
@@ -91,6 +90,7 @@ LEGENDS: Mapping[str, Legend] = {
     "partition": Legend("Who holds what", "Training samples by class and client; white is none."),
 }
 _NARROW_POINTS = 400
+"""Width of a figure that a narrow screen shows better by scrolling than by making it small."""
 _PICTURES = ("virtual_images", "inversion", "gradcam")
 """Figures of images, which keep their lightness in dark mode."""
 
@@ -102,64 +102,15 @@ _SENT = "Measured bytes of the messages, summed over clients{}. Up: clients to s
 
 
 @dataclass(frozen=True)
-class Words:
-    """A paragraph in small print."""
+class Block:
+    """A part of a section: a paragraph in small print, a list, the answer of the page, a glossary, a table, a figure.
 
-    kind: ClassVar[str] = "words"
-    text: str
+    The template has a macro for each kind. ``title`` stands above a table where several follow each other.
+    """
 
-
-@dataclass(frozen=True)
-class Notes:
-    """A list of remarks, in small print unless it is the answer of the page."""
-
-    kind: ClassVar[str] = "notes"
-    items: tuple[str, ...]
-    is_answer: bool = False
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What words mean."""
-
-    kind: ClassVar[str] = "terms"
-    meanings: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table, with its title where several stand together."""
-
-    kind: ClassVar[str] = "table"
-    table: Table
-    has_title: bool = False
-
-
-@dataclass(frozen=True)
-class Plot:
-    """The panels of a figure and what is to be seen; the SVGs are our own drawings and go in as they are."""
-
-    kind: ClassVar[str] = "plot"
-    heading: str
-    panels: tuple[Markup, ...]
-    caption: str
-    has_pictures: bool = False
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether a narrow screen shows it better by scrolling than by making it small."""
-        return any(float(panel.partition('width="')[2].partition("pt")[0]) > _NARROW_POINTS for panel in self.panels)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A configuration."""
-
-    kind: ClassVar[str] = "settings"
-    settings: page_tables.Configuration
-
-
-Block = Words | Notes | Terms | Rows | Plot | Settings
+    kind: Literal["words", "notes", "answer", "terms", "table", "plot"]
+    content: Any
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,14 +139,20 @@ def plot(drawings: Mapping[str, Drawing], name: str, *, several: bool) -> Iterat
     if name in drawings:
         legend = LEGENDS[name]
         caption = f"{legend.caption} {legend.of_several}".strip() if several else legend.caption
-        caption = caption[:1].upper() + caption[1:]
-        yield panels(legend.heading, caption, drawings[name])
+        yield panels(legend.heading, caption[:1].upper() + caption[1:], drawings[name])
 
 
-def panels(heading: str, caption: str, *drawings: Drawing) -> Plot:
-    """Figures under any caption, as one."""
-    has_pictures = any(kind in drawing.name for drawing in drawings for kind in _PICTURES)
-    return Plot(heading, tuple(Markup(svg) for drawing in drawings for svg in drawing.svgs), caption, has_pictures)
+def panels(heading: str, caption: str, *drawings: Drawing) -> Block:
+    """Figures under any caption, as one; the SVGs are our own drawings and go in as they are."""
+    svgs = tuple(Markup(svg) for drawing in drawings for svg in drawing.svgs)
+    content = {
+        "heading": heading,
+        "panels": svgs,
+        "caption": caption,
+        "has_pictures": any(kind in drawing.name for drawing in drawings for kind in _PICTURES),
+        "is_wide": any(float(svg.partition('width="')[2].partition("pt")[0]) > _NARROW_POINTS for svg in svgs),
+    }
+    return Block("plot", content)
 
 
 def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, PartitionTable]) -> Iterator[Section]:
@@ -208,35 +165,34 @@ def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, Par
         for seed, partition in partitions.items()
         for note in partition.manifest.get("notes") or ()
     )
-    blocks: list[Block] = [
-        *plot(drawings, "partition", several=False),
-        Rows(page_tables.skew_table(partitions), has_title=True),
-        Words(_SKEW),
-    ]
-    yield Section("partition", heading, (*blocks, *([Notes(notes)] if notes else [])))
+    skew = page_tables.skew_table(partitions)
+    blocks = (*plot(drawings, "partition", several=False), Block("table", skew, skew.title), Block("words", _SKEW))
+    yield Section("partition", heading, (*blocks, *([Block("notes", notes)] if notes else [])))
 
 
-def communication(comparison: Comparison, *, several: bool) -> Iterator[Section]:
-    """What was sent, in tables."""
+def communication(comparison: Comparison, traffic: Table | None = None) -> Iterator[Section]:
+    """What was sent by direction and kind, below the traffic of all methods where that is given."""
     kinds = page_tables.traffic_by_kind(comparison)
     if kinds is None:
-        yield Section("communication", "Communication", (Words("Nothing was sent."),))
+        yield Section("communication", "Communication", (Block("words", "Nothing was sent."),))
         return
-    sent = Words(_SENT.format(", mean over seeds" if several else ""))
-    if several:
-        yield Section("communication", "Communication", (Rows(comparison_tables(comparison)["traffic"]), sent))
-        yield Section("kinds", "Communication by direction and kind", (Rows(kinds), sent), folded=True)
-    else:
-        yield Section("communication", "Communication", (Rows(kinds), sent))
+    sent = Block("words", _SENT.format(", mean over seeds" if traffic else ""))
+    yield Section("communication", "Communication", (Block("table", traffic or kinds), sent))
+    if traffic:
+        yield Section("kinds", "Communication by direction and kind", (Block("table", kinds), sent), folded=True)
 
 
 def ending(meanings: Mapping[str, str], runs: Sequence[RunRecord]) -> Iterator[Section]:
     """What words mean, how runs were configured, and what they were made from."""
-    yield Section("reading", "How to read it", (Terms(meanings),), folded=True)
-    settings = page_tables.configuration(runs)
-    if settings is not None:
-        yield Section("configuration", "Configuration", (Settings(settings),), folded=True)
-    yield Section("provenance", "Fingerprints", (Rows(page_tables.fingerprints(runs)),), folded=True)
+    yield Section("reading", "How to read it", (Block("terms", meanings),), folded=True)
+    settings, hidden = page_tables.configuration(runs)
+    blocks = [Block("table", table, table.title if len(settings) > 1 else "") for table in settings]
+    if hidden:
+        keys = f"{hidden} key{'' if hidden == 1 else 's'} naming a place or a time {'is' if hidden == 1 else 'are'}"
+        blocks.append(Block("words", f"{keys} left out: the report is the same on every machine."))
+    if blocks:
+        yield Section("configuration", "Configuration", tuple(blocks), folded=True)
+    yield Section("provenance", "Fingerprints", (Block("table", page_tables.fingerprints(runs)),), folded=True)
 
 
 def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> str:
