@@ -16,11 +16,12 @@ from pipelines.papers.marks import on_panel
 from pipelines.papers.results import Cell, TableResults
 from pipelines.papers.runs import MeasuredRun
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
-from pipelines.reporting.figures.partition import draw_partition, load_partition
+from pipelines.reporting.figures.cells import draw_partition
 from pipelines.reporting.figures.parts import panel
 from pipelines.reporting.figures.sets import Drawing, drawing
 from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, method_styles
 from pipelines.reporting.page import LEGENDS, Block, Section, panels
+from pipelines.reporting.partition_table import load_partition
 from pipelines.runs.analyses import StoredAnalysis, load
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.record import load_run

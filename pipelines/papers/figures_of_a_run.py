@@ -14,7 +14,7 @@ from flcore.data.dataset import Dataset
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.methods.gfpl import GFPL
 from flcore.models import build_model
-from pipelines.reporting.figures.partition import load_partition
+from pipelines.reporting.partition_table import load_partition
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of

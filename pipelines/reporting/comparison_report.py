@@ -21,11 +21,10 @@ from pipelines.reporting.claims import claims_of
 from pipelines.reporting.comparison import Comparison, Tuned, tuned_name
 from pipelines.reporting.comparison_files import write
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
-from pipelines.reporting.figures.data import curves_table
-from pipelines.reporting.figures.partition import load_partition
 from pipelines.reporting.figures.sets import Drawing, comparison_drawings, write_csv, write_drawings
 from pipelines.reporting.figures.style import method_styles
 from pipelines.reporting.formats import plural
+from pipelines.reporting.frame import curves_table
 from pipelines.reporting.page import (
     Block,
     Section,
@@ -38,6 +37,7 @@ from pipelines.reporting.page import (
     write_page,
 )
 from pipelines.reporting.page_tables import page_facts
+from pipelines.reporting.partition_table import load_partition
 from pipelines.reporting.statements import after_correction, statements
 from pipelines.reporting.tables import MARKS_MEAN, Table, write_texts
 from pipelines.reporting.time_table import time_csv, time_table, times_of
@@ -138,16 +138,13 @@ def write_comparison_page(
     times: Table | None = None,
     facts: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Write ``report.html`` and ``figures/`` of a comparison.
+    """Write ``report.html`` and ``figures/`` of a comparison and return the page.
 
     Args:
-        comparison: its methods stand in figures in the order in which they stand there.
+        comparison: of finished runs.
         partitions: partition directory by seed; the heatmap shows that of the lowest seed. May be empty.
         directory: where both go; made if it is not there.
         times: seconds and joules by method, where the page has them. facts: below its title, such as date and commit.
-
-    Returns:
-        The page.
 
     Raises:
         DataError: a file is missing or damaged.

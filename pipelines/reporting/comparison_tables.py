@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from flcore.core.text import to_yaml
 from pipelines.reporting.claims import claims_table
 from pipelines.reporting.comparison import STRICT_FRACTION, Comparison, MethodSummary, Tuned
-from pipelines.reporting.formats import MISSING, format_bytes, format_percent, format_summary, listed
+from pipelines.reporting.formats import MISSING, format_bytes, format_percent, listed
 from pipelines.reporting.statistics import PairedDifference, Summary, marks
 from pipelines.reporting.tables import Column, Table, difference_column, meanings, score_column
 from pipelines.reporting.targets import TargetSummary
-from pipelines.runs.metrics import heading, meaning, unit
+from pipelines.runs.metrics import heading, meaning
 from pipelines.runs.record import COMMUNICATION, TASK_SCORES
 
 MAIN_SCORES = ("top1_global", "top1_vote", "mean_local", "pooled_local")
@@ -176,8 +176,5 @@ def _traffic(rows: Sequence[MethodSummary]) -> list[Column]:
     lengths = [listed(row.rounds) for row in rows]
     return [
         *([Column("rounds", lengths, is_text=True)] if len(set(lengths)) > 1 else []),
-        *(
-            Column(heading(key), [format_summary(row.communication[key], unit(key)) for row in rows])
-            for key in COMMUNICATION
-        ),
+        *(score_column(key, [row.communication[key] for row in rows], ()) for key in COMMUNICATION),
     ]

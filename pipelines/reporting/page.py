@@ -18,9 +18,9 @@ from markupsafe import Markup
 
 from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.figures.partition import PartitionTable
 from pipelines.reporting.figures.sets import Drawing
 from pipelines.reporting.formats import listed
+from pipelines.reporting.partition_table import PartitionTable
 from pipelines.reporting.tables import TIED_SIGN, Table
 from pipelines.runs.layout import write_text
 from pipelines.runs.record import RunRecord, load_compared_by
@@ -55,8 +55,8 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "differences": Legend(
         "Differences",
-        "Right of 0 is better than the baseline. Large mark: mean; line: 95 % interval, with an arrow where it goes "
-        "on; dots: seeds.",
+        "Right of 0 is better than the baseline. Large mark: mean; line: 95 % interval, cut at the edge of the panel "
+        "where it is far longer than the seeds spread; dots: seeds.",
     ),
     "stream": Legend(
         "Accuracy on the stream of tasks",

@@ -17,8 +17,8 @@ from flcore.data.summary import skew
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.figures.partition import PartitionTable
 from pipelines.reporting.formats import MISSING, format_bytes, format_percent, format_value
+from pipelines.reporting.partition_table import PartitionTable
 from pipelines.reporting.tables import Column, Table
 from pipelines.runs import kinds as file_kinds
 from pipelines.runs.metrics import heading, unit

@@ -11,7 +11,6 @@ from pipelines.reporting import page_tables
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_tables import comparison_tables, definitions
 from pipelines.reporting.figures.analyses import CAPTIONS, analysis_drawings, heading
-from pipelines.reporting.figures.partition import load_partition
 from pipelines.reporting.figures.sets import Drawing, run_drawings, write_drawings
 from pipelines.reporting.page import (
     LEGENDS,
@@ -25,6 +24,7 @@ from pipelines.reporting.page import (
     who_holds_what,
     write_page,
 )
+from pipelines.reporting.partition_table import load_partition
 from pipelines.runs import analyses
 from pipelines.runs.inputs import inputs_of
 from pipelines.runs.layout import RunFiles

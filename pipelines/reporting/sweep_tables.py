@@ -25,7 +25,7 @@ from pipelines.reporting.comparison_files import (
     summary_values,
 )
 from pipelines.reporting.comparison_tables import definitions, spread_column
-from pipelines.reporting.formats import format_summary, listed
+from pipelines.reporting.formats import listed
 from pipelines.reporting.statistics import (
     CONFIDENCE,
     PairedDifference,
@@ -57,11 +57,6 @@ _DIFFERENCE = (
     "Student-t interval of the mean of these differences (needs two seeds). The reference has the configured values, "
     "and the row's partition. p: of the two-sided paired t-test, adjusted for all rows by Holm's method."
 )
-_SCALARS = (
-    "trainable values, prototypes and statistics that all clients together send in a round, measured, mean over all "
-    "rounds and over seeds."
-)
-_VOLUME = "bytes that all clients together send and receive in the whole run, measured, mean over seeds."
 
 
 @dataclass(frozen=True)
@@ -201,13 +196,12 @@ def sweep_table(sweep: Sweep) -> Table:
     what = "Accuracy in %" if metric in METRICS else f"{metric} in %"
     what = what if unit(metric) == "share" else heading(metric)
     differences = [row.differences[metric] for row in rows]
-    costs = {"scalars_up_per_round": _SCALARS, "bytes_up": _VOLUME, "bytes_down": _VOLUME}
     return Table(
         f"{what}, mean ± std over n seeds; Δ to the configured values [95 % interval], adjusted p",
         (
             *([Column("method", methods, is_text=True)] if sweep.baselines or "method.name" in sweep.keys else []),
             *(
-                Column(names[key], [_shown(row.point, key) for row in rows])
+                Column(names[key], [shown(row.point, key) for row in rows])
                 for key in sweep.keys
                 if key != "method.name"
             ),
@@ -216,8 +210,8 @@ def sweep_table(sweep: Sweep) -> Table:
             spread_column([row.scores["client_std"] for row in rows]),
             difference_column(metric, differences, _DIFFERENCE, instead),
             *(
-                Column(heading(key), [format_summary(row.costs[key], unit(key)) for row in rows], meaning=means)
-                for key, means in costs.items()
+                score_column(key, [row.costs[key] for row in rows], ())
+                for key in ("scalars_up_per_round", "bytes_up", "bytes_down")
                 if key != metric
             ),
         ),
@@ -235,7 +229,7 @@ def _marks(rows: Sequence[Row], metric: str) -> list[str]:
     return marked
 
 
-def _shown(point: Point, key: str) -> str | None:
+def shown(point: Point, key: str) -> str | None:
     """A value as it stands in a cell; None for a key that does not concern the row."""
     if key not in point.values:
         return None

@@ -28,6 +28,8 @@ class Metric:
     meaning: str = ""
 
 
+_VOLUME = "bytes that all clients together send and receive in the whole run, measured, mean over seeds."
+
 METRICS: dict[str, Metric] = {
     "top1_global": Metric(
         "global model",
@@ -131,13 +133,19 @@ METRICS: dict[str, Metric] = {
     **{name: Metric(name, "lower") for name in ("forgetting_global", "roundwise_forgetting_clipped")},
     "bytes_up_per_round": Metric("up / round", "lower", "bytes"),
     "bytes_down_per_round": Metric("down / round", "lower", "bytes"),
-    "bytes_up": Metric("up, total", "lower", "bytes"),
-    "bytes_down": Metric("down, total", "lower", "bytes"),
+    "bytes_up": Metric("up, total", "lower", "bytes", _VOLUME),
+    "bytes_down": Metric("down, total", "lower", "bytes", _VOLUME),
     **{
         name: Metric(name, "lower", "bytes")
         for name in ("bytes_up_by_kind", "bytes_down_by_kind", "bytes_eval_up", "bytes_eval_down", "bytes_to_target")
     },
-    "scalars_up_per_round": Metric("scalars up / round", "lower", "count"),
+    "scalars_up_per_round": Metric(
+        "scalars up / round",
+        "lower",
+        "count",
+        "trainable values, prototypes and statistics that all clients together send in a round, measured, mean over "
+        "all rounds and over seeds.",
+    ),
     "num_parameters": Metric("parameters", "lower", "count"),
     **{name: Metric(name, "lower", "count") for name in ("scalars_up", "steps")},
     **{

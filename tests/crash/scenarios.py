@@ -172,8 +172,8 @@ class InThisProcess:
 
     def compare(self, kind: str, config: Any, runs: Any, directory: Path, **facts: Any) -> None:
         from pipelines.reporting import comparison_files, comparison_report
-        from pipelines.reporting.figures.data import curves_table
         from pipelines.reporting.figures.sets import write_csv
+        from pipelines.reporting.frame import curves_table
 
         found = comparison_report.collect(
             config, runs, facts.get("failed"), rows=facts.get("rows", ()), draws=facts.get("draws", ())

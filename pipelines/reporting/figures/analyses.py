@@ -1,4 +1,4 @@
-"""Figures of analyses: drawn from what `pipelines.runs.analyses` stored; what was analysed stands above."""
+"""Figures of analyses: drawn from what `pipelines.runs.analyses` stored; above each the run and the round."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from flcore.config.analyses import without_round
+from pipelines.reporting.figures.cells import draw_class_heatmap, draw_confusion
 from pipelines.reporting.figures.embeddings import (
     MADE,
     REAL,
@@ -18,9 +19,9 @@ from pipelines.reporting.figures.embeddings import (
     draw_tsne,
 )
 from pipelines.reporting.figures.images import draw_gradcam, draw_inversion, draw_virtual_images
-from pipelines.reporting.figures.parts import annotate_cells, draw_cells, name_cells, percent_axis
+from pipelines.reporting.figures.parts import whole_line
 from pipelines.reporting.figures.sets import Drawing, drawing
-from pipelines.reporting.figures.style import ACCURACIES, INK, MUTED, WIDTH, house_style
+from pipelines.reporting.figures.style import MUTED, house_style
 from pipelines.runs.analyses import StoredAnalysis
 from pipelines.runs.record import RunRecord
 
@@ -112,64 +113,9 @@ def heading(name: str) -> str:
     return f"{HEADINGS[base]}, {f'after round {number}' if number else 'before the first round'}"
 
 
-def _class_heatmap(analysis: StoredAnalysis) -> Figure:
-    classes = list(dict.fromkeys(row["class"] for row in analysis.rows))
-    models = list(dict.fromkeys(row["model"] for row in analysis.rows))
-    tests = [test for test in ("all", "own") if any(row["test"] == test for row in analysis.rows)]
-    if not any(row["test"] == "all" and row["model"] != "global" for row in analysis.rows):
-        tests = ["own"]  # one panel, whose last row is the global model's
-    panels = []
-    for test in tests:
-        table = np.full((len(models), len(classes)), np.nan)
-        for row in analysis.rows:
-            if row["accuracy"] and (row["test"] == test or (len(tests) == 1 and row["model"] == "global")):
-                table[models.index(row["model"]), classes.index(row["class"])] = float(row["accuracy"])
-        panels.append((test, table))
-    height = min(max(1.3 + 0.24 * len(models), 2.2), 9.0)
-    figure = Figure(figsize=(WIDTH, height))
-    titles = {"all": "whole test set", "own": "clients' own test data"}
-    axes_list = []
-    for position, (test, table) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), position + 1)
-        mesh = draw_cells(axes, table, ACCURACIES, 1.0)
-        name_cells(axes.xaxis, classes, 26 // len(panels))
-        name_cells(axes.yaxis, models, 30)
-        if "global" in models:
-            axes.axhline(len(models) - 1, color=INK, linewidth=1.2)
-        axes.set_xlabel("class")
-        axes.set_ylabel("client" if position == 0 else "")
-        if len(panels) > 1:
-            axes.set_title(titles[test])
-        if table.size <= 400 and len(classes) <= 24 // len(panels):
-            annotate_cells(axes, table, mesh, lambda value: f"{100 * value:.0f}")
-        axes_list.append(axes)
-    bar = figure.colorbar(mesh, ax=axes_list, label="accuracy", pad=0.015, fraction=0.03, aspect=max(10, 6 * height))
-    percent_axis(bar.ax.yaxis)
-    return figure
-
-
-def _confusion(analysis: StoredAnalysis) -> Figure:
-    counts, names = analysis.arrays["counts"].astype(float), analysis.arrays["class_names"].tolist()
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    side = min(max(1.8 + 0.3 * len(names), 3.2), WIDTH)
-    figure = Figure(figsize=(side + 0.8, side))
-    axes = figure.add_subplot()
-    mesh = draw_cells(axes, shares, ACCURACIES, 1.0)
-    name_cells(axes.xaxis, names, 26)
-    name_cells(axes.yaxis, names, 30)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    if len(names) <= 20:
-        annotate_cells(axes, shares, mesh, lambda share: f"{100 * share:.0f}" if share > 0 else "")
-    bar = figure.colorbar(mesh, ax=axes, label="share of the true class", pad=0.015, fraction=0.04)
-    percent_axis(bar.ax.yaxis)
-    return figure
-
-
 def _generator_distances(analysis: StoredAnalysis) -> Figure:
     columns = {"intra": "within a class", "inter": "between classes", "centroid_inter": "between class means"}
-    figure = Figure(figsize=(WIDTH, 3.2))
+    figure = whole_line(3.2)
     for position, (axes, space) in enumerate(zip(figure.subplots(1, 2), ("feature", "tsne"), strict=True)):
         for offset, (which, colour) in enumerate((("real", REAL), ("generated", MADE))):
             row = next(r for r in analysis.rows if r["features"] == which and r["space"] == space)
@@ -190,15 +136,15 @@ def _generator_distances(analysis: StoredAnalysis) -> Figure:
         axes.margins(y=0.12)
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(loc="upper left")
     return figure
 
 
 _DRAWINGS: Mapping[str, Callable[[StoredAnalysis], Figure]] = {
-    "class_heatmap": _class_heatmap,
-    "class_heatmap_trained": _class_heatmap,
-    "confusion": _confusion,
-    "averaged_bodies": _class_heatmap,
+    "class_heatmap": draw_class_heatmap,
+    "class_heatmap_trained": draw_class_heatmap,
+    "confusion": draw_confusion,
+    "averaged_bodies": draw_class_heatmap,
     "tsne": draw_tsne,
     "tsne_trained": draw_tsne,
     "tsne_projections": draw_tsne,

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from pipelines.reporting.figures.style import MOST_SHAPES, WIDTH
+from pipelines.reporting.figures.parts import whole_line
+from pipelines.reporting.figures.style import MOST_SHAPES
 from pipelines.runs.analyses import StoredAnalysis
 
 MADE, REAL = "#d55e00", "#0072b2"
@@ -30,36 +31,31 @@ def draw_tsne(analysis: StoredAnalysis) -> Figure:
     """The same test images under one or several models, by true and by predicted class, and what was trained on."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
-    colours = _class_colours(len(names), arrays["labels"], arrays["predictions"])
-    figure = Figure(figsize=(WIDTH, 4.0))
-    panels = figure.subplot_mosaic(
-        [["label", "prediction", "bars"], ["label", "prediction", "key"]],
-        width_ratios=(1, 1, 0.8),
-        height_ratios=(3, 1),
-    )
-    left, middle, right, key = panels["label"], panels["prediction"], panels["bars"], panels["key"]
-    for axes, title, by in (
-        (left, "true class", np.broadcast_to(arrays["labels"], arrays["predictions"].shape)),
-        (middle, "predicted class", arrays["predictions"]),
-    ):
-        for model in range(len(models)):
-            _scatter(axes, arrays["embedding"][model], by[model], colours, marker=_MARKERS[model])
-        _bare(axes, title)
-    scores = [f"{name}: {100 * score:.1f} %" for name, score in zip(models, arrays["accuracies"], strict=True)]
-    tints = _tints(len(models))
-    handles = [Line2D([], [], linestyle="", marker=_MARKERS[model], color=tints[model]) for model in range(len(models))]
-    key.set_axis_off()
-    key.legend(handles, scores, loc="center", frameon=False, fontsize=7.5, title="accuracy on the test set")
-    _class_key(figure, left, names, colours, arrays["labels"], arrays["predictions"])
-    width = 0.8 / len(models)
+    drawn = arrays["labels"], arrays["predictions"]
+    colours, tints = _class_colours(len(names), *drawn), _tints(len(models))
+    figure = whole_line(4.0)
+    panels = figure.subplot_mosaic("abc;abd", width_ratios=(1, 1, 0.8), height_ratios=(3, 1))
     for model in range(len(models)):
+        points, marker = arrays["embedding"][model], _MARKERS[model]
+        _scatter(panels["a"], points, arrays["labels"], colours, marker)
+        _scatter(panels["b"], points, arrays["predictions"][model], colours, marker)
+    _bare(panels["a"], "true class")
+    _bare(panels["b"], "predicted class")
+    scores = [f"{name}: {100 * score:.1f} %" for name, score in zip(models, arrays["accuracies"], strict=True)]
+    panels["d"].set_axis_off()
+    panels["d"].legend(_marks(tints, _MARKERS), scores, loc="center", title="accuracy on the test set")
+    _class_key(figure, panels["a"], names, colours, *drawn)
+    bars, width = panels["c"], 0.8 / len(models)
+    for model, tint in enumerate(tints):
         offsets = np.arange(len(names)) + (model - (len(models) - 1) / 2) * width
-        right.bar(offsets, arrays["counts"][model], width, color=tints[model])
-    right.set_title("training samples")
-    right.set_xlabel("class")
-    right.grid(visible=False, axis="x")
-    right.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    _name_positions(right, names, 12)
+        bars.bar(offsets, arrays["counts"][model], width, color=tint)
+    bars.set_title("training samples")
+    bars.set_xlabel("class")
+    bars.grid(visible=False, axis="x")
+    bars.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    places = range(0, len(names), -(-len(names) // 12))
+    rotation = 0 if max(map(len, names)) <= 2 else 45
+    bars.set_xticks(list(places), [names[place] for place in places], rotation=rotation)
     return figure
 
 
@@ -67,8 +63,7 @@ def draw_calibration(analysis: StoredAnalysis) -> Figure:
     """The same test images before and after a calibration."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
-    colours = _class_colours(len(names), arrays["labels"])
-    figure = Figure(figsize=(WIDTH, 4.6))
+    colours, figure = _class_colours(len(names), arrays["labels"]), whole_line(4.6)
     panels = figure.subplots(1, len(models))
     for axes, points, name, score in zip(panels, arrays["embedding"], models, arrays["accuracies"], strict=True):
         _scatter(axes, points, arrays["labels"], colours)
@@ -85,21 +80,20 @@ def draw_calibration_trained(analysis: StoredAnalysis) -> Figure:
     arrays = analysis.arrays
     names, models, states = (as_texts(arrays[key]) for key in ("class_names", "models", "states"))
     colours, tints = _class_colours(len(names), arrays["labels"]), ListedColormap(_CLIENT_COLOURS[: len(models)])
-    figure = Figure(figsize=(WIDTH, 8.2))
+    figure = whole_line(8.2)
     panels = figure.subplots(2, len(states))
-    for state, points in enumerate(arrays["embedding"]):
-        for model in range(len(models)):
-            _scatter(panels[0, state], points[model], arrays["labels"], colours, marker=_MARKERS[model])
-            _scatter(panels[1, state], points[model], np.full(points.shape[1], model), tints, marker=_MARKERS[model])
-        score = 100 * arrays["global_accuracies"][state]
-        _bare(panels[0, state], f"{states[state]} (global model: {score:.1f} %)")
-        _bare(panels[1, state], "the same, by client")
-        scores = [f"{name}: {100 * own:.1f} %" for name, own in zip(models, arrays["accuracies"][state], strict=True)]
-        handles = [
-            Line2D([], [], linestyle="", marker=_MARKERS[model], color=tints(model)) for model in range(len(models))
-        ]
-        panels[1, state].legend(
-            handles, scores, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False
+    for state, (upper, lower) in enumerate(panels.T):
+        for model, points in enumerate(arrays["embedding"][state]):
+            _scatter(upper, points, arrays["labels"], colours, _MARKERS[model])
+            _scatter(lower, points, np.full(len(points), model), tints, _MARKERS[model])
+        _bare(upper, f"{states[state]} (global model: {100 * arrays['global_accuracies'][state]:.1f} %)")
+        _bare(lower, "the same, by client")
+        scores = [f"{name}: {100 * one:.1f} %" for name, one in zip(models, arrays["accuracies"][state], strict=True)]
+        lower.legend(
+            *(_marks(_CLIENT_COLOURS[: len(models)], _MARKERS), scores),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.02),
+            ncols=2,
         )
     _class_key(figure, panels[0, 0], names, colours, arrays["labels"])
     return figure
@@ -109,65 +103,59 @@ def draw_prototypes(analysis: StoredAnalysis) -> Figure:
     """A client's features with the means of their clusters, and the server's prototypes."""
     arrays = analysis.arrays
     names, labels, clusters = as_texts(arrays["class_names"]), arrays["labels"], arrays["clusters"]
-    classes = list(dict.fromkeys(labels.tolist()))
-    tints = dict(zip(classes, (REAL, MADE), strict=False))
-    figure = Figure(figsize=(WIDTH, 3.9))
+    tints = dict(zip(dict.fromkeys(labels.tolist()), (REAL, MADE), strict=False))
     numbers = sorted({int(k) for k in clusters if k > 0})
-    for position, (axes, k) in enumerate(zip(figure.subplots(1, len(numbers)), numbers, strict=True)):
-        for label in classes:
+    figure = whole_line(3.9)
+    for axes, k in zip(figure.subplots(1, len(numbers), squeeze=False)[0], numbers, strict=True):
+        for label, tint in tints.items():
             for kind, style in (
                 (0, {"s": 8, "alpha": 0.35, "linewidths": 0}),
                 (k, {"s": 75, "edgecolors": "black", "linewidths": 1.1, "zorder": 3}),
                 (-1, {"s": 170, "marker": "*", "edgecolors": "black", "linewidths": 1.1, "zorder": 4}),
             ):
                 points = arrays["embedding"][(labels == label) & (clusters == kind)]
-                axes.scatter(points[:, 0], points[:, 1], color=tints[label], **style)
+                axes.scatter(points[:, 0], points[:, 1], color=tint, **style)
         _bare(axes, "class means" if k == 1 else f"means of {k} clusters")
-        if position == 0:
-            handles = [Line2D([], [], linestyle="", marker="o", color=tints[label]) for label in classes]
-            texts = [f"class {names[label]}" for label in classes]
-            if (clusters == -1).any():
-                handles.append(Line2D([], [], linestyle="", marker="*", markersize=11, color="white", mec="black"))
-                texts.append("server's prototype")
-            handles.append(Line2D([], [], linestyle="", marker="o", markersize=7, color="white", mec="black"))
-            texts.append("client's prototype")
-            figure.legend(handles, texts, loc="outside lower center", ncols=4, frameon=False)
+    handles = _marks(list(tints.values()), "oo")
+    texts = [f"class {names[label]}" for label in tints]
+    for marker, text in (
+        *([("*", "server's prototype")] if (clusters == -1).any() else []),
+        ("o", "client's prototype"),
+    ):
+        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=8, color="white", mec="black"))
+        texts.append(text)
+    figure.legend(handles, texts, loc="outside lower center", ncols=4)
     return figure
 
 
 def draw_generated(analysis: StoredAnalysis) -> Figure:
     """Real and generated features, by class and by origin."""
     arrays = analysis.arrays
-    names, made = as_texts(arrays["class_names"]), arrays["generated"]
-    colours = _class_colours(len(names), arrays["labels"])
-    figure = Figure(figsize=(WIDTH, 4.7))
+    names, made, labels = as_texts(arrays["class_names"]), arrays["generated"], arrays["labels"]
+    colours, origins = _class_colours(len(names), labels), ListedColormap([REAL, MADE])
+    figure = whole_line(4.7)
     left, right = figure.subplots(1, 2)
     for which, marker in ((~made, "o"), (made, "x")):
-        _scatter(left, arrays["embedding"][which], arrays["labels"][which], colours, marker=marker)
+        _scatter(left, arrays["embedding"][which], labels[which], colours, marker)
+        _scatter(right, arrays["embedding"][which], made[which].astype(int), origins, marker)
     _bare(left, "by class")
-    for which, colour, name, marker in ((~made, REAL, "real", "o"), (made, MADE, "generated", "x")):
-        points = arrays["embedding"][which]
-        lines = 0.9 if marker == "x" else 0
-        right.scatter(
-            points[:, 0],
-            points[:, 1],
-            s=12,
-            color=colour,
-            marker=marker,
-            linewidths=lines,
-            alpha=0.7,
-            label=name,
-            rasterized=len(made) > MOST_SHAPES,
-        )
     _bare(right, "by origin")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
-    _class_key(figure, left, names, colours, arrays["labels"])
+    right.legend(
+        *(_marks([REAL, MADE], "ox"), ["real", "generated"]), loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2
+    )
+    _class_key(figure, left, names, colours, labels)
     return figure
 
 
 def as_texts(values: np.ndarray) -> list[str]:
     """An array of names."""
     return [str(value) for value in values]
+
+
+def _marks(colours: Sequence[str], markers: Sequence[str]) -> list[Line2D]:
+    """The marks of a legend."""
+    pairs = zip(colours, markers, strict=False)
+    return [Line2D([], [], linestyle="", marker=marker, color=colour) for colour, marker in pairs]
 
 
 def _class_colours(count: int, *drawn: np.ndarray) -> ListedColormap:
@@ -204,33 +192,22 @@ def _scatter(axes: Axes, points: np.ndarray, labels: np.ndarray, colours: Listed
 
 def _bare(axes: Axes, title: str) -> None:
     """A panel without ticks: the axes of an embedding have no unit."""
-    axes.set_title(title)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(title=title, xticks=[], yticks=[], box_aspect=1)
     axes.grid(visible=False)
-    axes.set_box_aspect(1)
-    for spine in axes.spines.values():
-        spine.set_visible(True)
+    axes.spines[:].set_visible(True)
 
 
 def _class_key(figure: Figure, axes: Axes, names: Sequence[str], colours: ListedColormap, *drawn: np.ndarray) -> None:
     """Which colour is which of the classes drawn: a legend below the figure, or of many classes a bar below a panel."""
     classes = _distinct(drawn).tolist()
-    if len(classes) <= len(_CLASS_COLOURS):
-        handles = [Line2D([], [], linestyle="", marker="o", color=colours(label)) for label in classes]
-        texts = [names[label] for label in classes]
-        columns = 10 if max(map(len, texts)) < 8 else 5
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False, title="class")
+    if len(classes) > len(_CLASS_COLOURS):
+        mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-0.5, len(names) - 0.5), colours)
+        figure.colorbar(mappable, ax=axes, label="class number", orientation="horizontal", fraction=0.05, pad=0.04)
         return
-    mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-0.5, len(names) - 0.5), colours)
-    figure.colorbar(mappable, ax=axes, label="class number", orientation="horizontal", fraction=0.05, pad=0.04)
-
-
-def _name_positions(axes: Axes, names: Sequence[str], most: int) -> None:
-    step = -(-len(names) // most)
-    positions = range(0, len(names), step)
-    rotation = 0 if max(map(len, names)) <= 2 else 45
-    axes.set_xticks(list(positions), [names[position] for position in positions], rotation=rotation)
+    handles = [Line2D([], [], linestyle="", marker="o", color=colours(label)) for label in classes]
+    texts = [names[label] for label in classes]
+    columns = 10 if max(map(len, texts)) < 8 else 5
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, title="class")
 
 
 def _tints(count: int) -> list[str]:

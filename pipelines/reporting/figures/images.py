@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.reporting.figures.embeddings import MADE, as_texts
-from pipelines.reporting.figures.parts import percent_axis
+from pipelines.reporting.figures.parts import percent_axis, whole_line
 from pipelines.reporting.figures.style import WIDTH
 from pipelines.runs.analyses import StoredAnalysis
 
@@ -19,7 +18,7 @@ _GUESS = "#888888"
 def draw_virtual_images(analysis: StoredAnalysis) -> Figure:
     """A sheet with a row per class."""
     sheet, names = analysis.arrays["sheet"], as_texts(analysis.arrays["class_names"])
-    figure = Figure(figsize=(WIDTH, min(WIDTH * sheet.shape[0] / sheet.shape[1] + 0.5, 16)))
+    figure = whole_line(min(WIDTH * sheet.shape[0] / sheet.shape[1] + 0.5, 16))
     axes = figure.add_subplot()
     _show(axes, sheet.transpose(2, 0, 1))
     axes.set_xticks([])
@@ -32,41 +31,37 @@ def draw_virtual_images(analysis: StoredAnalysis) -> Figure:
 
 def draw_inversion(analysis: StoredAnalysis) -> Figure:
     """How well images can be rebuilt, by the number of features averaged, and the best of them."""
-    attacks = list(dict.fromkeys(row["attack"] for row in analysis.rows))
-    sizes = list(dict.fromkeys(row["m"] for row in analysis.rows))
-    figure = Figure(figsize=(WIDTH, 8.0))
+    rows = pd.DataFrame(analysis.rows)
+    attacks, sizes = (list(dict.fromkeys(rows[key])) for key in ("attack", "m"))
+    titles = {
+        "mse": "mean squared error (pixels 0 to 1)",
+        "ssim": "structural similarity",
+        "accuracy": "taken for its class",
+    }
+    figure = whole_line(8.0)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.75), squeeze=False)[:, 0]
     panels = top.subplots(1, 3)
-    handles: list[Any] = []
-    for axes, column, title in zip(
-        panels,
-        ("mse", "ssim", "accuracy"),
-        ("mean squared error (pixels 0 to 1)", "structural similarity", "taken for its class"),
-        strict=True,
-    ):
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
         for attack, colour in zip(attacks, (MADE, _GUESS), strict=True):
             # Whether the model recognises an image does not depend on what it is compared with.
             for against, dashes in (("closest", "-"), ("class mean", ":"))[: 1 if column == "accuracy" else 2]:
-                rows = [row for row in analysis.rows if row["attack"] == attack and row["against"] == against]
-                heights = [float(row[column]) for row in rows]
-                positions = [sizes.index(row["m"]) for row in rows]
-                lines = axes.plot(
-                    positions,
-                    heights,
+                known = rows[(rows["attack"] == attack) & (rows["against"] == against)]
+                label = f"{attack}, against the {'closest member' if against == 'closest' else against}"
+                axes.plot(
+                    *(known["m"].map(sizes.index), known[column].astype(float)),
                     color=colour,
                     linestyle=dashes,
                     marker="o",
                     markersize=3,
-                    label=f"{attack}, against the {'closest member' if against == 'closest' else against}",
+                    label=label,
                 )
-                handles += lines if column == "mse" else []
         axes.set_title(title)
         axes.set_xticks(range(len(sizes)), sizes, rotation=45 if len(sizes) > 6 else 0)
         axes.set_xlabel("features averaged, m")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     percent_axis(panels[2].yaxis)
     panels[2].set_ylim(-0.03, 1.03)
-    top.legend(handles, [str(line.get_label()) for line in handles], loc="outside lower center", ncols=2, frameon=False)
+    top.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     _sheet(bottom.add_subplot(), analysis)
     return figure
 
@@ -74,26 +69,19 @@ def draw_inversion(analysis: StoredAnalysis) -> Figure:
 def _sheet(axes: Axes, analysis: StoredAnalysis, most: int = 5) -> None:
     """Pairs of rows per class: the closest image, and what was rebuilt of it; a column per m, and the guess."""
     arrays = analysis.arrays
-    names = as_texts(arrays["class_names"])
-    labels = arrays["labels"][:most]
-    if len(labels) == 0:
+    labels = [f"class {name}" for name in np.asarray(as_texts(arrays["class_names"]))[arrays["labels"][:most]]]
+    if not labels:
         axes.set_axis_off()
         return
-    strips, texts = [], []
-    for position, label in enumerate(labels):
-        blank = np.full_like(arrays["guesses"][position], 255)
-        strips.append([*arrays["truths"][position], blank])
-        strips.append([*arrays["rebuilt"][position], arrays["guesses"][position]])
-        texts += [f"class {names[label]}: closest member", "rebuilt"]
-    height, width = strips[0][0].shape[-2:]
+    guesses = arrays["guesses"][: len(labels), None]
+    truths = np.concatenate([arrays["truths"][: len(labels)], np.full_like(guesses, 255)], axis=1)
+    rebuilt = np.concatenate([arrays["rebuilt"][: len(labels)], guesses], axis=1)
+    grid = np.stack([truths, rebuilt], axis=1).reshape(-1, *truths.shape[1:])  # rows, columns, channels, height, width
+    height, width = grid.shape[-2:]
     gap = max(1, height // 14)
-    rows, columns = len(strips), len(strips[0])
-    canvas = np.full((strips[0][0].shape[0], rows * (height + gap), columns * (width + gap)), 255, dtype=np.uint8)
-    for row, strip in enumerate(strips):
-        for column, image in enumerate(strip):
-            top, left = row * (height + gap), column * (width + gap)
-            canvas[:, top : top + height, left : left + width] = image
-    _show(axes, canvas)
+    tiles = np.pad(grid, ((0, 0), (0, 0), (0, 0), (0, gap), (0, gap)), constant_values=255)
+    rows, columns, channels, *_ = tiles.shape
+    _show(axes, tiles.transpose(2, 0, 3, 1, 4).reshape(channels, rows * (height + gap), columns * (width + gap)))
     axes.set_xticks(
         [column * (width + gap) + width / 2 for column in range(columns)],
         [*as_texts(arrays["sizes"]), "class mean\nimage"],
@@ -101,6 +89,7 @@ def _sheet(axes: Axes, analysis: StoredAnalysis, most: int = 5) -> None:
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("features averaged, m")
+    texts = [text for label in labels for text in (f"{label}: closest member", "rebuilt")]
     axes.set_yticks([row * (height + gap) + height / 2 for row in range(rows)], texts)
     axes.tick_params(length=0)
 
@@ -110,7 +99,7 @@ def draw_gradcam(analysis: StoredAnalysis) -> Figure:
     arrays = analysis.arrays
     names, cases = as_texts(arrays["class_names"]), as_texts(arrays["cases"])
     examples = max((cases.count(row["case"]) for row in analysis.rows), default=1)
-    figure = Figure(figsize=(WIDTH, 1.35 * len(analysis.rows) + 0.5))
+    figure = whole_line(1.35 * len(analysis.rows) + 0.5)
     engine = figure.get_layout_engine()
     assert engine is not None  # the house style has one
     engine.set(hspace=0.2, rect=(0, 0, 1, 0.955))  # type: ignore[call-arg]

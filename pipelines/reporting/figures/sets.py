@@ -11,27 +11,13 @@ import pandas as pd
 
 from flcore.io import disk
 from flcore.io.files import remove_stale_temp
-from pipelines.reporting.comparison import Comparison
-from pipelines.reporting.figures import charts
-from pipelines.reporting.figures.data import (
-    PANEL_TITLES,
-    bytes_accuracy_data,
-    class_accuracy_data,
-    client_accuracy_data,
-    curve_data,
-    curve_titles,
-    difference_data,
-    run_curves,
-    stacked,
-    tradeoff_data,
-    training_loss_data,
-)
-from pipelines.reporting.figures.partition import PartitionTable, draw_partition, partition_data
-from pipelines.reporting.figures.style import house_style, svg_text, write_svg
-from pipelines.reporting.figures.tasks import by_task_data, draw_by_task, draw_stream, stream_data
-from pipelines.reporting.figures.tradeoff import draw_tradeoff
+from pipelines.reporting import frame
+from pipelines.reporting.comparison import PAIRED_METRICS, Comparison
+from pipelines.reporting.figures import cells, curves, points
+from pipelines.reporting.figures.style import LineStyle, house_style, method_styles, svg_text, write_svg
+from pipelines.reporting.partition_table import PartitionTable
 from pipelines.runs.layout import write_text
-from pipelines.runs.record import RunRecord
+from pipelines.runs.record import RunRecord, group_by_method
 
 _KINDS = (".svg", ".csv", ".png")
 
@@ -53,7 +39,7 @@ class Drawing:
         return tuple(self.panels.values())
 
 
-def drawing(name: str, panels: charts.Panels, data: pd.DataFrame | None = None) -> Drawing:
+def drawing(name: str, panels: curves.Panels, data: pd.DataFrame | None = None) -> Drawing:
     """Render each panel, once."""
     stems = {f"{name}-{_file_name(panel)}" if panel else name: figure for panel, figure in panels.items()}
     return Drawing(name, {stem: svg_text(figure, f"plot-{stem}") for stem, figure in stems.items()}, data)
@@ -64,72 +50,73 @@ def _file_name(panel: str) -> str:
 
 
 def run_drawings(run: RunRecord, partition: PartitionTable | None = None) -> dict[str, Drawing]:
-    """All figures that one run has values for.
-
-    Args:
-        run: a finished one.
-        partition: adds the heatmap.
+    """Draw all figures that one run has values for; a partition adds the heatmap.
 
     Returns:
         By name: `accuracy`, `loss`, `stream`, `tasks`, `clients`, `classes`, `partition`; those without data are left
         out.
     """
-    curves = stacked({metric: curve_data([run], metric) for metric in run_curves(run)}, "metric")
-    found: list[Drawing] = []
+    rounds = frame.rounds_frame([run])
+    shown = [*frame.curve_metrics(rounds), "top1_vote"]
+    table = frame.over_seeds(rounds, [metric for metric in frame.RUN_CURVES if metric in shown])
     with house_style():
-        if not curves.empty:
-            found.append(drawing("accuracy", charts.draw_accuracy_of_run(run), curves))
-        return _by_name([*found, *_of_any([run], partition)])
+        accuracy = [] if table.empty else [drawing("accuracy", curves.draw_accuracy_of_run(table), table)]
+        return _by_name([*accuracy, *_of_any([run], rounds, method_styles([run.method]), partition)])
 
 
 def comparison_drawings(comparison: Comparison, partition: PartitionTable | None = None) -> dict[str, Drawing]:
-    """All figures that a comparison has values for.
-
-    Args:
-        comparison: its methods stand in figures in the order in which they stand there.
-        partition: as in :func:`run_drawings`.
+    """Draw all figures that a comparison has values for, methods in its order.
 
     Returns:
         By name: `tradeoff`, `accuracy`, `bytes`, `differences`, and those of :func:`run_drawings`.
     """
     runs, smooth = comparison.runs, comparison.smooth
-    curves = stacked({metric: curve_data(runs, metric, smooth) for metric in curve_titles(runs)}, "metric")
-    differences, costs = difference_data(comparison), tradeoff_data(runs)
+    rounds, styles = frame.rounds_frame(runs), method_styles(list(group_by_method(runs)))
+    accuracy = frame.smoothed(frame.over_seeds(rounds, frame.curve_metrics(rounds)), smooth)
+    differences, costs = frame.differences(comparison, PAIRED_METRICS), frame.tradeoff(runs, PAIRED_METRICS)
     found: list[Drawing] = []
     with house_style():
         if (costs["bytes"] > 0).any():
-            found.append(drawing("tradeoff", draw_tradeoff(runs), costs))
-        if not curves.empty:
-            found.append(drawing("accuracy", charts.draw_accuracy_curves(runs, smooth), curves))
-            if any(record.total_bytes > 0 for run in runs for record in run.history):
-                traffic = stacked({metric: bytes_accuracy_data(runs, metric) for metric in PANEL_TITLES}, "metric")
-                found.append(drawing("bytes", charts.draw_bytes_against_accuracy(runs), traffic))
+            found.append(drawing("tradeoff", points.draw_tradeoff(costs, styles), costs))
+        if not accuracy.empty:
+            found.append(drawing("accuracy", curves.draw_accuracy_curves(accuracy, styles, smooth), accuracy))
+        if (rounds.loc[rounds["metric"] == "bytes", "value"] > 0).any():
+            traffic = frame.bytes_accuracy(rounds, PAIRED_METRICS)
+            found.append(drawing("bytes", curves.draw_bytes_against_accuracy(traffic, styles), traffic))
         if not differences.empty:
-            found.append(drawing("differences", charts.draw_differences(comparison), differences.drop(columns="seeds")))
-        return _by_name([*found, *_of_any(runs, partition)])
+            forest = points.draw_differences(comparison, differences, styles)
+            found.append(drawing("differences", forest, differences))
+        return _by_name([*found, *_of_any(runs, rounds, styles, partition)])
 
 
-def _of_any(runs: Sequence[RunRecord], partition: PartitionTable | None) -> Iterator[Drawing]:
-    clients, classes, losses = client_accuracy_data(runs), class_accuracy_data(runs), training_loss_data(runs)
+def _of_any(
+    runs: Sequence[RunRecord],
+    rounds: pd.DataFrame,
+    styles: Mapping[str, LineStyle],
+    partition: PartitionTable | None,
+) -> Iterator[Drawing]:
+    clients, classes, losses = frame.client_accuracy(runs), frame.class_accuracy(runs), frame.training_losses(rounds)
     if partition is not None:
         yield partition_drawing(partition)
     if not clients.empty:
-        yield drawing("clients", charts.draw_client_spread(runs), clients)
+        yield drawing("clients", points.draw_client_spread(clients, styles), clients)
     if not classes.empty:
         by_class = classes.rename_axis("method").reset_index()
-        yield drawing("classes", charts.draw_class_accuracy(runs), by_class)
+        yield drawing("classes", cells.draw_class_accuracy(classes), by_class)
     if any(run.tasks for run in runs):
-        yield drawing("stream", draw_stream(runs), stream_data(runs))
-        yield drawing("tasks", draw_by_task(runs), by_task_data(runs))
+        borders = sorted({end + 0.5 for run in runs for end in run.block_ends[:-1]})
+        stream, tasks = frame.over_seeds(rounds, curves.STREAM_METRICS), frame.task_accuracy(rounds)
+        yield drawing("stream", curves.draw_stream(stream, styles, borders), stream)
+        yield drawing("tasks", curves.draw_by_task(tasks, borders), tasks)
     if not losses.empty:
-        yield drawing("loss", charts.draw_training_loss(runs), losses)
+        yield drawing("loss", curves.draw_training_loss(losses, styles), losses)
 
 
 @lru_cache(maxsize=16)
 def partition_drawing(partition: PartitionTable) -> Drawing:
-    """Who holds what; the runs of a seed share it."""
-    held = partition_data(partition).rename_axis("client").reset_index()
-    return drawing("partition", {"": draw_partition(partition)}, held)
+    """Draw who holds what; the runs of a seed share it."""
+    held = partition.to_frame().rename_axis("client").reset_index()
+    return drawing("partition", {"": cells.draw_partition(partition)}, held)
 
 
 def _by_name(drawings: Iterable[Drawing]) -> dict[str, Drawing]:

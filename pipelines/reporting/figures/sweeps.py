@@ -9,40 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from pipelines.config.grid import short_names, show
-from pipelines.reporting.figures.parts import percent_axis
-from pipelines.reporting.figures.style import INK, MUTED, WIDTH, LineStyle, house_style, method_styles, save
+from pipelines.config.grid import Point, short_names, show
+from pipelines.reporting.figures.parts import name_rows, percent_axis, whole_line
+from pipelines.reporting.figures.style import INK, MUTED, LineStyle, house_style, method_styles, save
 from pipelines.reporting.formats import format_value
 from pipelines.reporting.statistics import Summary, summarise
-from pipelines.reporting.sweep_tables import NO, YES, Row, Sweep
-from pipelines.runs.metrics import MetricUnit, unit
+from pipelines.reporting.sweep_tables import Row, Sweep, shown
+from pipelines.runs.metrics import MetricUnit, heading, unit
 from pipelines.runs.record import RunRecord, score
 
 _BASELINES = (
     *(LineStyle("#444444", (0, (5, 2))), LineStyle("#8a6d3b", (0, (2, 1.5)))),
     *(LineStyle("#7a5195", (0, (5, 1.5, 1, 1.5))), LineStyle("#999999", (0, (1, 1.2)))),
 )
-_METRIC_NAMES: Mapping[str, str] = {
-    "top1_global": "global model, global test set",
-    "mean_local": "mean over clients, own test data",
-    "pooled_local": "own test data of all clients, pooled",
-}
-# Letters of a row's name that still stand in one line.
 _LONG_NAME = 40
-# Values written under an axis; more of them would touch each other.
+"""Letters of a row's name that still fit on one line."""
 _MOST_TICKS = 12
-# An axis is logarithmic where the largest value is more than this many times the smallest.
+"""Values written under an axis; more of them would touch each other."""
 _LOG_ABOVE = 10
+"""An axis is logarithmic where the largest value is more than this many times the smallest."""
 
 Scale = Literal["linear", "log", "symlog"]
 
@@ -53,6 +46,18 @@ def scale_of(values: Sequence[float]) -> Scale:
     if any(value < 0 for value in values) or not positive or max(positive) <= _LOG_ABOVE * min(positive):
         return "linear"
     return "log" if len(positive) == len(values) else "symlog"
+
+
+def set_scale(axes: Axes, direction: Literal["x", "y"], values: Sequence[float]) -> None:
+    """Scale an axis for these values, with numbers instead of powers as formulas at its ticks."""
+    scale = scale_of(values)
+    options = {"linthresh": min(value for value in values if value > 0)} if scale == "symlog" else {}
+    (axes.set_xscale if direction == "x" else axes.set_yscale)(scale, **options)
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    if scale == "linear":
+        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 @dataclass(frozen=True)
@@ -66,21 +71,18 @@ class Line:
 
 @dataclass(frozen=True)
 class _Quantity:
-    """A panel: what it shows of a run, and how values are written."""
+    """A panel: what it shows of a run, and its unit."""
 
     name: str
     label: str
-    of: Callable[[RunRecord], float | None]
     unit: MetricUnit
-
-    def text(self, value: float | None) -> str:
-        return format_value(value, self.unit)
+    of: Callable[[RunRecord], float | None]
 
     def summary(self, row: Row) -> Summary:
-        return summarise({run.seed: self.of(run) for run in row.runs})
+        return summarise({run.pair: self.of(run) for run in row.runs})
 
     def seeds(self, row: Row) -> list[float]:
-        return [value for run in row.runs if (value := self.of(run)) is not None]
+        return [value for value in self.summary(row).by_seed.values() if value is not None]
 
 
 def numeric_key(sweep: Sweep) -> str | None:
@@ -90,23 +92,27 @@ def numeric_key(sweep: Sweep) -> str | None:
     return max(numeric, key=lambda key: len(values[key]), default=None)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def lines_of(sweep: Sweep, key: str) -> tuple[Line, ...]:
     """The rows as lines over a numeric key, in the order of the grid, baselines last; each by ascending value."""
-    names = short_names(sweep.keys)
     groups: dict[tuple[bool, str], list[Row]] = {}
     for row in sweep.rows:
-        point = row.point
-        told = {name: f"{names[name]} = {show(value)}" for name, value in point.values.items() if name != key}
-        if "method.name" in told:
-            told["method.name"] = point.method
-        others = ", ".join(told.values())
-        if point.is_baseline:
-            others = f"{point.method}, {others}" if others else point.method
-        groups.setdefault((point.is_baseline, others or point.method), []).append(row)
+        parts = _parts(row.point, sweep, {name: value for name, value in row.point.values.items() if name != key})
+        groups.setdefault((row.point.is_baseline, ", ".join(parts) or row.point.method), []).append(row)
     return tuple(
         Line(label, tuple(sorted(rows, key=lambda row: row.point.values.get(key, 0))), is_baseline)
         for (is_baseline, label), rows in groups.items()
     )
+
+
+def _parts(point: Point, sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
+    """Say what a point has: its method where that varies, and each value."""
+    short = short_names(sweep.keys)
+    parts = [f"{short[key]} = {show(value)}" for key, value in values.items() if key != "method.name"]
+    return [point.method, *parts] if point.is_baseline or "method.name" in sweep.keys else parts
 
 
 def draw_sweep(sweep: Sweep) -> Figure:
@@ -128,197 +134,121 @@ def write_figure(sweep: Sweep, directory: Path) -> Path:
     return save(draw_sweep(sweep), directory / "sweep.png")
 
 
-# ------------------------------------------------------------------------------------------------------- over values
-
-
 def _draw_lines(sweep: Sweep, key: str) -> Figure:
     lines = lines_of(sweep, key)
-    styles = _styles(lines)
-    place = _placing(sweep, key, sum(not line.is_baseline for line in lines))
-    figure = Figure(figsize=(WIDTH, 4.0))
-    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
-    left = figure.add_subplot(grid[:, 0])
-    upper = figure.add_subplot(grid[0, 1], sharex=left)
-    lower = figure.add_subplot(grid[1, 1], sharex=left)
-    for axes, quantity in zip((left, upper, lower), _quantities(sweep), strict=True):
-        for number, (line, style) in enumerate(zip(lines, styles, strict=True)):
+    swept = [line.label for line in lines if not line.is_baseline]
+    baselines = [_BASELINES[place % len(_BASELINES)] for place in range(len(lines) - len(swept))]
+    styles = [*method_styles(swept).values(), *baselines]
+    figure = whole_line(4.0)
+    panels = figure.subplot_mosaic("ab;ac", sharex=True, width_ratios=(1.15, 1))
+    for axes, quantity in zip(panels.values(), _quantities(sweep), strict=True):
+        for line, style in zip(lines, styles, strict=True):
+            known = [row for row in line.rows if quantity.summary(row).n]
             if line.is_baseline and key not in line.rows[0].point.values:
-                _draw_level(axes, quantity.summary(line.rows[0]), style)
-            else:
-                positions = [place(float(row.point.values[key]), number) for row in line.rows]
-                _draw_points(axes, line, positions, quantity, style)
+                for row in known:
+                    mean, spread = quantity.summary(row).mean or 0.0, quantity.summary(row).std or 0.0
+                    axes.axhline(mean, color=style.colour, linestyle=style.dashes, linewidth=1.3, label=line.label)
+                    axes.axhspan(mean - spread, mean + spread, color=style.colour, alpha=0.08, linewidth=0)
+                continue
+            x = [float(row.point.values[key]) for row in known]
+            summaries = [quantity.summary(row) for row in known]
+            axes.errorbar(
+                x,
+                [summary.mean or 0.0 for summary in summaries],
+                [summary.std or 0.0 for summary in summaries],
+                color=style.colour,
+                linestyle=style.dashes,
+                marker="o",
+                markersize=3 if line.is_baseline else 5,
+                elinewidth=1.0,
+                capsize=2,
+                label=line.label,
+            )
+            for place, row in zip(x, known, strict=True):
+                seeds = quantity.seeds(row)
+                axes.scatter([place] * len(seeds), seeds, s=11, color=style.colour, alpha=0.5, linewidths=0)
         axes.set_title(quantity.name)
         axes.set_ylabel(quantity.label)
         _scale_values(axes, "y", quantity, sweep.rows)
-    _scale_key(left, sweep, key)
-    for axes in (left, lower):
         axes.set_xlabel(key)
-    upper.tick_params(labelbottom=False)
+        _scale_key(axes, sweep, key)
+    panels["b"].tick_params(labelbottom=False)
+    panels["b"].set_xlabel("")
+    handles, labels = panels["a"].get_legend_handles_labels()
     if len(lines) > 1:
-        columns = min(len(lines), max(1, 120 // (8 + max(len(line.label) for line in lines))))
-        handles = [
-            Line2D([], [], color=style.colour, linestyle=style.dashes, marker="" if line.is_baseline else "o",
-                   markersize=5, label=line.label) for line, style in zip(lines, styles, strict=True)
-        ]  # fmt: skip
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        columns = min(len(labels), max(1, 120 // (8 + max(map(len, labels), default=0))))
+        figure.legend(handles, labels, loc="outside lower center", ncols=max(columns, 1))
     return figure
-
-
-def _draw_points(axes: Axes, line: Line, positions: Sequence[float], quantity: _Quantity, style: LineStyle) -> None:
-    known = [(x, row) for x, row in zip(positions, line.rows, strict=True) if quantity.summary(row).n]
-    summaries = [quantity.summary(row) for _, row in known]
-    axes.errorbar(
-        [x for x, _ in known],
-        [summary.mean for summary in summaries if summary.mean is not None],
-        yerr=[summary.std or 0.0 for summary in summaries],
-        color=style.colour,
-        linestyle=style.dashes,
-        marker="o",
-        markersize=3 if line.is_baseline else 5,
-        elinewidth=1.0,
-        capsize=3 if any(summary.std for summary in summaries) else 0,
-    )
-    for x, row in known:
-        seeds = quantity.seeds(row)
-        _draw_seeds(axes, [x] * len(seeds), seeds, style.colour)
-
-
-def _draw_seeds(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
-    if len(x) > 1:
-        axes.scatter(x, y, s=11, color=colour, alpha=0.5, linewidths=0)
-
-
-def _draw_level(axes: Axes, summary: Summary, style: LineStyle) -> None:
-    if summary.mean is None:
-        return
-    axes.axhline(summary.mean, color=style.colour, linestyle=style.dashes, linewidth=1.3)
-    low, high = summary.mean - (summary.std or 0.0), summary.mean + (summary.std or 0.0)
-    axes.axhspan(low, high, color=style.colour, alpha=0.08, linewidth=0)
-
-
-def _placing(sweep: Sweep, key: str, lines: int) -> Callable[[float, int], float]:
-    """Where the n-th line has a value: lines stand a little apart, so that whiskers do not hide each other."""
-    values = [float(row.point.values[key]) for row in sweep.points]
-    scale, low, high = scale_of(values), min(values), max(values)
-
-    def place(value: float, line: int) -> float:
-        shift = min(0.012, 0.04 / lines) * (line - (lines - 1) / 2) if line < lines else 0.0
-        if scale == "log":
-            return value * (high / low) ** shift
-        return value + shift * (high - low) if scale == "linear" else value
-
-    return place
 
 
 def _scale_key(axes: Axes, sweep: Sweep, key: str) -> None:
     """Mark the values themselves, where they do not stand too close together."""
     values = sorted({float(row.point.values[key]) for row in sweep.points})
     set_scale(axes, "x", values)
-    if len(values) <= _MOST_TICKS and (scale_of(values) != "linear" or _are_apart(values)):
-        axes.xaxis.set_major_locator(FixedLocator(values))
+    gaps = np.diff(values) / (values[-1] - values[0] or 1)
+    if len(values) <= _MOST_TICKS and (scale_of(values) != "linear" or (gaps > 0.05).all()):
         configured = sweep.configured.get(key) if len(values) > 1 else None
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _value_name(value, configured)))
+        axes.xaxis.set_major_locator(FixedLocator(values))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: show(float(value)) + ("\n(configured)" if value == configured else ""))
+        )
         axes.xaxis.set_minor_locator(NullLocator())
-
-
-def set_scale(axes: Axes, direction: Literal["x", "y"], values: Sequence[float]) -> None:
-    """Scale an axis for these values, with numbers instead of powers as formulas at its ticks."""
-    scale = scale_of(values)
-    options = {"linthresh": min(value for value in values if value > 0)} if scale == "symlog" else {}
-    (axes.set_xscale if direction == "x" else axes.set_yscale)(scale, **options)
-    axis = axes.xaxis if direction == "x" else axes.yaxis
-    if scale == "linear":
-        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _value_name(value: float, configured: Any) -> str:
-    return show(float(value)) + ("\n(configured)" if value == configured else "")
-
-
-def _are_apart(values: Sequence[float]) -> bool:
-    gaps = [second - first for first, second in pairwise(values)]
-    return not gaps or min(gaps) > 0.05 * (values[-1] - values[0])
-
-
-# ------------------------------------------------------------------------------------------------------ row by row
 
 
 def _draw_rows(sweep: Sweep) -> Figure:
     """A row per point and baseline; the key of a switch has a check-mark."""
-    rows = sweep.rows
-    names = _row_names(sweep)
+    rows, names = sweep.rows, _row_names(sweep)
     lines = max(name.count("\n") + 1 for name in names)
-    figure = Figure(figsize=(WIDTH, 1.35 + (0.17 + 0.12 * lines) * len(rows)))
+    figure = whole_line(1.35 + (0.17 + 0.12 * lines) * len(rows))
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
     point = method_styles(["point"])["point"].colour
     for axes, quantity in zip(panels, _quantities(sweep), strict=True):
-        for position, row in enumerate(rows):
-            colour = _BASELINES[0].colour if row.point.is_baseline else point
-            _draw_row(axes, position, row, quantity, colour)
+        for place, row in enumerate(rows):
+            summary, colour = quantity.summary(row), _BASELINES[0].colour if row.point.is_baseline else point
+            axes.axhline(place, color="#eeeeee", linewidth=0.8, zorder=0)
+            if summary.mean is not None:
+                seeds = quantity.seeds(row)
+                axes.errorbar(summary.mean, place, xerr=summary.std, color=colour, marker="o", elinewidth=1, capsize=3)
+                axes.scatter(seeds, [place] * len(seeds), s=11, color=colour, alpha=0.5, linewidths=0)
+                text, above = format_value(summary.mean, quantity.unit), (0, 5)
+                axes.annotate(text, (summary.mean, place), above, textcoords="offset points", ha="center",
+                              fontsize=6.5, color=INK)  # fmt: skip
         axes.set_title(quantity.name)
         axes.set_xlabel(quantity.label)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         _scale_values(axes, "x", quantity, rows)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)
-    panels[0].set_yticks(range(len(rows)), names)
+        name_rows(axes, names)
     return figure
-
-
-def _draw_row(axes: Axes, position: int, row: Row, quantity: _Quantity, colour: str) -> None:
-    axes.axhline(position, color="#eeeeee", linewidth=0.8, zorder=0)
-    summary = quantity.summary(row)
-    if summary.mean is None:
-        return
-    spread = summary.std or 0.0
-    cap = 3 if spread else 0
-    axes.errorbar(
-        [summary.mean], [position], xerr=[spread], color=colour, marker="o", markersize=5, elinewidth=1, capsize=cap
-    )
-    seeds = quantity.seeds(row)
-    _draw_seeds(axes, seeds, [position] * len(seeds), colour)
-    text, place = quantity.text(summary.mean), (summary.mean, position)
-    axes.annotate(text, place, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5, color=INK)
 
 
 def _row_names(sweep: Sweep) -> list[str]:
     """What each row has, in a line or, where that would be long, in a line per key."""
-    short = short_names(sweep.keys)
     named = []
     for row in sweep.rows:
-        point = row.point
-        parts = [f"{short[key]} {_mark(value)}" for key, value in point.values.items() if key != "method.name"]
-        if point.is_baseline or "method.name" in sweep.keys:
-            parts.insert(0, point.method)
-        named.append(["configured:", *parts] if point.is_configured else parts)
+        switches = {key: value for key, value in row.point.values.items() if isinstance(value, bool)}
+        others = {key: value for key, value in row.point.values.items() if key not in switches}
+        short = short_names(sweep.keys)
+        marks = [f"{short[key]} {shown(row.point, key)}" for key in switches]
+        parts = [*_parts(row.point, sweep, others), *marks]
+        named.append(["configured:", *parts] if row.point.is_configured else parts)
     long = max(sum(map(len, parts)) for parts in named) > _LONG_NAME
     return [("\n" if long else "   ").join(parts) for parts in named]
 
 
-def _mark(value: Any) -> str:
-    if isinstance(value, bool):
-        return YES if value else NO
-    return f"= {show(value)}"
-
-
-# ------------------------------------------------------------------------------------------------------------ parts
-
-
 def _quantities(sweep: Sweep) -> tuple[_Quantity, _Quantity, _Quantity]:
-    name = "Accuracy" if sweep.metric in _METRIC_NAMES else sweep.metric
-    label = _METRIC_NAMES.get(sweep.metric, "mean over seeds")
+    metric = sweep.metric
+    name = heading(metric)[0].upper() + heading(metric)[1:]
+
+    def both(run: RunRecord) -> float | None:
+        up, down = run.bytes_up_per_round, run.bytes_down_per_round
+        return None if up is None or down is None else up + down
+
     return (
-        _Quantity(name, label, lambda run: score(run, sweep.metric), unit(sweep.metric)),
-        _Quantity("Uplink scalars", "per round, all clients", attrgetter("scalars_up_per_round"), "count"),
-        _Quantity("Bytes up + down", "per round, all clients", _bytes_per_round, "bytes"),
+        _Quantity(
+            name, "accuracy" if unit(metric) == "share" else metric, unit(metric), lambda run: score(run, metric)
+        ),
+        _Quantity("Uplink scalars", "per round, all clients", "count", lambda run: run.scalars_up_per_round),
+        _Quantity("Bytes up + down", "per round, all clients", "bytes", both),
     )
-
-
-def _bytes_per_round(run: RunRecord) -> float | None:
-    up, down = run.bytes_up_per_round, run.bytes_down_per_round
-    return None if up is None or down is None else up + down
 
 
 def _scale_values(axes: Axes, direction: Literal["x", "y"], quantity: _Quantity, rows: Sequence[Row]) -> None:
@@ -334,19 +264,4 @@ def _scale_values(axes: Axes, direction: Literal["x", "y"], quantity: _Quantity,
     set_scale(axes, direction, values)
     if scale_of(values) == "linear":  # from zero, so that a small difference looks small
         (axes.set_xlim if direction == "x" else axes.set_ylim)(min(0.0, *values), 1.1 * max(0.0, *values) or 1.0)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, quantity)))
-
-
-def _tick(value: float, quantity: _Quantity) -> str:
-    return "0" if value == 0 else quantity.text(value).replace(".00", "")
-
-
-def _styles(lines: Sequence[Line]) -> list[LineStyle]:
-    """Of the lines, whose baselines come last."""
-    swept = sum(not line.is_baseline for line in lines)
-    styles = method_styles([str(number) for number in range(swept)])
-    return [*styles.values(), *(_BASELINES[number % len(_BASELINES)] for number in range(len(lines) - swept))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    axis.set_major_formatter(EngFormatter("B" if quantity.unit == "bytes" else ""))

@@ -17,8 +17,9 @@ from pipelines.papers.drawings import beside_printed, sections
 from pipelines.papers.marks import by_setting, is_changed, mark
 from pipelines.papers.plan import Asked, plan
 from pipelines.papers.results import TableResults, results
-from pipelines.reporting.figures.partition import draw_partition, load_partition
+from pipelines.reporting.figures.cells import draw_partition
 from pipelines.reporting.figures.sets import drawing
+from pipelines.reporting.partition_table import load_partition
 
 from .conftest import RUNS, tiny
 

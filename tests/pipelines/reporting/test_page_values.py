@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipelines.reporting.page_tables import fingerprints, run_tiles, run_values
-from pipelines.runs.record import RunRecord, load_run
+from pipelines.runs.record import RunRecord
+from tests.pipelines.reporting.records import write_run
 
 PRIVACY = {
     "epsilon": 5.3201, "delta": 1e-4, "unit": "client", "releases": 20, "covers": "the global models of all rounds",
     "noise_multiplier": 2.0, "clip": 0.5, "sampling": "100 of 1000 clients a round, without replacement",
 }  # fmt: skip
 POISONED = {"attack": "sign_flip", "attack_scale": 10.0, "clients": [2, 7], "honest_mean_local": 0.875}
-
-
-def record(folder: Path, **more: Any) -> RunRecord:
-    folder.mkdir()
-    metrics = {"method": "fedavg", "dataset": "digits", "seed": 0, "rounds": 1, **more}
-    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
-    (folder / "history.jsonl").write_text('{"round": 1}\n', encoding="utf-8")
-    return load_run(folder)
 
 
 def values(run: RunRecord) -> dict[str, str]:
@@ -32,7 +23,7 @@ def values(run: RunRecord) -> dict[str, str]:
 
 
 def test_the_account_is_on_the_page(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", privacy=PRIVACY)
+    run = write_run(tmp_path / "run", privacy=PRIVACY)
     found = {name: value for name, value in values(run).items() if name.startswith("privacy.")}
     assert found == {
         "privacy.epsilon": "5.32 at δ = 0.0001",
@@ -47,27 +38,27 @@ def test_the_account_is_on_the_page(tmp_path: Path) -> None:
 
 def test_of_variants_the_page_says_which_folder_is_whose(tmp_path: Path) -> None:
     """Folders are named for the method: two rows of it differ in the hash alone."""
-    runs = [replace(record(tmp_path / f"fedavg-s0-{row}"), method=row) for row in ("slow", "fast")]
+    runs = [replace(write_run(tmp_path / f"fedavg-s0-{row}"), method=row) for row in ("slow", "fast")]
     listed = {column.heading: column.values for column in fingerprints(runs).columns}
     assert (listed["method"], listed["folder"]) == (("slow", "fast"), ("fedavg-s0-slow", "fedavg-s0-fast"))
 
 
 def test_of_noisy_prototypes_what_their_account_says(tmp_path: Path) -> None:
     account = {key: PRIVACY[key] for key in ("epsilon", "delta", "unit", "releases", "covers")}
-    names = values(record(tmp_path / "run", privacy=account))
+    names = values(write_run(tmp_path / "run", privacy=account))
     assert [name for name in names if name.startswith("privacy.")] == [
         "privacy.epsilon", "privacy.unit", "privacy.covers"
     ]  # fmt: skip
 
 
 def test_a_simulated_attack_is_on_the_page(tmp_path: Path) -> None:
-    found = values(record(tmp_path / "run", poisoned=POISONED))
+    found = values(write_run(tmp_path / "run", poisoned=POISONED))
     assert [found[f"poisoned.{key}"] for key in ("attack", "clients", "honest_mean_local")] == [
         "sign_flip × 10", "2, 7", "87.50 %"
     ]  # fmt: skip
 
 
 def test_otherwise_nothing_is_said(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", privacy=None)
+    run = write_run(tmp_path / "run", privacy=None)
     assert not [name for name in values(run) if name.startswith(("privacy", "poisoned"))]
     assert not [tile for tile in run_tiles(run) if "privacy" in tile[0]]

@@ -248,8 +248,12 @@ def test_comparison_report_shows_differences_and_skew(reports: tuple[str, str, P
 
 
 def test_same_inputs_give_the_same_bytes(reports: tuple[str, str, Path], tmp_path: Path) -> None:
-    """Made again in another folder."""
+    """Pages, tables and figures, made again in another folder; none names its folder."""
     assert write_both(tmp_path / "elsewhere") == reports[:2]
+    first, second = ({path.relative_to(out): path.read_bytes() for path in out.rglob("*.*")}
+                     for out in (reports[2] / "out", tmp_path / "elsewhere" / "out"))  # fmt: skip
+    assert first == second and len(first) > 20
+    assert not any(str(reports[2]).encode() in content for content in first.values())
 
 
 def test_report_without_partition_configuration_and_traffic(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Figures and tables of runs on a stream of tasks: their data by hand, and that every one is drawn."""
+"""Tables and figures of runs on a stream of tasks."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,9 @@ import pytest
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.comparison_files import markdown
 from pipelines.reporting.comparison_tables import comparison_tables
-from pipelines.reporting.figures import tasks as task_figures
 from pipelines.reporting.figures.sets import comparison_drawings, run_drawings
-from pipelines.runs.record import RunRecord, load_run
+from pipelines.runs.record import RunRecord
+from tests.pipelines.reporting.records import write_run
 
 NAMES = ("a_glo", "a_loc", "a_sel", "a_glo_minority", "a_loc_minority", "a_sel_minority")
 
@@ -27,8 +25,6 @@ def tasks(level: float, by_task: list[float | None]) -> dict[str, Any]:
 
 def make_run(root: Path, method: str, seed: int, level: float, *, stream: bool = True) -> RunRecord:
     """Two tasks of two rounds each; in round r accuracy is level + r/100, forgetting of seed s is (level + s/10)/2."""
-    directory = root / f"{method}-{seed}"
-    directory.mkdir(parents=True)
     history = []
     for number in (1, 2, 3, 4):
         now = level + number / 100
@@ -55,35 +51,12 @@ def make_run(root: Path, method: str, seed: int, level: float, *, stream: bool =
             "backward_transfer": -level,
             "roundwise_forgetting": None,
         }
-    (directory / "metrics.json").write_text(json.dumps(metrics))
-    (directory / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
-    return load_run(directory)
+    return write_run(root / f"{method}-{seed}", history, **metrics)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[RunRecord]:
     return [make_run(tmp_path, "fedavg", 0, 0.4), make_run(tmp_path, "fedavg", 1, 0.6), make_run(tmp_path, "b", 0, 0.7)]
-
-
-def test_the_stream_is_averaged_over_seeds(runs: list[RunRecord]) -> None:
-    """Round 3 of fedavg: (.43 + .63)/2 = .53, spread .2/√2; its minority half of that, .265."""
-    table = task_figures.stream_data(runs).set_index(["metric", "method", "round"])
-    row = table.loc[("a_sel", "fedavg", 3)]
-    assert (row["mean"], row["std"], row["n"]) == (pytest.approx(0.53), pytest.approx(0.2 / math.sqrt(2)), 2)
-    assert table.loc[("a_sel_minority", "fedavg", 3)]["mean"] == pytest.approx(0.265)
-
-
-def test_a_task_has_a_line_from_the_round_it_begins(runs: list[RunRecord]) -> None:
-    """Task 2 begins in round 3: a quarter of task 1's .53 and .54."""
-    table = task_figures.by_task_data(runs)
-    second = table[(table["task"] == 2) & (table["method"] == "fedavg")]
-    assert second["round"].tolist() == [3, 4]
-    assert second["mean"].tolist() == pytest.approx([0.53 / 4, 0.54 / 4])
-
-
-def test_a_border_stands_between_two_blocks(runs: list[RunRecord]) -> None:
-    """Blocks end with rounds 2 and 4; behind the last nothing begins."""
-    assert task_figures.borders(runs) == [2.5]
 
 
 @pytest.mark.slow

@@ -13,19 +13,16 @@ import pytest
 
 from pipelines.reporting.comparison import compare
 from pipelines.reporting.time_table import time_csv, time_table, times_of
-from pipelines.runs.record import RunRecord, load_run
+from pipelines.runs.record import RunRecord
+from tests.pipelines.reporting.records import write_run
 
 
 def make_run(root: Path, method: str, seed: int, timing: dict[str, Any] | None) -> RunRecord:
     """A finished run of four rounds that says these times."""
-    directory = root / f"{method}-{seed}"
-    directory.mkdir()
-    metrics = {"method": method, "dataset": "digits", "rounds": 4, "seed": seed}
-    (directory / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
-    (directory / "history.jsonl").write_text("", encoding="utf-8")
+    run = write_run(root / f"{method}-{seed}", method=method, seed=seed, rounds=4)
     if timing is not None:
-        (directory / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
-    return load_run(directory)
+        (run.directory / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
+    return run
 
 
 def times(train: float, evaluate: float, joules: dict[str, float] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who holds what: a partition's manifest as a table, and as a picture."""
+"""Who holds what: a partition's manifest as a table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from flcore.core.errors import DataError
-from pipelines.reporting.figures.parts import annotate_cells, draw_cells, name_cells
-from pipelines.reporting.figures.style import COUNTS, WIDTH, house_style
 
 _PARTS = ("train", "val", "test")
 
@@ -24,7 +21,7 @@ _PARTS = ("train", "val", "test")
 class PartitionTable:
     """Who holds what: `counts` is int64 of shape (clients, classes); `sizes` has the columns train, val and test.
 
-    One that was read twice is the same object: the runs of a seed share it, and its figure is drawn once for all.
+    A manifest read twice is the same object: the runs of a seed share it, and its figure is drawn once for all.
     """
 
     client_ids: tuple[str, ...]
@@ -32,6 +29,10 @@ class PartitionTable:
     counts: np.ndarray
     sizes: pd.DataFrame
     manifest: Mapping[str, Any]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return samples per client (index = client id) and class (columns = class names)."""
+        return pd.DataFrame(self.counts, index=list(self.client_ids), columns=list(self.class_names))
 
 
 def load_partition(directory: Path, class_names: Sequence[str] = ()) -> PartitionTable:
@@ -83,31 +84,3 @@ def _parsed(text: str, names: tuple[str, ...]) -> PartitionTable:
 def _counts_by_class(counts: Any) -> dict[int, int]:
     pairs = counts.items() if isinstance(counts, dict) else enumerate(counts)
     return {int(label): int(count) for label, count in pairs}
-
-
-def partition_data(partition: PartitionTable) -> pd.DataFrame:
-    """Samples per client (index = client id) and class (columns = class names)."""
-    return pd.DataFrame(partition.counts, index=list(partition.client_ids), columns=list(partition.class_names))
-
-
-def draw_partition(partition: PartitionTable) -> Figure:
-    """Samples per class (rows) and client (columns): white is none, darker is more, one colour bar."""
-    clients, classes = partition.counts.shape
-    with house_style():
-        height = min(max(1.4 + 0.24 * classes, 2.2), 7.5)
-        figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_subplot()
-        top = max(int(partition.counts.max()), 1)
-        mesh = draw_cells(axes, partition.counts.T, COUNTS, top)
-        axes.set_xlabel("client")
-        axes.set_ylabel("class")
-        name_cells(axes.xaxis, [_short_id(client) for client in partition.client_ids], 32)
-        name_cells(axes.yaxis, partition.class_names, 26)
-        figure.colorbar(mesh, ax=axes, label="training samples", pad=0.015, fraction=0.03, aspect=max(15, 6 * height))
-        if clients <= 24 and classes <= 20:
-            annotate_cells(axes, partition.counts.T, mesh, lambda value: f"{value:.0f}" if value else "")
-        return figure
-
-
-def _short_id(client: str) -> str:
-    return str(int(client)) if client.isdigit() else client
