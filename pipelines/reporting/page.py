@@ -68,7 +68,7 @@ LEGENDS: Mapping[str, Legend] = {
     "tasks": Legend(
         "Accuracy on earlier tasks over time",
         "Clients' own models before aggregation, on the classes of each task they have met, mean over clients; a panel "
-        "per method, a line per task, with its number at the end.",
+        "per method, a line per task, by its number.",
         "Mean over seeds.",
     ),
     "clients": Legend(
