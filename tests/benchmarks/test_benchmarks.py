@@ -105,35 +105,6 @@ def test_overhead(protofl_bench: Callable[..., Any], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_overhead_with_other_engine_settings() -> None:
-    """The same cases once more, and what their first runs took; those are no repetitions and in no ratio."""
-    result = run("overhead", rounds=2, repetitions=2, engine=("engine.stack=true",))
-    cases = check_contract(json.loads(json.dumps(result)), "overhead")
-    engine = ("run_engine", "run_2_workers_engine")
-    assert {f"{case}{part}" for case in engine for part in ("", "_rounds", "_training", "_first")} <= cases.keys()
-    assert not any("_first" in ratio for ratio in result["ratios"])
-    for case in ("train", "run", "run_2_workers", *engine):
-        assert cases[case]["bits"] == {"repeated": "same", "workers": "same"}
-    assert result["settings"]["engine"] == ["engine.stack=true"]
-
-
-@pytest.mark.slow
-def test_overhead_beside_the_peers() -> None:
-    """Makes the peers' environments if they are not there, which needs a package registry."""
-    result = run("overhead", rounds=3, repetitions=1, peers=True)
-    cases = check_contract(json.loads(json.dumps(result)), "overhead")
-    peers = result["settings"]["peers"]
-    assert peers.keys() == PEERS.keys()
-    measured = {name for name, peer in peers.items() if peer["status"] == "measured"}
-    a_device = {name for name, peer in PEERS.items() if peer.cuda}
-    assert measured >= PEERS.keys() - a_device - {"blazefl"}, peers  # another Python
-    assert {"flower/run", "pfl/run", "flower_rounds/run_2_workers_rounds"} <= result["ratios"].keys()
-    for peer in measured:
-        assert cases[f"{peer}_rounds"]["seconds"]["median"] < cases[peer]["seconds"]["median"]
-        assert cases[peer]["bits"]["workers"] in (("same", "differ") if PEERS[peer].several else ("one process",))
-
-
-@pytest.mark.slow
 def test_the_network_in_jax_takes_the_same_step(tmp_path: Path) -> None:
     """The first step of the first client, there and here; float32 with sums in other orders."""
     write_inputs(Work(), tmp_path / "inputs.npz")

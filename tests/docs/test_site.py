@@ -39,6 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("html", tmp_path_factory.mktemp("site"))
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     build("dummy", tmp_path)  # all but writing HTML
 

@@ -35,6 +35,7 @@ from flcore.io.messages import Prototypes, Weights
 from flcore.io.records import Record
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import FederationContext
+from tests.cases import quick
 
 CLASSES = [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
 
@@ -196,7 +197,7 @@ def test_confusion_of_personal_models_adds_up_clients(lab: Any) -> None:
     assert "no global model" in found.notes[0]
 
 
-@pytest.mark.parametrize("method", ["fedensemble", "fedper", "fesem", "fedproto"])
+@pytest.mark.parametrize("method", quick(["fedensemble", "fedper", "fesem", "fedproto"], 2))
 def test_clients_answer_in_analyses_as_they_are_scored(lab: Any, tmp_path: Any, method: str) -> None:
     """Accuracy by client and by class are sums over the rows of the heat maps.
 

@@ -218,6 +218,7 @@ def test_results_are_durable_before_the_checkpoint_goes(
     assert {f"run/{name}" for name in results} | {"run", "run/clients"} <= set(synced)
 
 
+@pytest.mark.slow
 def test_the_class_of_processor_is_the_same_however_many_threads_ask() -> None:
     """A new process with two threads gives the name of this one, and has two threads afterwards."""
     program = (

@@ -43,7 +43,7 @@ from pipelines.runs.record import load_run
 from pipelines.tracking.metrics import points_by_round, summary_points
 from pipelines.tuning.storage import open_storage
 
-COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
+COUNTS = [30, pytest.param(2000, marks=pytest.mark.slow)]
 RAW: dict[str, Any] = {
     "data": {"limit_per_class": 6},
     "partition": {"name": "iid", "num_clients": 2},

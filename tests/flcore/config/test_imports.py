@@ -52,6 +52,26 @@ def test_no_source_file_names_another_package() -> None:
                 assert top in allowed or top in sys.stdlib_module_names, f"{path}: imports {name}"
 
 
+def test_what_is_not_asked_for_is_not_imported() -> None:
+    """``import flcore`` is light; a configuration imports no slow library and no method but those that it names."""
+    code = """
+import sys, flcore
+print("torch" in sys.modules, callable(flcore.run))
+import flcore.config.schema
+print(sorted({"torchvision", "sklearn", "pandas"} & set(sys.modules)))
+from flcore.methods import METHODS
+names, loaded = list(METHODS), {name for name in sys.modules if name.startswith("flcore.methods.")}
+METHODS["fedprox"]
+print(len(names) > 20, sorted({name for name in sys.modules if name.startswith("flcore.methods.")} - loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert done.stdout.splitlines() == [
+        "False True",
+        "[]",
+        "True ['flcore.methods.fedavg', 'flcore.methods.fedprox']",
+    ]
+
+
 def test_every_module_imports_without_the_other_packages() -> None:
     """Whatever else pyproject.toml declares is made unimportable (threadpoolctl is scikit-learn's own dependency)."""
     modules = [module.name for module in pkgutil.walk_packages(flcore.__path__, "flcore.")]
@@ -69,10 +89,3 @@ print(*sorted(loaded & set({banned!r})))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
-
-
-def test_ray_is_imported_by_nobody_who_does_not_ask() -> None:
-    """Neither by the module of the actors nor by the stage that may start them, and what these two import."""
-    code = "import sys, flcore.engine.pool.ray, pipelines.stages.train; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
-    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

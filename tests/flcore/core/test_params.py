@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -29,15 +29,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.count == 9 and not self.enabled:
             raise ValueError("count = 9 needs enabled = true")
-
-
-def test_defaults_where_nothing_is_said() -> None:
-    assert build(Options, {}, "options") == Options()
-
-
-def test_options_are_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        build(Options, {}, "options").count = 4  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -150,16 +141,6 @@ def test_a_rule_between_fields_names_the_section() -> None:
 def test_without_a_path_the_key_stands_alone() -> None:
     with pytest.raises(ConfigError, match=r"^count = 0: must be"):
         build(Options, {"count": 0}, "")
-
-
-def test_defaults_of_mappings_are_not_shared() -> None:
-    first, second = build(Options, {}, "a"), build(Options, {}, "b")
-    assert first.table is not second.table
-
-
-def test_declarations_in_order_and_only_declared_ones() -> None:
-    names = [p.name for p in declared(Options)]
-    assert names == ["count", "rate", "limit", "enabled", "mode", "channels", "name", "seeds", "table"]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_libraries_compute_alike_if_flcore_comes_first() -> None:
     assert answer(f"import flcore; {_QUESTION}")[1] == "True"
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_it_is_known_when_a_variable_chose_other_kernels() -> None:
     name, is_portable = answer(f"import flcore; {_QUESTION}", ATEN_CPU_CAPABILITY="default")
@@ -109,6 +110,7 @@ def test_a_process_of_the_other_kind_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_the_command_starts_itself_again_for_native_kernels(tmp_path: Path) -> None:
     """No setting is left in its environment, and the run says how it was computed."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flcore.core.rng import numpy_stream, seeded_globally, torch_stream
@@ -47,6 +44,7 @@ def test_a_trailing_zero_is_a_key(draw) -> None:
     assert draw(0, "x", 1) != draw(0, "x", 1, 0)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 2**70), st.text(max_size=5), st.lists(st.integers(0, 2**40), max_size=4))
 def test_any_seed_purpose_and_keys(seed: int, purpose: str, keys: list[int]) -> None:
     assert numpy_draw(seed, purpose, *keys) == numpy_draw(seed, purpose, *keys)
@@ -59,27 +57,6 @@ def test_streams_of_one_run_are_uncorrelated() -> None:
     first = [float(numpy_stream(0, "client dropout", 1, client).random()) for client in range(200)]
     assert abs(np.mean(first) - 0.5) < 5 * 0.0204
     assert len(set(first)) == 200
-
-
-def test_same_numbers_in_another_process() -> None:
-    code = (
-        "import torch; from flcore.core.rng import numpy_stream, torch_stream;"
-        "print(numpy_stream(3, 'ünit', 7).integers(2**62),"
-        " torch.randint(2**62, (1,), generator=torch_stream(3, 'ünit', 7)).item())"
-    )
-    environment = {"PYTHONHASHSEED": "77", "PATH": "", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    here = (int(numpy_stream(3, "ünit", 7).integers(2**62)), torch_draw(3, "ünit", 7)[0])
-    assert tuple(map(int, out.stdout.split())) == here
-
-
-def test_global_generators_are_not_touched() -> None:
-    before = (torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
-    numpy_stream(0, "x", 1).random(10)
-    torch.rand(10, generator=torch_stream(0, "x", 1))
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert np.array_equal(before[1], np.random.get_state()[1])
-    assert before[2] == random.getstate()
 
 
 def test_keys_are_not_negative() -> None:

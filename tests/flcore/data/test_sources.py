@@ -35,13 +35,6 @@ def published() -> Iterator[None]:
         yield
 
 
-def test_slow_libraries_are_imported_by_the_sources_that_need_them_only() -> None:
-    """They take seconds, in every process."""
-    check = "import sys, flcore.config.schema; print(sorted({'torchvision', 'sklearn', 'pandas'} & set(sys.modules)))"
-    printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
-
-
 def test_idx_files_that_are_there_are_read_without_slow_libraries(tmp_path: Path) -> None:
     """torchvision imports torch._dynamo and sympy too; one split of EMNIST stands for the three."""
     for folder, prefixes in (

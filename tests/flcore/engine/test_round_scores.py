@@ -24,7 +24,8 @@ from flcore.models.base import Backbone
     pytest.param({"method__name": "fedavg", "evaluation__private": True}, marks=pytest.mark.slow),
     # States on the way, several answers.
     pytest.param({"method__name": "gfpl", "method__interval": 1, "method__first_exchange": 1}, marks=pytest.mark.slow),
-    {"method__name": "fedper", "model__batchnorm": "local"},  # what never travels is averaged, by whoever scores
+    # What never travels is averaged, by whoever scores.
+    pytest.param({"method__name": "fedper", "model__batchnorm": "local"}, marks=pytest.mark.slow),
 ], ids=["fedavg", "gfpl", "fedper"])  # fmt: skip
 def test_who_scores_changes_no_byte(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.aggregation.optimizers import MOMENTUM, SECOND_MOMENT
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.io.records import serialise
 from flcore.methods import METHODS
 from tests.cases import quick
@@ -34,27 +32,6 @@ def test_momentum_of_nothing_is_fedavg(lab: Any, tmp_path: Path) -> None:
     how = {"optimizer": "momentum", "momentum": 0.0}
     found = lab.run(lab.experiment(aggregation=how), tmp_path / "found").state.server["model"]
     assert serialise({"model": found}) == serialise({"model": plain})
-
-
-@pytest.mark.slow
-def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, tmp_path: Path) -> None:
-    """In round 2, with the state of round 1 on disk: the same bytes, in a pool too."""
-
-    class Stopping(InlineOrchestrator):
-        def call(self, name: str, *rest: Any) -> Any:
-            col2im.extend([name] if name == "aggregate" else [])
-            if len(col2im) == 2:
-                raise stops.Crash
-            return super().call(name, *rest)
-
-    col2im: list[str] = []
-    changes: dict[str, Any] = {"aggregation": {"optimizer": "yogi"}}
-    whole = lab.run(lab.experiment(**changes), tmp_path / "whole")
-    with pytest.raises(stops.Crash):
-        lab.run(lab.experiment(**changes), tmp_path / "stopped", orchestrator=Stopping())
-    assert lab.run(lab.experiment(**changes), tmp_path / "stopped").bytes == whole.bytes
-    assert lab.run_in_pool(tmp_path / "pool", **changes, engine__workers=1).bytes == whole.bytes
-    assert {MOMENTUM, SECOND_MOMENT} <= whole.state.server.keys()
 
 
 def test_stacked_it_is_the_same_to_rounding(lab: Any, distance: Any, tmp_path: Path) -> None:

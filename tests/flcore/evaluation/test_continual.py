@@ -21,6 +21,7 @@ from flcore.evaluation.scoring import Scorer
 from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.methods.types import PRIVATE
+from tests.cases import quick
 
 AFTER = [[0.9], [0.7, 0.8], [0.6, 0.5, 0.9]]
 
@@ -282,7 +283,7 @@ def test_static_data_keep_no_own_models_unless_asked(lab: Any, tmp_path: Any) ->
     assert found["a_glo"] == pytest.approx(asked.history[0]["top1_global"]) and found["by_task"] == [found["a_sel"]]
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+@pytest.mark.parametrize("method", quick(["fedper", "fedrep"], 1))
 def test_a_shared_base_is_completed_by_the_mean_of_the_clients_tops(lab: Any, method: str, tmp_path: Any) -> None:
     """Weighted by samples: 43 and 50 of clients 0 and 1, and so on (baselines.md section 21)."""
     experiment = lab.experiment(method__name=method)

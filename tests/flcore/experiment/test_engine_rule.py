@@ -15,6 +15,7 @@ from flcore.config.sections import EngineConfig
 from flcore.core.errors import ConfigError
 from flcore.engine.local import compiled
 from flcore.experiment.engine_rule import LARGE_STEP, MANY_STEPS, MUCH_WORK, rule, workers
+from flcore.experiment.experiment import Experiment
 from flcore.io.files import read_json, sealed, unsealed, write_json
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.types import Exchange, Phase
@@ -103,7 +104,7 @@ def test_a_run_is_named_for_what_is_computed(lab: Any) -> None:
     """A client has four mini-batches at most a round, so 10,000 rounds are long; no compiler is asked for."""
     assert lab.config().identity()["engine"]["compile"] == "auto"
     for rounds, stands_for in ((3, "none"), (MANY_STEPS, "default")):
-        decided = lab.experiment(federation__rounds=rounds)
+        decided = Experiment(lab.config(federation__rounds=rounds), lab.dataset, lab.partition).decided()
         explicit = lab.experiment(federation__rounds=rounds, engine={"stack": False, "compile": stands_for})
         assert decided.config == explicit.config and decided.hash == explicit.hash
         assert (
@@ -161,6 +162,7 @@ def test_without_a_folder_for_compiled_steps_a_long_run_is_refused_before_traini
         flcore.run(lab.config(engine__compile="default"), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_with_a_compiler_is_not_resumed_without(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from flcore.io.records import Record, serialise
 from flcore.methods.ccvr import CCVR, STATISTICS, hidden_units, last_linear, signed_power
 from flcore.methods.types import MODEL, Replies, RoundContext
 from flcore.models import Backbone
+from tests.cases import quick
 
 SHORT = {"per_class": 20, "epochs": 2}
 
@@ -44,11 +45,14 @@ def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any]
 
 @pytest.mark.parametrize(
     ("base", "own"),
-    [
-        ("moon", {}),
-        ("fedproc", {"weighted": True}),
-        ("creff", {"match_steps": 3, "retrain_epochs": 2, "per_class": 5}),
-    ],
+    quick(
+        [
+            ("moon", {}),
+            ("fedproc", {"weighted": True}),
+            ("creff", {"match_steps": 3, "retrain_epochs": 2, "per_class": 5}),
+        ],
+        1,
+    ),
 )
 def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any], tmp_path: Path) -> None:
     """The same seed: what the base holds, what clients remember and every round but the last, to the bit.

@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-QUICK = ("fedproto", "protolda")
+QUICK = ("fedproto",)
 
 
 @pytest.mark.parametrize(

@@ -131,23 +131,6 @@ def test_what_is_calibrated_for_the_mean_does_not_go_down_with_the_last_model(la
         assert torch.equal(sent.params["head.weight"], server[down].params["head.weight"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
-def test_as_a_base_in_a_stack(lab: Any, name: str, tmp_path: Any) -> None:
-    """Two rounds, in the second of which FedCSPC's alignment passes the probe too: as one after the other, 1e-3."""
-    small = {"fedcspc": {"cal_epochs": 0}, "ccvr": {"epochs": 1, "per_class": 5}}[name]
-    method = {"name": name, "base": "fedasam", **small}
-    servers = [
-        lab.run(
-            lab.experiment(method=method, model=CSPC, federation__rounds=2, engine__stack=stack), tmp_path / str(stack)
-        ).state.server
-        for stack in (False, True)
-    ]
-    serial, stacked = (server[MODEL].params for server in servers)
-    for weight, value in serial.items():
-        assert torch.allclose(stacked[weight], value, atol=1e-3), weight
-
-
 @pytest.mark.parametrize("name", ["ccvr", "fedcspc"])
 def test_as_a_base(lab: Any, name: str) -> None:
     """CCVR[FedASAM] and FedCSPC[FedASAM], which has nothing to align yet, take FedASAM's first turn, to the bit."""

@@ -11,6 +11,7 @@ import torch
 from flcore.math.compression import restored_all
 from flcore.methods.fedavg_q import CHANGES, ERROR, LAST_SEEN, QUANTIZED_CHANGE
 from flcore.methods.types import MODEL, RoundContext
+from tests.cases import quick
 
 PLAIN = {"name": "fedproto_cnn"}  # no BatchNorm
 
@@ -31,7 +32,7 @@ def test_eight_bits_are_nearly_fedavg(lab: Any, tmp_path: Path) -> None:
         assert float((found[name] - value).abs().max()) <= 4 * 2 * largest / 127 + 1e-7  # a client may move farther
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", quick([0.5, 1.0], 1))
 def test_clients_have_the_servers_model_to_the_bit(lab: Any, participation: float, tmp_path: Path) -> None:
     """What a client starts the next round from, put together of differences, is v."""
     experiment = quantised(lab, 6, participation, bits=4, down_bits=4)

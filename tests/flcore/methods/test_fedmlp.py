@@ -412,7 +412,6 @@ def classes_of(streams: Partition, client: int, tasks: list[int]) -> list[bool]:
 @pytest.mark.parametrize(
     ("schedule", "rounds", "earlier", "newest"),
     [
-        ("cyclic", 3, [0, 1], [2]),
         ("cyclic", 4, [0, 1, 2], [0]),
         ("blocked", 6, [0, 1], [2]),  # tasks 0, 0, 1, 1, 2, 2: the second round on task 2 commits nothing
     ],

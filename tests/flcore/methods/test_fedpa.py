@@ -260,31 +260,11 @@ def sent(lab: Any, number: int = 1, seed: int = 0, **options: Any) -> Prototypes
     return lab.train(experiment, number=number, server=server)[0].message[PROTOTYPES]
 
 
-def test_small_classes_are_withheld(lab: Any) -> None:
-    """Class 0 has one sample, class 1 three with mean (0, 3)."""
-    assert sent(lab).means.tolist() == [[3, 4], [0, 3]]
-    for least, present in ((1, [True, True]), (2, [False, True]), (3, [False, True]), (4, [False, False])):
-        found = sent(lab, min_count=least)
-        assert found.present.tolist() == present
-        assert found.means[~found.present].abs().sum() == 0
-
-
 def test_clipping(lab: Any) -> None:
     """To norm 2.5: per sample (1.5, 2) and (0, 1), (0, 2.5), (0, 2.5), mean (0, 2); per client the means, (0, 2.5)."""
     by_sample, by_client = sent(lab, proto_clip=2.5), sent(lab, proto_clip=2.5, proto_unit="client")
     assert by_sample.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2])
     assert by_client.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2.5])
-
-
-def test_noise(lab: Any) -> None:
-    """From the client's own stream: the same again, another in another round or run; nothing on what is withheld."""
-    noisy = {"proto_clip": 2.5, "proto_noise": 0.1}
-    first = sent(lab, **noisy)
-    assert torch.equal(first.means, sent(lab, **noisy).means)
-    assert not torch.equal(first.means, sent(lab, proto_clip=2.5).means)
-    assert not torch.equal(first.means, sent(lab, number=2, **noisy).means)
-    assert not torch.equal(first.means, sent(lab, seed=1, **noisy).means)
-    assert sent(lab, min_count=2, **noisy).means[0].tolist() == [0, 0]
 
 
 def test_noise_needs_a_bound_that_holds(lab: Any) -> None:
@@ -505,10 +485,3 @@ def test_the_account_of_noisy_prototypes() -> None:
     more = FedPA(proto_noise=4.0, proto_clip=1.0).privacy(20)
     assert more is not None
     assert more["epsilon"] > account["epsilon"]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"proto_clip": 1.0}, {"proto_noise": 1.0, "proto_clip": 1.0, "use_po": False, "use_ad": False}]
-)
-def test_without_noise_or_prototypes_there_is_no_account(options: dict[str, Any]) -> None:
-    assert FedPA(**options).privacy(10) is None

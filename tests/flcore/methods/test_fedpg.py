@@ -106,23 +106,6 @@ def test_supports_of_a_client_have_a_stream_of_their_own(lab: Any) -> None:
     assert sent.present.tolist() == (torch.bincount(labels, minlength=6) > 0).tolist()
 
 
-def test_rare_classes_are_held_back(lab: Any) -> None:
-    labels = lab.dataset.train.labels
-    rows = [(labels == label).nonzero().flatten().tolist() for label in range(2)]
-    partition = lab.by_hand(lab.dataset, [rows[0][:2] + rows[1][:3]], [range(60)])
-    changes = {"partition": partition, "partition__num_clients": 1}
-    sent = {
-        least: lab.train(lab.experiment(method=SMALL | {"min_count": least}, **changes))[0].message[PROTOTYPES]
-        for least in (1, 3)
-    }
-    assert sent[1].present.tolist() == [True, True] + [False] * 4
-    assert sent[3].present.tolist() == [False, True] + [False] * 4
-    assert sent[3].means[0].tolist() == [0] * 8
-    assert torch.equal(sent[3].means[1], sent[1].means[1])
-    with pytest.raises(ValueError, match="min_count = 3: prototypes have support = 2 images at most"):
-        FedPG(support=2, min_count=3)
-
-
 def test_clipped_and_noisy_prototypes(lab: Any) -> None:
     """Means are clipped to norm 0.01, and get noise of the client's own stream; nothing else of the turn changes."""
     plain, clipped, noisy = (

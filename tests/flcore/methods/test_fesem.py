@@ -25,6 +25,7 @@ from flcore.methods.fesem import (
     squared_distance,
 )
 from flcore.methods.types import MODEL, NUM_SAMPLES, Metrics, Replies, RoundContext
+from tests.cases import quick
 
 TWO = {"name": "fesem", "centres": 2}
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
@@ -249,7 +250,7 @@ def test_uniform_weights(lab: Any, tmp_path: Any) -> None:
     assert weights_of(run.state.server[centre_slot(0)]) == pytest.approx([0.05, -0.1, 0])
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", quick([False, True], 1))
 def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
     """Sections 18 b and 23, 1, to the bit: with clients of equal size, or weighted. Half of them per round."""
     equal = lab.by_hand(lab.dataset, [range(k, 240, 4) for k in range(4)], [range(60)] * 4)
@@ -270,7 +271,7 @@ def test_one_centre_is_fedavg(lab: Any, weighted: bool, tmp_path: Any) -> None:
 
 def test_everybody_takes_part_in_the_first_round(lab: Any, tmp_path: Any) -> None:
     """Afterwards the cohorts of FedAvg; and who was not sampled keeps its centre."""
-    changes = {"federation": {"rounds": 5, "participation": 0.5}}
+    changes = {"federation": {"rounds": 3, "participation": 0.5}}
     fedavg = lab.run(lab.experiment(**changes, local__lr=1e-3), tmp_path / "fedavg")
     experiment = lab.experiment(**changes, method=TWO)
     cohorts = [record["participants"] for record in fedavg.history]

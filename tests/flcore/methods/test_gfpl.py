@@ -545,26 +545,6 @@ def test_parts_can_be_switched_off_alone(lab: Any, tmp_path: Path) -> None:
     assert set(run.history[-1]["alternatives"]) == {"own_classes", "etf_head", "sum_head"}
 
 
-@pytest.mark.slow
-def test_before_the_first_exchange_it_is_the_method_without_exchanges(lab: Any, tmp_path: Path) -> None:
-    """Three rounds, exchange in round 3: two rounds agree to the bit, and so do the models before the retraining."""
-    changes = {"model": {"name": "fedproto_cnn"}, "local": {"lr": 0.05, "batch_size": 4}}
-    method = {"name": "gfpl", "first_exchange": 2, "interval": 2}
-    whole = lab.run(lab.experiment(method=method, **changes), tmp_path / "whole")
-    without = lab.run(lab.experiment(method={**method, "use_pfg": False}, **changes), tmp_path / "without")
-    for number in (0, 1):
-        assert whole.history[number]["local_accuracy"] == without.history[number]["local_accuracy"]
-        before = whole.history[number]["alternatives"]["before_retraining"]["mean_local"]
-        assert before == whole.history[number]["mean_local"]
-    before = whole.history[2]["alternatives"]["before_retraining"]
-    assert before == {key: without.history[2][key] for key in ("top1_global", "mean_local", "pooled_local")}
-    for client in range(4):
-        found, expected = whole.client_state(client)["model"].values, without.client_state(client)["model"].values
-        for name, value in expected.items():
-            retrained = name.startswith(("head.", "extra."))
-            assert torch.equal(found[name], value) != retrained, name
-
-
 def test_the_first_weights_are_those_of_other_methods(lab: Any) -> None:
     local = lab.experiment(method__name="local", model={"name": "fedproto_cnn"}).setting.initial
     ours = lab.experiment(method__name="gfpl", model={"name": "fedproto_cnn"}).setting.initial
@@ -574,7 +554,7 @@ def test_the_first_weights_are_those_of_other_methods(lab: Any) -> None:
 # ---- both engines ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", ["all", "local"])
+@pytest.mark.parametrize("classes", quick(["local", "all"], 1))
 def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
     """1e-4 of each array's largest value, also where clients retrain on different numbers of features."""
     method = {**EXCHANGING, "retrain_classes": classes}
@@ -630,7 +610,7 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
 
 
 @pytest.mark.parametrize("stack", quick([False, True], 1), ids=["serial", "stacked"])
-@pytest.mark.parametrize("source", ["global", "own"])
+@pytest.mark.parametrize("source", quick(["global", "own"], 1))
 def test_small_clients_exchange(lab: Any, stack: bool, source: str, tmp_path: Path) -> None:
     """One sample; five; a single class; a class nobody holds: every number of the history is finite."""
     labels = lab.dataset.train.labels

@@ -14,6 +14,7 @@ from flcore.io.records import Record, payload_sizes, serialise
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
+from tests.cases import quick
 
 SMALL = {"name": "vhl", "per_class": 5, "virtual_batch": 8}
 
@@ -194,8 +195,8 @@ def test_all_clients_learn_from_the_set_that_was_sent(lab: Any) -> None:
     assert not torch.equal(other.method.virtual_set(other.setting), sent)
 
 
-@pytest.mark.parametrize("stack", [False, True])
-@pytest.mark.parametrize(("batchnorm", "remembered"), [("aggregate", set()), ("local", {"batchnorm"})])
+@pytest.mark.parametrize("stack", quick([False, True], 1))
+@pytest.mark.parametrize(("batchnorm", "remembered"), quick([("local", {"batchnorm"}), ("aggregate", set())], 1))
 def test_nobody_keeps_the_set(lab: Any, stack: bool, batchnorm: str, remembered: set[str], tmp_path: Any) -> None:
     """It can be drawn again: neither the server's state nor a memory grows with it."""
     changes = {"method": SMALL, "model": {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm}}

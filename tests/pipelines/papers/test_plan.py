@@ -53,7 +53,7 @@ def test_a_row_that_cannot_be_configured_is_refused_alone() -> None:
     assert "method.mu = -1" in found.refused["near", "even"]
 
 
-@pytest.mark.parametrize("id", quick(tables(), [*tables()][::6]))
+@pytest.mark.parametrize("id", quick(tables(), [*tables()][::20]))
 def test_what_a_row_sets_no_other_row_has(id: str) -> None:
     """A row is configured as where it is asked for alone; also beside one that is called as its method.
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cases import quick
 
-from flcore.io import disk
-from flcore.config.schema import Config
-from flcore.core.errors import DataError
-from flcore.config.analyses import SUMMARIES
 from flcore.analyses.base import Analysis, AnalysisResult
 from flcore.analyses.registry import ANALYSES
+from flcore.config.analyses import SUMMARIES
+from flcore.config.schema import Config
+from flcore.core.errors import DataError
 from flcore.experiment.inputs import divide
+from flcore.io import disk
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
 from pipelines.proof.results import result_files
@@ -28,6 +27,7 @@ from pipelines.reporting.figures.style import save
 from pipelines.runs import analyses
 from pipelines.runs.analyses import StoredAnalysis
 from pipelines.runs.layout import RunFiles, read_json
+from tests.cases import quick
 
 RAW = {
     "data": {"name": "digits", "limit_per_class": 12, "size": 28},
@@ -121,31 +121,6 @@ def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_snapshot_is_analysed_before_and_after_its_calibration(tmp_path: Path) -> None:
-    """Round 1 of two is what a run of one round ends with: the same arrays.
-
-    Before the first round nothing was calibrated.
-    """
-    two, one = tmp_path / "two", tmp_path / "one"
-    names = ["tsne_calibration", "tsne_calibration_trained", "gradcam"]
-    asked = {"analyses": names, "snapshots": [0, 1], "private": True, "tsne_classes": [3, 5], "tsne_clients": [0, 2]}
-    own = {"method": {"name": "fedcspc", "cal_epochs": 2}, "model": {"name": "fedcspc_cnn"}}
-    for folder, rounds in ((two, 2), (one, 1)):
-        config = Config.from_mapping({**RAW, **own, "federation": {"rounds": rounds}, "evaluation": asked})
-        run_to_end(config, folder)
-        analyses.compute(config, folder / "prepared", folder / "partition", folder, analyses.asked(config))
-    found, earlier = ({entry.name: entry for entry in analyses.load(folder)} for folder in (two, one))
-    for name in names:
-        assert found[f"{name}_round_0"].skipped == "fedcspc did not calibrate then"
-        assert found[f"{name}_round_1"].skipped is None
-        one_round, two_rounds = earlier[name].arrays, found[f"{name}_round_1"].arrays
-        assert one_round.keys() == two_rounds.keys()
-        assert all(np.array_equal(two_rounds[key], value) for key, value in one_round.items())
-    assert found["tsne_calibration_trained"].arrays["models"].tolist() == ["client 0", "client 2"]
-    assert set(found["tsne_calibration"].arrays["labels"].tolist()) == {3, 5}
-
-
-@pytest.mark.slow
 def test_an_analysis_of_another_choice_is_made_again(run: Path) -> None:
     """Classes to show are no part of a run's name: whoever asks for others finds the run, and not its picture."""
 
@@ -171,10 +146,10 @@ def test_a_finished_run_is_analysed_later(run: Path, capsys: pytest.CaptureFixtu
     before = (run / "config.json").read_bytes()
     assert cli.main(["analyse", str(run), "--analyses", "class_heatmap"]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
-    assert cli.main(["analyse", str(run), "--analyses", "tsne,gradcam"]) == 0
-    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap", "tsne", "gradcam"]
+    assert cli.main(["analyse", str(run), "--analyses", "confusion,gradcam"]) == 0
+    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap", "confusion", "gradcam"]
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert page.index("analysis-class_heatmap") < page.index("analysis-tsne") < page.index("analysis-gradcam")
+    assert page.index("analysis-class_heatmap") < page.index("analysis-confusion") < page.index("analysis-gradcam")
     assert (run / "config.json").read_bytes() == before
     moved = run.rename(run.with_name("moved"))
     for name in ("prepared", "partition"):
@@ -218,10 +193,8 @@ def other_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("changed", ["history.jsonl", "server.safetensors"])
-def test_analyses_of_a_run_that_was_trained_again_are_made_again(
-    changed: str, run: Path, other_code: Path
-) -> None:
+@pytest.mark.parametrize("changed", quick(["server.safetensors", "history.jsonl"], 1))
+def test_analyses_of_a_run_that_was_trained_again_are_made_again(changed: str, run: Path, other_code: Path) -> None:
     """``--restart`` leaves the name of the run and other results: of these nothing has been analysed.
 
     While it is trained there is no history: what lies there belongs to nothing.
@@ -408,14 +381,11 @@ def stored(name: str, classes: int) -> StoredAnalysis:
     return StoredAnalysis(name, None, {**common, **arrays}, tuple(rows.get(name, ())), ())
 
 
-@pytest.mark.parametrize("classes", [2, 40])
-@pytest.mark.parametrize("name", quick(SUMMARIES, 4))
+@pytest.mark.parametrize("classes", quick([2, 40], 1))
+@pytest.mark.parametrize("name", quick(SUMMARIES, 3))
 def test_every_analysis_has_a_figure_with_its_subject(name: str, classes: int, tmp_path: Path) -> None:
-    """For few classes and for more than there are colours; the same data give the same bytes."""
-    pages = []
-    for number in range(2):
-        figure = draw_analysis(stored(name, classes), "digits, seed 0")
-        assert figure.get_suptitle() == "digits, seed 0"
-        pages.append(save(figure, tmp_path / f"{number}.png").read_bytes())
-    assert pages[0] == pages[1]
+    """For few classes and for more than there are colours."""
+    figure = draw_analysis(stored(name, classes), "digits, seed 0")
+    assert figure.get_suptitle() == "digits, seed 0"
+    assert save(figure, tmp_path / "figure.png").stat().st_size > 0
     assert HEADINGS[name] and CAPTIONS[name]

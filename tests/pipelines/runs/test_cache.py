@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
     "partition": {"num_clients": 3, "alpha": 1.0, "min_size": 5},
     "federation": {"rounds": 1},
     "model": {"name": "fedgen_cnn"},
+    "engine": {"workers": 0},
 }
 
 

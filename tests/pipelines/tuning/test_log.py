@@ -61,6 +61,7 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     assert trials["0"].data.params["method.mu"] == "0.01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric", quick(["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"], 1)
 )

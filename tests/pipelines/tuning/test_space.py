@@ -28,22 +28,28 @@ def _dimension(config: Config, key: str) -> Dimension:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_searched_around_what_is_given(config_with: Callable[..., Config], method: str) -> None:
-    """DEFECTS B14: from the defaults, null among them, and FedAvg over what all methods share.
+def test_every_method_is_searched_around_what_is_given(config_with: Callable[..., Config]) -> None:
+    """From the defaults, null among them; a key comes after those that its condition asks about.
 
     ProtoLDA adds up sums: no client takes a step, whose learning rate could be searched.
     """
-    problem = Problem.of(config_with(method={"name": method}), "accuracy")
-    given = problem.given_values
-    sums_alone = method in ("protolda", "protolda_blocks")
-    shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.required_config]
-    assert [key for key in given if key.startswith("local.")] == shared
-    assert problem.starts[0] == given
-    assert problem.config_of(given) == problem.config
-    study = optuna.create_study()
-    study.enqueue_trial(given)
-    assert problem.suggest(study.ask()) == given
+    for method in METHODS:
+        problem = Problem.of(config_with(method={"name": method}), "accuracy")
+        given = problem.given_values
+        sums_alone = method in ("protolda", "protolda_blocks")
+        shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.required_config]
+        assert [key for key in given if key.startswith("local.")] == shared
+        assert problem.starts[0] == given
+        assert problem.config_of(given) == problem.config
+        study = optuna.create_study()
+        study.enqueue_trial(given)
+        assert problem.suggest(study.ask()) == given
+        dimensions = space(problem.config)
+        possible = {key: (value,) for key, value in values_of(problem.config).items()}
+        possible |= {dimension.key: dimension.extremes for dimension in dimensions}
+        keys = [dimension.key for dimension in dimensions]
+        for position, dimension in enumerate(dimensions):
+            assert dimension.asks(possible) & {*keys} <= {*keys[:position]}
 
 
 def test_fedavg_is_searched_over_what_all_methods_share(config_with: Callable[..., Config]) -> None:
@@ -85,17 +91,6 @@ def test_values_have_the_type_of_their_parameter(dimension: Dimension, fits: Cal
 
 
 # ---- conditions --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_what_a_condition_asks_about_comes_first(config_with: Callable[..., Config], method: str) -> None:
-    config = config_with(method={"name": method})
-    dimensions = space(config)
-    possible = {key: (value,) for key, value in values_of(config).items()}
-    possible |= {dimension.key: dimension.extremes for dimension in dimensions}
-    keys = [dimension.key for dimension in dimensions]
-    for position, dimension in enumerate(dimensions):
-        assert dimension.asks(possible) & {*keys} <= {*keys[:position]}
 
 
 def test_what_asks_about_each_other_is_refused(config_with: Callable[..., Config], monkeypatch: Any) -> None:

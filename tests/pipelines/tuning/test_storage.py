@@ -21,6 +21,7 @@ from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import read_json
 from pipelines.execution.outcome import Outcome
 from pipelines.tuning.storage import JOURNAL, open_storage
+from tests.cases import quick
 
 PROJECT = Path(__file__).resolve().parents[3]
 Configure = Callable[..., Config]
@@ -49,14 +50,14 @@ def test_optunas_dashboard_shows_a_study_wherever_it_lies(config_with: Configure
 def test_a_deleted_folder_begins_a_new_study(config_with: Configure, search: Search) -> None:
     import shutil
 
-    search(config_with(federation={"rounds": 1}), 2, Path("study"))
+    search(config_with(federation={"rounds": 1}), 1, Path("study"))
     shutil.rmtree("study")
     search(config_with(federation={"rounds": 1}, local={"lr": 0.2}), 1, Path("study"))
     assert shown() == {"study": [TrialState.COMPLETE]}
     assert read_json(Path("study/study.json"), "")["given"]["local.lr"] == 0.2
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"op_code": 4, "worker_id": 3}\n'])
+@pytest.mark.parametrize("content", quick([b'{"op_code": 4, "worker_id": 3}\n', None, b""], 1))
 def test_a_lost_journal_is_written_again_from_the_folders(
     config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:

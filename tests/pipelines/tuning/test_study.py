@@ -83,6 +83,7 @@ def test_folders_that_share_a_storage_are_given_seeded_values(
     assert values_by("third", "dcba") == [trial.params for trial in alone.study.trials]
 
 
+@pytest.mark.slow
 def test_who_logs_studies_imports_no_torch_and_who_trains_no_mlflow() -> None:
     code = (
         "import sys; import pipelines.tuning.log; assert not {'torch', 'optuna'} & set(sys.modules);"

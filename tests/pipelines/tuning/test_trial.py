@@ -28,6 +28,7 @@ from pipelines.runs.inputs import inputs_of
 from pipelines.tuning import space, study
 from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
+from tests.cases import quick
 
 Configure = Callable[..., Config]
 Search = Callable[..., Outcome]
@@ -179,7 +180,7 @@ class AllButTheFirst(BasePruner):
         return trial.number > 0 and trial.last_step == 2
 
 
-@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize("is_interrupted", quick([True, False], 1))
 def test_a_pruned_trial_counts_and_leaves_its_history_alone(
     tmp_path: Path, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:

@@ -172,6 +172,7 @@ def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operatio
     assert "10 times as many as given at most" in outcome.markdown
 
 
+@pytest.mark.slow
 def test_equal_steps_give_who_trains_longer_fewer_rounds(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:

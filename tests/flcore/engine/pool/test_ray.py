@@ -128,17 +128,6 @@ def test_actors_on_another_disk(lab: Any, cluster: Any, tmp_path: Path, monkeypa
     assert len([value for value in put if isinstance(value, dict)]) == 1 <= len(sent) <= 2
 
 
-@pytest.mark.slow
-def test_data_that_lie_there_already_are_not_sent(
-    lab: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(shared: Any) -> Any:
-        raise AssertionError("the data were read to be sent")
-
-    monkeypatch.setattr(pools._Shared, "data", refuse)
-    assert run_on_ray(lab, tmp_path / "ray", federation__rounds=1).state.round == 1
-
-
 def started(cluster: Any) -> tuple[Any, pools._Actor, Path]:
     """An actor that has nothing to do, its handle, and its folder."""
     actor = cluster.remote(num_cpus=1)(RayWorker).remote(0, {}, {}, {})
@@ -295,15 +284,6 @@ def on_ray(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
-
-
-@pytest.mark.slow
-def test_an_actor_imports_nothing_of_the_working_folder(cluster: Any, tmp_path: Path) -> None:
-    for name in ("flcore", "random"):
-        (tmp_path / f"{name}.py").write_text("open('marker', 'a').write(__name__); raise RuntimeError(__name__)")
-    done = on_ray(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "metrics.json").exists() and not (tmp_path / "marker").exists()
 
 
 @pytest.mark.slow

@@ -42,18 +42,6 @@ def test_labels_by_mask_and_by_frequency() -> None:
         assert torch.equal(labels, draw_labels(8_000, weights, stream()))
 
 
-def test_no_labels() -> None:
-    """A client without a step to do asks for none."""
-    assert draw_labels(0, T([0.5, 0.5]), stream()).tolist() == []
-
-
 def test_labels_of_nobody() -> None:
     with pytest.raises(ValueError, match="no class"):
         draw_labels(3, torch.zeros(4), stream())
-
-
-def test_draws_leave_the_global_generator_alone() -> None:
-    before = torch.random.get_rng_state()
-    draw_noise(3, 2, stream())
-    draw_labels(3, torch.ones(2), stream())
-    assert torch.equal(before, torch.random.get_rng_state())

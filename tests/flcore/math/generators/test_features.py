@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flcore.core.schedules import exponential
 from flcore.math.generators.features import (
     diversity_loss,
     fidelity_loss,
@@ -191,16 +190,6 @@ def test_equal_heads_make_plain_cross_entropy() -> None:
 # ---- pull and push ---------------------------------------------------------------------------------------------------
 
 FEATURES, PHI, ALL = T([[3.0, 4.0], [0.0, 0.0]]), T([[0.0, 0.0], [0.0, 2.0]]), T([True, True])
-
-
-def test_client_and_generator_sums_of_fedpa() -> None:
-    """fedpa.md fact 9 at t = 1: 0.4 + 24.5·0.2 + 4.9·0.1 = 5.79; 24.5·0.375 + 0.716531 - 0.15·7.25 = 8.816531."""
-    ge, po, fid = (exponential(w, 0.98, f)(1) for w, f in ((25, 1e-4), (5, 0.15), (25, 1e-4)))
-    assert 0.4 + ge * 0.2 + po * 0.1 == pytest.approx(5.79)
-    fidelity = weighted_client_mean(LOSSES, SHARES)
-    diversity = diversity_loss(H, EPS, Y, "inter")
-    adversarial = prototype_pull(FEATURES, T([0, 1]), PHI, ALL)
-    assert (fid * fidelity + diversity - 0.15 * adversarial).item() == pytest.approx(8.816531, abs=2e-6)
 
 
 # ---- FedGen's teacher ------------------------------------------------------------------------------------------------

@@ -117,16 +117,6 @@ def test_the_softmax_match_saturates_and_l2_does_not() -> None:
     assert gradient(prototype_match(targets, prototypes, ALL, form="l2"), targets)[0].tolist() == [[0, 1], [0, 1]]
 
 
-def test_generator_sum_of_fedpg() -> None:
-    """fedpg.md fact 7: 0.126928 + 0.001·1 + 0.346741 = 0.474669."""
-    total = (
-        dce_loss(Z, T([0]), TARGETS)
-        + 0.001 * prototype_loss(Z, T([0]), TARGETS)
-        + prototype_match(P_VIRTUAL, P_GLOBAL, PRESENT)
-    )
-    assert total.item() == pytest.approx(0.474669, abs=2e-6)
-
-
 def test_random_targets_stand_far_apart() -> None:
     """fedpg.md fact 9: E‖P'_a - P'_b‖² = 2d = 1024 at d = 512.
 

@@ -12,7 +12,6 @@ from torch.func import functional_call
 from flcore.math.generators.networks import (
     EnlargingConvolution,
     FeatureGenerator,
-    ImageGenerator,
     build_feature_generator,
     build_image_generator,
     constant_output,
@@ -148,13 +147,6 @@ def test_initial_weights_are_a_function_of_the_seed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_nothing_draws_from_the_global_generator(kind: str) -> None:
-    before = torch.random.get_rng_state()
-    SMALL[kind]().train()(*inputs(4))
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_labels_and_noise_both_matter(kind: str) -> None:
     generator = SMALL[kind]().eval()
     noise, _ = inputs(2)
@@ -246,15 +238,3 @@ def test_gradient_of_the_clients_loss_under_vmap() -> None:
     for client in range(2):
         alone = torch.func.grad(loss)({name: w[client] for name, w in weights.items()}, noise[client], labels[client])
         assert all(torch.allclose(together[name][client], alone[name], atol=1e-6) for name in alone)
-
-
-def test_a_generator_in_train_mode_is_no_constant() -> None:
-    generator = SMALL["feature"]().train()
-    with pytest.raises(ValueError, match="eval"):
-        constant_output(generator, *state(generator), *inputs(2))
-
-
-def test_shapes_are_attributes() -> None:
-    generator = build_image_generator("cnn", 6, (3, 28, 28), noise_dim=9)
-    assert isinstance(generator, ImageGenerator)
-    assert (generator.noise_dim, generator.num_classes, generator.shape) == (9, 6, (3, 28, 28))

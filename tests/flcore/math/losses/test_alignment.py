@@ -28,7 +28,6 @@ from flcore.math.losses.alignment import (
     vertex_cosines,
 )
 from flcore.math.losses.basic import cross_entropy, distances, gradient_distance, linear_gradient
-from flcore.math.losses.contrastive import prototype_contrast
 from flcore.math.prototypes.class_means import frame_of_basis
 
 
@@ -132,20 +131,6 @@ def test_shape_terms_do_not_see_scale_and_shift(seed: int, scale: float, shift: 
     assert edge_loss(at_prototypes, labels, means, ALL).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_gradients_at_repeated_points_are_finite() -> None:
-    """Distances 0 off the diagonal, between equal and between different labels."""
-    features, labels = tensor((1, 0), (1, 0), (1, 0), (0, 2), (3, 1)), torch.tensor([0, 0, 1, 2, 0])
-    for loss in (
-        lambda f: edge_loss(f, labels, PROTOTYPES, ALL),
-        lambda f: edge_loss(f, labels, PROTOTYPES, ALL, relative=False),
-        lambda f: angle_loss(f, labels, PROTOTYPES, ALL, mode="all"),
-        lambda f: angle_loss(f, labels, PROTOTYPES, ALL),
-    ):
-        gradient = grad(loss)(features)
-        assert gradient.isfinite().all()
-        assert gradient.abs().sum() > 0
-
-
 # --- FedCSPC: mix-up and hinge -----------------------------------------------------------------------------------
 
 
@@ -196,22 +181,6 @@ def test_hinge_of_coinciding_points() -> None:
     gradient = grad(lambda z: triplet_hinge(z, positive, negative, 2.0))(anchor)
     # Only the negative acts: minus the direction from it, -((1, 2) - (2, 2))/1 = (1, 0).
     assert gradient.tolist() == [[1.0, 0.0]]
-
-
-def test_totals_of_fedcspc() -> None:
-    """Fact 10: literal forms 1.264252 and 0.526425, 1.316028; defaults 0.339036, 0.433904, 0.729225."""
-    node = prototype_contrast(tensor((1, 0)), torch.tensor([0]), tensor((1, 0), (0, 1), (-1, 0)), ALL, 0.5).item()
-    angle = abs(vertex_cosines(POINTS) - vertex_cosines(PROTOTYPES))[1, 0, 2].item()
-    edge = abs(distances(POINTS, POINTS) - distances(PROTOTYPES, PROTOTYPES))[0, 2].item()
-    assert node + angle + edge == pytest.approx(1.264252, abs=1e-6)
-    assert 0.4 + 0.1 * (node + angle + edge) == pytest.approx(0.526425, abs=1e-6)
-    default = (
-        node + angle_loss(POINTS, LABELS, PROTOTYPES, ALL).item() + edge_loss(POINTS, LABELS, PROTOTYPES, ALL).item()
-    )
-    assert default == pytest.approx(0.339036, abs=1e-6)
-    assert 0.4 + 0.1 * default == pytest.approx(0.433904, abs=1e-6)
-    hinge = triplet_hinge(tensor(1, 2), tensor(4, 2), tensor(0.5, 1)).item()
-    assert 0.4 + 0.1 * (0.410280 + hinge) == pytest.approx(0.729225, abs=1e-6)
 
 
 # --- FedMLP ------------------------------------------------------------------------------------------------------
@@ -318,17 +287,6 @@ def test_empty_memory() -> None:
     assert torch.equal(grad(loss)(Z), torch.zeros(1, 3))
 
 
-def test_total_of_fedmlp() -> None:
-    """Fact 7: 0.407606 + 0.84 + 0.266217 + 0.5·0.5 = 1.763823; L_S of a distance 1 in every dimension is 0.5."""
-    total = (
-        cross_entropy(tensor((2, 1, 0)), FIRST)
-        + smooth_l1_to_prototypes(Z, FIRST, G, ONE)
-        + softmax_divergence(tensor((1, 0, -1)), tensor((0, 0, 0))).mean()
-        + 0.5 * smooth_l1_to_prototypes(tensor((1, 1)), FIRST, tensor((0, 2)), ONE)
-    )
-    assert total.item() == pytest.approx(1.763823, abs=1e-6)
-
-
 def test_targets_are_constants() -> None:
     """fedmlp.md, fact 8: no gradient to G, P or the memory; nor to any other target of this module."""
     features, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
@@ -420,12 +378,6 @@ def test_dot_regression() -> None:
     assert dot_regression(7 * projection, torch.tensor([2]), FRAME).item() == pytest.approx(1.244017, abs=1e-6)
     assert dot_regression(FRAME.T, LABELS, FRAME).item() == pytest.approx(0, abs=1e-12)
     assert dot_regression(torch.zeros(1, 4), FIRST, FRAME).item() == 0.5  # no direction: dot 0
-
-
-def test_local_loss_of_gfpl() -> None:
-    """gfpl.md, fact 8: 2·0.252992 + 0.407606 = 0.913589 (the summands are rounded)."""
-    total = 2 * dot_regression(tensor((1, 1, 0, 0)), FIRST, FRAME) + cross_entropy(tensor((2, 1, 0)), FIRST)
-    assert total.item() == pytest.approx(0.913589, abs=1e-6)
 
 
 def test_gradient_of_a_zero_classifier() -> None:

@@ -59,20 +59,6 @@ def sigma_of(labels: Tensor, sources: Tensor) -> Callable[[int, int], float]:
     return lambda i, k: 1.0 if bool(labels[i] == labels[k]) != bool(sources[i] == sources[k]) else 0.5
 
 
-def test_the_reference_of_this_file_gives_the_numbers_of_all_variants() -> None:
-    """Facts 6, 7 (with self in the denominator, sigma 0.5) and 8 (self also positive, no sigma)."""
-    three, four = THREE.tolist(), FOUR.tolist()
-    sigma = sigma_of(THREE_LABELS, THREE_SOURCES)
-    assert reference(three, [0, 1, 0], 0.5, sigma) == close(0.263282, 0, 0.557277)
-    sigma = sigma_of(FOUR_LABELS, FOUR_SOURCES)
-    assert reference(four, [0, 1, 0, 0], 0.5, sigma) == close(0.863001, 0, 1.316427, 0.875692)
-    with_self = reference(four, [0, 1, 0, 0], 0.5, sigma, self_below=True)
-    assert [with_self[i] for i in (0, 2, 3)] == close(1.297107, 1.750533, 1.557768)
-    for temperature, expected in ((0.5, 0.867516), (0.07, 1.944127)):
-        every = reference(three, [0, 1, 0], temperature, lambda i, k: 1.0, self_below=True, self_positive=True)
-        assert sum(every) / 3 == pytest.approx(expected, abs=1e-6)
-
-
 def test_source_weights() -> None:
     """1 where exactly one of class and client is shared: (0, 1) same client, (0, 2) same class; (1, 2) neither."""
     expected = [[0.5, 1.0, 1.0], [1.0, 0.5, 0.5], [1.0, 0.5, 0.5]]
@@ -94,15 +80,6 @@ def test_source_aware_contrast_of_four() -> None:
     sigma = source_weights(FOUR_LABELS, FOUR_SOURCES)
     losses, _ = contrastive_terms(FOUR, FOUR_LABELS, 0.5, pair_weights=sigma)
     assert losses.tolist() == close(0.863001, 0, 1.316427, 0.875692)
-
-
-def test_padded_samples_are_no_anchors() -> None:
-    """The fourth of fact 7 padded: the first three as in fact 6, and nothing for the fourth, which has positives."""
-    sigma = source_weights(FOUR_LABELS, FOUR_SOURCES)
-    weight = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    losses, has_positive = contrastive_terms(FOUR, FOUR_LABELS, 0.5, weight=weight, pair_weights=sigma)
-    assert losses.tolist() == close(0.263282, 0, 0.557277, 0)
-    assert has_positive.tolist() == [True, False, True, False]
 
 
 def test_some_anchors_among_all() -> None:

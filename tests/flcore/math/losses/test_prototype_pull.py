@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flcore.io.messages import Prototypes
 from flcore.math.losses.alignment import prototype_pull
 
 T = torch.tensor
@@ -70,13 +69,3 @@ def test_cap() -> None:
     assert value.item() == pytest.approx(3.5)
     assert gradient(value, features)[0].tolist() == [[0.0, 0.0], [0.0, -1.0]]
     assert prototype_pull(FEATURES, T([0, 1]), PHI, ALL, cap=20.0).item() == pytest.approx(7.25)
-
-
-def test_padding_is_not_pulled() -> None:
-    """Weights (1, 0): 12.5 alone."""
-    assert prototype_pull(FEATURES, T([0, 1]), PHI, ALL, weight=T([1.0, 0.0])).item() == pytest.approx(12.5)
-
-
-def test_no_prototypes_no_distance() -> None:
-    none = Prototypes.empty(2, 3)
-    assert prototype_pull(torch.ones(2, 3), T([0, 1]), none.means, none.present).item() == 0.0

@@ -93,7 +93,7 @@ def test_every_answer_is_the_bases(member: str, registered: Callable[[type[Metho
 
 
 @pytest.mark.parametrize(
-    ("base", "own"), [("fedavg", {}), ("fedpa", {"gen_steps": 2, "proto_clip": 1.0, "proto_noise": 0.5})]
+    ("base", "own"), quick([("fedpa", {"gen_steps": 2, "proto_clip": 1.0, "proto_noise": 0.5}), ("fedavg", {})], 1)
 )
 def test_with_nothing_added_it_is_the_base(lab: Any, base: str, own: dict[str, Any], tmp_path: Path) -> None:
     """History and memories by the byte, the state but for the run's name; and the base's account of its noise."""
