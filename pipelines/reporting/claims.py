@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipelines.reporting.formats import format_tested
-from pipelines.reporting.statistics import PairedDifference, paired_difference, with_adjusted_p
+from pipelines.reporting.statistics import PairedDifference, Verdict, paired_difference, verdict, with_adjusted_p
 from pipelines.reporting.tables import Column, Table
 from pipelines.runs.metrics import check_direction, lower_is_better, unit
 from pipelines.runs.record import Pair, RunRecord, score
@@ -28,6 +28,12 @@ from pipelines.runs.record import Pair, RunRecord, score
 Judgement = Literal[
     "holds", "holds on one division", "does not hold", "does not hold on one division", "undecided", "not run"
 ]
+_JUDGEMENTS: Mapping[Verdict, tuple[Judgement, Judgement]] = {
+    "above": ("holds", "holds on one division"),
+    "below": ("does not hold", "does not hold on one division"),
+    "open": ("undecided", "undecided"),
+}
+"""On several divisions, and on one."""
 _MEANING = (
     "holds: the 95 % interval of the difference, paired as in the table of differences, lies above the lead that is "
     "claimed; does not hold: below it; undecided: it contains it, or there is no interval; not run: no common seed has "
@@ -70,12 +76,7 @@ def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
     """
     if difference.n == 0:
         return "not run"
-    shared = difference.divisions == 1
-    if difference.low is not None and difference.low > by:
-        return "holds on one division" if shared else "holds"
-    if difference.high is not None and difference.high < by:
-        return "does not hold on one division" if shared else "does not hold"
-    return "undecided"
+    return _JUDGEMENTS[verdict(difference, by)][difference.divisions == 1]
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:

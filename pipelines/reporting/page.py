@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipelines.reporting import page_tables
-from pipelines.reporting.comparison import Comparison
+from pipelines.reporting.comparison import Comparison, lengths_and_seeds
 from pipelines.reporting.figures.sets import Drawing
 from pipelines.reporting.formats import listed
 from pipelines.reporting.partition_table import PartitionTable
@@ -199,7 +199,6 @@ def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> st
     """What was run, in a sentence."""
     methods = listed(row.method for row in comparison.methods)
     partition = next(iter(partitions.values()), None)
-    rounds = sorted({run.rounds for run in comparison.runs})
     split = "" if comparison.partition is None else f", divided by {comparison.partition}"
     if partition is not None:
         counted = load_compared_by(comparison.runs[0].directory)
@@ -207,10 +206,7 @@ def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> st
         name = comparison.partition or partition.manifest.get("parameters", {}).get("name", "an unnamed partitioner")
         split = f", divided among {len(partition.client_ids)} clients by {name}"
         split += f" ({parameters})" if parameters else ""
-    return (
-        f"{methods} on {comparison.dataset}{split}; {listed(rounds)} round{'' if rounds == [1] else 's'}, "
-        f"seed{'' if len(comparison.seeds) == 1 else 's'} {listed(comparison.seeds)}."
-    )
+    return f"{methods} on {comparison.dataset}{split}; {lengths_and_seeds(comparison.runs)}."
 
 
 def write_page(

@@ -145,11 +145,11 @@ def _independent(differences: Mapping[Pair, float]) -> list[float]:
     return [fmean(members) for members in groups.values()]
 
 
-def verdict(difference: PairedDifference) -> Verdict:
-    """Whether an interval lies above 0 or below it, or holds it; without an interval the question is open."""
-    if difference.low is not None and difference.low > 0:
+def verdict(difference: PairedDifference, lead: float = 0.0) -> Verdict:
+    """Return whether an interval lies above a lead, below it, or contains it; without an interval it is open."""
+    if difference.low is not None and difference.low > lead:
         return "above"
-    return "below" if difference.high is not None and difference.high < 0 else "open"
+    return "below" if difference.high is not None and difference.high < lead else "open"
 
 
 def summarise_runs(runs: Sequence[RunRecord], keys: Iterable[str]) -> dict[str, Summary]:
