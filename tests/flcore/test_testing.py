@@ -18,6 +18,7 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, RoundContext, TrainedClient
 from flcore.testing import CHECKS, CheckError, check_method
+from tests.cases import quick
 
 # A state of client and server.
 QUICK = {"scaffold"}
@@ -123,17 +124,20 @@ class NeverOff(FedProx):
 
 @pytest.mark.parametrize(
     ("cls", "check", "words"),
-    [
-        (NotFinite, "runs", "not finite"),
-        (Raises, "runs", "KeyError"),
-        (Forgetful, "repeats", "turns"),
-        (Drawing, "pure", "loss"),
-        (Changing, "pure", "reply"),
-        (ChangingServer, "pure", "the server's shrink"),
-        (Uncounted, "traffic", "bytes went down"),
-        (Branching, "stacks", "faulty"),
-        (NeverOff, "switched-off", "model"),
-    ],
+    quick(
+        [
+            (NotFinite, "runs", "not finite"),
+            (Raises, "runs", "KeyError"),
+            (Forgetful, "repeats", "turns"),
+            (Drawing, "pure", "loss"),
+            (Changing, "pure", "reply"),
+            (ChangingServer, "pure", "the server's shrink"),
+            (Uncounted, "traffic", "bytes went down"),
+            (Branching, "stacks", "faulty"),
+            (NeverOff, "switched-off", "model"),
+        ],
+        [(Forgetful, "repeats", "turns"), (Changing, "pure", "reply"), (Uncounted, "traffic", "bytes went down")],
+    ),
 )
 def test_a_fault_is_found_and_named(cls: Any, check: str, words: str) -> None:
     others = CHECKS.keys() - {"runs", check}

@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import flcore
 
 SEVEN = {"torch", "torchvision", "numpy", "sklearn", "scipy", "safetensors", "pydantic"}
@@ -72,6 +74,7 @@ print(len(names) > 20, sorted({name for name in sys.modules if name.startswith("
     ]
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_the_other_packages() -> None:
     """Whatever else pyproject.toml declares is made unimportable (threadpoolctl is scikit-learn's own dependency)."""
     modules = [module.name for module in pkgutil.walk_packages(flcore.__path__, "flcore.")]

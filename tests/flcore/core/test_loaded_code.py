@@ -75,6 +75,7 @@ def refused(pipe, module):
 """
 
 
+@pytest.mark.slow
 def test_a_run_does_not_begin_where_a_file_of_its_code_was_edited(tmp_path: Path) -> None:
     """One process, whose package is edited while it lives: a method in use, then one that nothing has imported yet."""
     shutil.copytree(LIBRARY, tmp_path / "flcore")  # with what is compiled, whose times of files stay

@@ -15,6 +15,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.io.records import Record, serialise
 from flcore.methods import METHODS
 from flcore.methods.types import RoundContext
+from tests.cases import quick
 
 SLOW = pytest.mark.slow
 PLAIN = {"model": {"name": "fedcspc_cnn"}}  # without BatchNorm
@@ -227,7 +228,7 @@ UNFOLDED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", UNFOLDED, ids=lambda method: method["name"])
+@pytest.mark.parametrize("method", quick(UNFOLDED, 1), ids=lambda method: method["name"])
 def test_clients_may_be_poisoned_where_no_rule_folds_what_they_send(
     lab: Any, method: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from flcore.io.records import Record, serialise
 from flcore.math.losses.basic import inner_product, proximal
 from flcore.methods.feddc import DRIFT, LOCAL_CHANGE, STEP, FedDC, aggregate_with_drift, track_drift
 from flcore.methods.types import MODEL, Replies
+from tests.cases import quick
 
 
 def vector(*values: float) -> Weights:
@@ -164,7 +165,7 @@ def test_off_it_is_fedavg_with_uniform_weights(lab: Any, tmp_path: Any) -> None:
     assert all(not torch.equal(on.params[name], value) for name, value in averaged.params.items())
 
 
-@pytest.mark.parametrize("method", [{"name": "feddc"}, {"name": "fedcspc", "base": "feddc", "cal_epochs": 3}])
+@pytest.mark.parametrize("method", quick([{"name": "feddc"}, {"name": "fedcspc", "base": "feddc", "cal_epochs": 3}], 1))
 def test_the_mean_of_all_drifts_is_the_servers(lab: Any, method: dict[str, Any], tmp_path: Any) -> None:
     """After rounds of two of four clients: h is the mean of what they remember, those never sampled at 0; so is g.
 

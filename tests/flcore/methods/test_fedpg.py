@@ -248,7 +248,7 @@ def test_learning_rates_fall_step_by_step(lab: Any) -> None:
             server = after
 
 
-@pytest.mark.parametrize("kind", ["fc", "cnn"])
+@pytest.mark.parametrize("kind", quick(["fc", "cnn"], 1))
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_the_virtual_images(lab: Any, kind: str, dtype: str) -> None:
     """n of every class in order, on 0 to 1 or 0 to 255, the same up to half a level; all as a client is sent them."""

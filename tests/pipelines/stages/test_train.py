@@ -103,6 +103,7 @@ def stage(artifacts: Path, name: str, method: str | None, seed: int | None, **co
     commands.stage(name, raw, artifacts, method, seed, restart=False)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_given_one_method_or_seed_leaves_what_is_there_of_the_others(
     artifacts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_stage_that_is_given_one_method_or_seed_leaves_what_is_there_of_the_ot
     assert [path.name for path in (artifacts / "runs").iterdir()] == ["local-s0"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_left_out_is_looked_at_when_it_is_asked_for(artifacts: Path) -> None:
     """Its ledger entry says what it is: of one round, where two are asked for by then."""
     two = {**SMALL, "federation": {"rounds": 2}}

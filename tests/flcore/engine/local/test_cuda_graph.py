@@ -30,6 +30,7 @@ def test_fused_kernels_do_what_the_function_does(steps: Any) -> None:
     assert values.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_what_asks_for_a_value_is_not_fused(steps: Any) -> None:
     with pytest.raises(NotCompilableError):
         fused(steps.asking, steps.example)

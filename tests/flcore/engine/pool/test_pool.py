@@ -81,6 +81,7 @@ def test_any_number_of_workers(
     assert lab.run_in_pool(tmp_path / "pool", engine=engine, **changes).bytes == expected
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_the_error_here(lab: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code; no worker dies of it, and nobody is asked again."""
     with pytest.raises(ClientError) as here:
