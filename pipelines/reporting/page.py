@@ -40,13 +40,13 @@ LEGENDS: Mapping[str, Legend] = {
         "Accuracy against traffic",
         "Final accuracy, and the bytes of the whole run in both directions, summed over clients, on a logarithmic "
         "axis.",
-        "Mean over seeds, bar: ± one sample standard deviation. Up is better, left is cheaper. Dotted: sends nothing. "
-        "Methods without a global model are in the second panel alone.",
+        "Mean over seeds, bar: ± one sample standard deviation. Up is better, left is cheaper. Dotted line: a method without traffic. "
+        "Methods without a global model appear only in the second panel.",
     ),
     "bytes": Legend(
         "Accuracy over traffic, round by round",
         "Cumulative bytes in both directions, summed over clients, on a logarithmic axis.",
-        "Mean over seeds; bar at the end: ± one sample standard deviation. Dotted: sends nothing.",
+        "Mean over seeds; bar at the end: ± one sample standard deviation. Dotted line: a method without traffic.",
     ),
     "accuracy": Legend(
         "Accuracy over rounds",
@@ -55,12 +55,12 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "differences": Legend(
         "Differences",
-        "Right of 0 is better than the baseline. Large mark: mean; line: 95 % interval, cut at the edge of the panel "
-        "where it is far longer than the seeds spread; dots: seeds.",
+        "Right of 0 is better than the baseline. Large mark: mean; line: 95 % interval, cut off where "
+        "it is much longer than the spread over seeds; dots: seeds.",
     ),
     "stream": Legend(
         "Accuracy on the stream of tasks",
-        "After each evaluated round; vertical lines: the next task begins for everybody. A_loc and A_sel: clients' own "
+        "After each evaluated round; vertical lines: the next task begins for all clients. A_loc and A_sel: clients' own "
         "models before aggregation, on all classes and on those met; dashed: minority classes alone; dotted: vote of "
         "clients' models where no global model answers.",
         "Mean over seeds.",
@@ -78,16 +78,16 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "classes": Legend(
         "Accuracy by class",
-        "On the global test set in %; grey: no value. Vote: not one model's answers, but those of most clients' "
-        "models.",
+        "On the global test set in %; grey: no value. Vote: the majority of the clients' models, not one "
+        "model.",
         "Mean over seeds.",
     ),
     "loss": Legend(
         "Training loss by term",
         "mean over the clients that took part; a panel per term, scales differ.",
-        "Mean over seeds. Terms that one method alone has are on the pages of its runs.",
+        "Mean over seeds. Terms of a single method are on the pages of its runs.",
     ),
-    "partition": Legend("Who holds what", "Training samples by class and client; white is none."),
+    "partition": Legend("Samples by client and class", "Training samples; white: none."),
 }
 _NARROW_POINTS = 400
 """Width of a figure that a narrow screen shows better by scrolling than by making it small."""

@@ -24,8 +24,8 @@ from pipelines.runs.metrics import direction, heading, meaning, unit
 
 TIED_SIGN = "≈"
 MARKS_MEAN = (
-    f"Bold: best mean of a column. {TIED_SIGN}: not told apart from it, since the 95 % interval of the differences, "
-    "seed by seed, contains 0. A row without the seeds of the others is not ranked."
+    f"Bold: best mean of a column. {TIED_SIGN}: the 95 % interval of the difference to it, paired by seed, contains 0. "
+    "Rows with other seeds are not ranked."
 )
 
 

@@ -234,7 +234,7 @@ def test_comparison_report_shows_differences_and_skew(reports: tuple[str, str, P
     assert "fedavg, fedprox, local on digits" in text and "seeds 0, 1." in text
     assert "fedprox 2 71.00 ± 8.49" in text
     assert "+6.00 [\u22126.71, +18.71]" in text
-    assert "Not told apart from fedavg: fedprox" in text
+    assert "Interval contains 0: fedprox" in text
     assert "gfpl seed 0: round 1: &lt;diverged&gt;" in text
     assert "1 2 2 10 / 20 / 30 1 / 1.0 / 1 1.000 50.0 %" in text
     assert "method.mu fedprox: 0.01" in text
@@ -242,7 +242,7 @@ def test_comparison_report_shows_differences_and_skew(reports: tuple[str, str, P
         "Accuracy over rounds",
         "Accuracy against traffic",
         "Spread over clients",
-        "Who holds what (seed 0)",
+        "Samples by client and class (seed 0)",
     ):
         assert heading in text
 
@@ -262,7 +262,7 @@ def test_report_without_partition_configuration_and_traffic(tmp_path: Path) -> N
     (directory / "config.json").unlink()
     text = text_of(write_run_page(directory, None).read_text(encoding="utf-8"))
     assert "global model top1_global \u2013" in text and "Nothing was sent." in text
-    assert "Who holds what" not in text and "left out" not in text
+    assert "Samples by client and class" not in text and "left out" not in text
 
 
 def test_damaged_configuration_is_refused(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_run_whose_partition_is_gone(tmp_path: Path, caplog: pytest.LogCapture
         report(directories[1])
     compare({}, directories, tmp_path / "out")
     assert "who holds what with seed 1" in caplog.text
-    assert "Who holds what" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Samples by client and class" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_failed_runs_are_left_out_and_missing_ones_refused(tmp_path: Path) -> None:
