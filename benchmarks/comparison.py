@@ -26,7 +26,7 @@ from benchmarks.work import SHAPE
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from pipelines.cli.arguments import names, whole_number, whole_numbers
-from pipelines.config.params import override
+from pipelines.plan.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE
 from pipelines.runs.layout import write_json
 

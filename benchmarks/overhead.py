@@ -47,7 +47,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.experiment.engine_rule import MANY_STEPS
 from pipelines.cli.arguments import names
-from pipelines.config.params import override
+from pipelines.plan.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import RunFiles, write_json
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import flcore
 from flcore.core.errors import ProtoflError
-from pipelines.config.files import read_params
-from pipelines.config.params import override
+from pipelines.plan.files import read_params
+from pipelines.plan.params import override
 
 if __name__ == "__main__":
     params, prepared, partition, run, *assignments = sys.argv[1:]

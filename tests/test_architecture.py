@@ -99,7 +99,7 @@ PIPELINES = House(
     Path(pipelines.__file__).parent,
     rooms=(
         # Values and folders: what a person types, and what a run leaves.
-        ("config", "runs", "same_origin", "addresses"),
+        ("plan", "runs", "same_origin", "addresses"),
         # What only reads run folders: MLflow's side of them, and what people look at.
         ("tracking", "reporting"),
         # One run and many, carried out by whoever is handed in.

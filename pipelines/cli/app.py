@@ -28,7 +28,7 @@ from pipelines.addresses import remember
 from pipelines.cli.arguments import USAGE
 from pipelines.cli.parser import make_parser
 from pipelines.cli.system_errors import has_working_folder, set_home, system_error
-from pipelines.config.files import dated
+from pipelines.plan.files import dated
 from pipelines.runs.standard_error import STANDARD_OUTPUT, let_go, safe_streams, tell
 
 EXIT_CODES = {ConfigError: USAGE, DataError: 3, ProtoflError: 4}
@@ -100,8 +100,8 @@ def _compute_as_configured(parsed: argparse.Namespace) -> None:
     """
     if not {"params", "assignments"} <= vars(parsed).keys() or portable.wanted() == "native":
         return
-    from pipelines.config.files import read_params
-    from pipelines.config.params import override
+    from pipelines.plan.files import read_params
+    from pipelines.plan.params import override
 
     with suppress(ProtoflError):  # the command itself reports the error
         engine = override(read_params(parsed.params), parsed.assignments).get("engine")

@@ -66,7 +66,7 @@ def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tu
         ConfigError: the method or file does not exist, or a value cannot be used.
     """
     from flcore.testing import check_method
-    from pipelines.config.params import override
+    from pipelines.plan.params import override
 
     raw = {section: dict(values) for section, values in override({}, assignments).items()}
     params = raw.pop("method", {})

@@ -19,7 +19,7 @@ from pipelines.addresses import redact
 from pipelines.runs.standard_error import tell
 
 if TYPE_CHECKING:
-    from pipelines.config.params import Given
+    from pipelines.plan.params import Given
 
 SERVICES = {
     "prefect": "Prefect's server, and the worker that needs it",
@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Run methods × seeds, then print one table (``protofl compare``)."""
-    from pipelines.config.files import claims_of
-    from pipelines.config.params import compared_rows, variants_of, with_values, with_variants
     from pipelines.orchestration import commands
+    from pipelines.plan.files import claims_of
+    from pipelines.plan.params import compared_rows, variants_of, with_values, with_variants
 
     what = (arguments.methods, arguments.seeds, arguments.out)
     more: list[Given] = variants_of(arguments.variant)
@@ -72,8 +72,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Run one method over a grid of values, or a list of points, × seeds (``protofl sweep``)."""
-    from pipelines.config.files import points_of
     from pipelines.orchestration import commands
+    from pipelines.plan.files import points_of
 
     points = [] if arguments.rows is None else points_of(arguments.rows)
     grid = (arguments.vary, arguments.seeds, arguments.baselines, arguments.metric)
@@ -117,8 +117,8 @@ def _raw(arguments: argparse.Namespace, more: Sequence[Given] = ()) -> dict[str,
         ConfigError: a file cannot be read, or two options contradict each other.
     """
     from pipelines.cli.typos import refuse_typos
-    from pipelines.config.files import read_params, with_plugins
-    from pipelines.config.params import override, with_values
+    from pipelines.plan.files import read_params, with_plugins
+    from pipelines.plan.params import override, with_values
 
     options: list[Given] = list(more)
     if arguments.plugins:
@@ -155,7 +155,7 @@ def refuse_without_effect(arguments: argparse.Namespace) -> None:
 
 def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters of one run, not yet validated."""
-    from pipelines.config.params import for_entry
+    from pipelines.plan.params import for_entry
 
     raw = _raw(arguments)
     _say_models(arguments, raw, [arguments.method])
@@ -164,7 +164,7 @@ def _entry(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Sequence[str | None]) -> None:
     """Report which methods bring their own model; refuse another model in ``--set``."""
-    from pipelines.config.params import brought_models
+    from pipelines.plan.params import brought_models
 
     for line in brought_models(raw, rows, arguments.assignments):
         tell(line)
@@ -173,7 +173,7 @@ def _say_models(arguments: argparse.Namespace, raw: Mapping[str, Any], rows: Seq
 def stage(arguments: argparse.Namespace) -> int:
     """Run one stage of `dvc.yaml` without Prefect (``protofl stage``)."""
     from flcore.core.loaded_code import EditedError, read_sources, refuse_edited
-    from pipelines.config.files import DEFAULT_FILE
+    from pipelines.plan.files import DEFAULT_FILE
     from pipelines.stages import commands
 
     params = arguments.params or DEFAULT_FILE
@@ -220,7 +220,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def _load_plugins(arguments: argparse.Namespace) -> bool:
     """Load the plug-ins of the parameter file and the command line; return whether there are any."""
-    from pipelines.config.files import read_params, with_plugins
+    from pipelines.plan.files import read_params, with_plugins
 
     entries = with_plugins(read_params(arguments.params), arguments.plugins).get("plugins")
     if not entries:
@@ -232,7 +232,7 @@ def _load_plugins(arguments: argparse.Namespace) -> bool:
 
 def schema(arguments: argparse.Namespace) -> int:
     """Print the JSON Schema of parameter files (``protofl schema``)."""
-    from pipelines.config import schema as schemas
+    from pipelines.plan import schema as schemas
 
     print(schemas.text(), end="")
     return 0
@@ -250,8 +250,8 @@ def new(arguments: argparse.Namespace) -> int:
 
 def track(arguments: argparse.Namespace) -> int:
     """Log runs to MLflow that it lacks (``protofl track``), or find the best one there (``protofl track best``)."""
-    from pipelines.config.files import read_params
     from pipelines.orchestration import commands
+    from pipelines.plan.files import read_params
     from pipelines.tracking.store import is_possible, no_store, resolve_uri
 
     is_best = _asks_for_the_best(arguments)

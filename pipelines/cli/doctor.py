@@ -26,9 +26,9 @@ from flcore.core.cpu_class import is_portable, processor_class
 from flcore.core.errors import MLOPS, ConfigError, RunError
 from flcore.engine.local.compiler import check_compiler, compiler_missing, compiler_name
 from flcore.io.files import given_path
-from pipelines.config.files import DEFAULT_FILE, read_params
-from pipelines.config.params import for_entry
 from pipelines.orchestration.address import configured, problem_with
+from pipelines.plan.files import DEFAULT_FILE, read_params
+from pipelines.plan.params import for_entry
 from pipelines.runs.provenance import LOCK, ROOT, git, git_commit
 from pipelines.stages.parameters import problem
 from pipelines.tracking.store import resolve_uri, sqlite_file, ui_command

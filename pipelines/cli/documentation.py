@@ -18,8 +18,8 @@ from flcore.methods import METHODS
 from pipelines.cli import registry
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.parser import make_parser
-from pipelines.config import schema
 from pipelines.papers.verdicts.claims_page import kept_page
+from pipelines.plan import schema
 from pipelines.runs.layout import write_text
 
 REFERENCE = Path("docs/reference")

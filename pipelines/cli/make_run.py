@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ConfigError, ProtoflError
-from pipelines.config.files import read_params
 from pipelines.orchestration.pages import runs_page
+from pipelines.plan.files import read_params
 from pipelines.runs.file_state import refuse_linked_folders
 from pipelines.runs.standard_error import console, safe_streams, tell
 from pipelines.stages.parameters import problem

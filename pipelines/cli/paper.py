@@ -294,8 +294,8 @@ def _table(arguments: argparse.Namespace) -> Any:
 
 def _asked(arguments: argparse.Namespace) -> Any:
     from pipelines.cli.commands import refuse_without_effect
-    from pipelines.config.params import override
     from pipelines.papers.plan import Asked
+    from pipelines.plan.params import override
 
     refuse_without_effect(arguments)
     override({}, arguments.assignments)  # refuse contradictions once, not for every cell

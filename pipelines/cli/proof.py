@@ -102,7 +102,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
     _check_together(arguments)
     if arguments.golden:
         return _golden(arguments)
-    from pipelines.config.params import override
+    from pipelines.plan.params import override
     from pipelines.proof.reproduce import report
     from pipelines.proof.reproduce import reproduce as carry_out
 

@@ -20,14 +20,14 @@ from flcore.engine.rounds import Observers
 from flcore.experiment.experiment import refuse_missing
 from flcore.experiment.run_folder import RunFiles, refuse_other_run
 from flcore.io.locks import run_lock
-from pipelines.config.comparison import heard_in_part
-from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.one_run import PlacedRun, carry_out, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.side_by_side import side_by_side
+from pipelines.plan.comparison import heard_in_part
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs

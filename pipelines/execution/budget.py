@@ -19,9 +19,9 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.engine.cohort import round_steps
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config.spec import ExperimentPlan, RunSpec, with_rounds
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
+from pipelines.plan.spec import ExperimentPlan, RunSpec, with_rounds
 from pipelines.reporting.formats import format_bytes
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import read_lines

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import MLOPS, RunError, require
 from flcore.core.text import shorten
-from pipelines.config.params import without_tracking
 from pipelines.execution.follower import Follower
 from pipelines.execution.progress import watcher_for_standard_error
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
+from pipelines.plan.params import without_tracking
 from pipelines.reporting.formats import plural
 from pipelines.runs.standard_error import print_drawn, tell
 
@@ -105,7 +105,7 @@ def compare(
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait, copies=copies) as (how, _):
-        from pipelines.config.comparison import comparison_plan
+        from pipelines.plan.comparison import comparison_plan
         from pipelines.tuning.comparing import check_claims, compare_methods
 
         plan = comparison_plan(raw, methods, seeds)
@@ -141,8 +141,8 @@ def sweep(
         RunError: runs failed; what the others gave is written and printed first.
     """
     with operation(raw, wait=wait) as (how, _):
-        from pipelines.config.grid import sweep_plan
         from pipelines.execution.bodies import comparison
+        from pipelines.plan.grid import sweep_plan
         from pipelines.tuning.metrics import check_metric
 
         plan = sweep_plan(raw, vary, seeds, baselines, points)

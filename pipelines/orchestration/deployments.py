@@ -19,9 +19,9 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.core.host import python, safe_environment
 from flcore.io import disk
 from flcore.io.files import write_json
-from pipelines.config import yaml_text
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.address import Address, opened
+from pipelines.plan import yaml_text
 
 POOL = "protofl-process"
 QUEUES = {"cpu": "flows that train on the CPU", "gpu": "flows for the workers that are bound to a GPU"}

@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.loggers import flow_run_logger
 
 from flcore.config.schema import Config
-from pipelines.config.params import override
 from pipelines.orchestration.flow_runs import parameters
 from pipelines.papers.assigned import key_of
+from pipelines.plan.params import override
 from pipelines.tracking.marks import mark_flow
 
 

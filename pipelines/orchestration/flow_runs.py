@@ -22,10 +22,6 @@ from pydantic import Field, WithJsonSchema
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config import files
-from pipelines.config.files import read_params
-from pipelines.config.params import brought_models, for_entry, override
-from pipelines.config.schema import form
 from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
@@ -35,6 +31,10 @@ from pipelines.orchestration.artifacts import ProgressArtifact, artifact_key
 from pipelines.orchestration.gpus import visible_gpus, worker_devices
 from pipelines.orchestration.limits import gpus_held, time_limit
 from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.plan import files
+from pipelines.plan.files import read_params
+from pipelines.plan.params import brought_models, for_entry, override
+from pipelines.plan.schema import form
 from pipelines.reporting.formats import plural
 from pipelines.runs.layout import read_json
 

@@ -26,8 +26,6 @@ from flcore.experiment.provenance import code_fingerprint
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, remove_stale_temp, write_json
 from pipelines.addresses import has_secrets
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.grid import sweep_plan
 from pipelines.execution.bodies import comparison, experiment
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.artifacts import artifact_key
@@ -48,6 +46,8 @@ from pipelines.orchestration.flow_runs import (
     show_table,
 )
 from pipelines.orchestration.gate import check_gate, pass_comparison, pass_run
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.grid import sweep_plan
 from pipelines.reporting.comparison import tuned_name
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
@@ -184,7 +184,7 @@ def sweep(
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments for all runs.
-        vary: ``KEY=VALUE,VALUE,...`` assignments, see :mod:`pipelines.config.grid`.
+        vary: ``KEY=VALUE,VALUE,...`` assignments, see :mod:`pipelines.plan.grid`.
         seeds: default ``compare.seeds``.
         baselines: methods to run beside the grid.
         metric: of table and figure.

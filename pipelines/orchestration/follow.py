@@ -236,7 +236,7 @@ def _comparison(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> 
 
 def _sweep(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> Callable[[Any], None]:
     """Write a sweep; returns what prints its table to a console."""
-    from pipelines.config import grid
+    from pipelines.plan import grid
     from pipelines.reporting import sweep_tables
     from pipelines.reporting.figures.sweeps import write_figure
 

@@ -122,7 +122,7 @@ def dashboard(port: int) -> Plan:
 
 def store() -> str:
     """Where runs that are begun here are logged."""
-    from pipelines.config.files import read_params
+    from pipelines.plan.files import read_params
     from pipelines.tracking.store import resolve_uri
 
     section = read_params(None).get("tracking")

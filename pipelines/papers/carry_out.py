@@ -9,8 +9,6 @@ from pathlib import Path
 
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.execution.bodies import RUNS, comparison
 from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
@@ -20,6 +18,8 @@ from pipelines.papers.plan import Setting, TablePlan, plan, told_length
 from pipelines.papers.results import TableResults, paper_tables, results, write
 from pipelines.papers.runs import table_file
 from pipelines.papers.verdicts.judged import verdicts
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache

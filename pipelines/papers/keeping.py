@@ -15,12 +15,12 @@ from flcore.config.schema import Config
 from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
-from pipelines.config.comparison import comparison_plan
 from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
 from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan
 from pipelines.papers.runs import INTERRUPTED, MeasuredRun, runs_of, table_file
+from pipelines.plan.comparison import comparison_plan
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text

@@ -10,11 +10,11 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.config.sections import FederationConfig
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.params import override, with_values
-from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.papers.assigned import ROUNDS, SNAPSHOTS, check, key_of, that_count
 from pipelines.papers.catalogue import Column, PaperTable, Row
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.params import override, with_values
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from flcore.config.schema import Config
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.params import with_values
-from pipelines.config.spec import RunSpec
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
 from pipelines.papers.plan import TablePlan, one_draw
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.params import with_values
+from pipelines.plan.spec import RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
 from pipelines.runs.layout import read_json

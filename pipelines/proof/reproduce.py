@@ -16,8 +16,8 @@ from flcore.core.errors import ConfigError, DataError, RunError, listed
 from flcore.experiment.run_folder import RunFiles, refuse_inside_a_run, write_run_config
 from flcore.io import disk
 from flcore.io.files import read_json, remove_stale_temp, replace_file
-from pipelines.config.params import override
 from pipelines.orchestration.commands import operation
+from pipelines.plan.params import override
 from pipelines.proof.contents import (
     PROOF,
     SHOWN,

@@ -40,8 +40,8 @@ LEGENDS: Mapping[str, Legend] = {
         "Accuracy against traffic",
         "Final accuracy, and the bytes of the whole run in both directions, summed over clients, on a logarithmic "
         "axis.",
-        "Mean over seeds, bar: ± one sample standard deviation. Up is better, left is cheaper. Dotted line: a method without traffic. "
-        "Methods without a global model appear only in the second panel.",
+        "Mean over seeds, bar: ± one sample standard deviation. Up is better, left is cheaper. Dotted line: a method "
+        "without traffic. Methods without a global model appear only in the second panel.",
     ),
     "bytes": Legend(
         "Accuracy over traffic, round by round",
@@ -60,8 +60,8 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "stream": Legend(
         "Accuracy on the stream of tasks",
-        "After each evaluated round; vertical lines: the next task begins for all clients. A_loc and A_sel: clients' own "
-        "models before aggregation, on all classes and on those met; dashed: minority classes alone; dotted: vote of "
+        "After each evaluated round; vertical lines: the next task begins for all clients. A_loc and A_sel: clients' "
+        "own models before aggregation, on all classes and on those met; dashed: minority classes alone; dotted: vote of "
         "clients' models where no global model answers.",
         "Mean over seeds.",
     ),
@@ -78,8 +78,7 @@ LEGENDS: Mapping[str, Legend] = {
     ),
     "classes": Legend(
         "Accuracy by class",
-        "On the global test set in %; grey: no value. Vote: the majority of the clients' models, not one "
-        "model.",
+        "On the global test set in %; grey: no value. Vote: the majority of the clients' models, not one model.",
         "Mean over seeds.",
     ),
     "loss": Legend(

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pipelines.config.grid import Point, SweepPlan, describe_federation, short_names, show
+from pipelines.plan.grid import Point, SweepPlan, describe_federation, short_names, show
 from pipelines.reporting.comparison import lengths_and_seeds
 from pipelines.reporting.comparison_files import (
     difference_values,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import ConfigError, DataError
 from flcore.experiment.run_folder import RunFiles
-from pipelines.config.params import without_tracking
 from pipelines.orchestration.commands import operation
+from pipelines.plan.params import without_tracking
 from pipelines.runs.ownership import claim_folder
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _claim(name: str, out: Path) -> None:
 
 
 def _configs(raw: Mapping[str, Any]) -> list[Config]:
-    from pipelines.config.comparison import comparison_plan
+    from pipelines.plan.comparison import comparison_plan
 
     planned = comparison_plan(raw).runs
     if any(run.row or run.draw is not None for run in planned):

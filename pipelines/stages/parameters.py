@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.text import shorten
-from pipelines.config import yaml_text
+from pipelines.plan import yaml_text
 
 _IMAGES = "images"
 """An empty folder in the project, for own images."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from flcore.core.errors import ConfigError
 from flcore.io.locks import run_lock
 from flcore.methods import Method
-from pipelines.config.spec import ExperimentPlan
 from pipelines.execution.bodies import comparison
 from pipelines.execution.budget import within_budget
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
+from pipelines.plan.spec import ExperimentPlan
 from pipelines.reporting.claims import claims_of
 from pipelines.runs.ownership import claim_folder
 from pipelines.runs.record import TASK_SCORES

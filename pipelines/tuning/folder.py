@@ -14,7 +14,7 @@ from flcore.experiment.run_folder import config_differences, list_differences
 from flcore.io import disk
 from flcore.io.files import remove_stale_temp
 from flcore.io.locks import take_lock
-from pipelines.config import yaml_text
+from pipelines.plan import yaml_text
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 
 if TYPE_CHECKING:

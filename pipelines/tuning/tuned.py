@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from flcore.config.schema import Config
 from flcore.core.errors import ProtoflError, RunError
-from pipelines.config.spec import ExperimentPlan, RunSpec
 from pipelines.execution.bodies import comparison, inputs_of_runs
 from pipelines.execution.budget import Budget, steps_of, within_budget
 from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.comparison import Tuned, tuned_name
 from pipelines.runs.cache import Cache
 from pipelines.runs.layout import read_json

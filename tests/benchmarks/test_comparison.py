@@ -14,7 +14,7 @@ from benchmarks.comparison import _ON_CORES, METHODS, Options, comparison_params
 from benchmarks.measuring import ROOT, Bench
 from flcore.core.host import physical_cores
 from pipelines.cli import app as cli
-from pipelines.config.comparison import comparison_plan
+from pipelines.plan.comparison import comparison_plan
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to keep a process to some of the cores")
 

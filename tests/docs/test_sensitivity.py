@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.cli.commands import _raw
 from pipelines.cli.parser import make_parser
-from pipelines.config.grid import sweep_plan
+from pipelines.plan.grid import sweep_plan
 from pipelines.tuning.metrics import check_metric
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from benchmarks.command import parse
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from pipelines.cli.parser import make_parser
-from pipelines.config.files import read_params
-from pipelines.config.params import for_entry, override
+from pipelines.plan.files import read_params
+from pipelines.plan.params import for_entry, override
 from pipelines.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from pipelines.config.grid import Point, short_names, show
+from pipelines.plan.grid import Point, short_names, show
 from pipelines.reporting.figures.parts import name_rows, percent_axis, whole_line
 from pipelines.reporting.figures.style import INK, MUTED, LineStyle, house_style, method_styles, save
 from pipelines.reporting.formats import format_value

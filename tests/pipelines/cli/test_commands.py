@@ -19,10 +19,10 @@ from flcore.core import loaded_code
 from flcore.core.errors import Cure, DataError
 from flcore.methods import METHODS
 from pipelines.cli.app import main
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.params import OWN_MODELS, with_values
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.params import OWN_MODELS, with_values
 from pipelines.runs.standard_error import COMMANDS
 from pipelines.stages import commands as stages
 from pipelines.tuning.request import StudyRequest

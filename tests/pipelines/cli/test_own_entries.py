@@ -14,7 +14,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.engine.rounds import Observers
 from pipelines.cli.app import main
-from pipelines.config.comparison import comparison_plan
+from pipelines.plan.comparison import comparison_plan
 
 ALL_KINDS = '''
 from dataclasses import dataclass

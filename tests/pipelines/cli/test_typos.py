@@ -14,7 +14,7 @@ from flcore.core.errors import ConfigError
 from flcore.core.params import declared
 from pipelines.cli.headlines import places
 from pipelines.cli.typos import _LISTED, declared_by, refuse_typos
-from pipelines.config.params import for_entry
+from pipelines.plan.params import for_entry
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,6 @@ from flcore.engine.pool import child
 from flcore.engine.pool.task import StoppedError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.locks import run_lock
-from pipelines.config.comparison import comparison_plan, heard_in_part
-from pipelines.config.grid import SweepPlan, sweep_plan
-from pipelines.config.params import override, with_variants
 from pipelines.execution import admission, bodies, one_run, run_pool
 from pipelines.execution.bodies import carry_out_all, comparison, experiment
 from pipelines.execution.one_run import PlacedRun
@@ -37,6 +34,9 @@ from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Lines, Silence
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import InlineSteps
+from pipelines.plan.comparison import comparison_plan, heard_in_part
+from pipelines.plan.grid import SweepPlan, sweep_plan
+from pipelines.plan.params import override, with_variants
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
 from pipelines.runs.folder import has_whole_results

@@ -13,7 +13,6 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.data.partition import Partition
 from flcore.io.files import read_tensors
-from pipelines.config.comparison import comparison_plan
 from pipelines.execution import admission
 from pipelines.execution.budget import (
     Budget,
@@ -27,6 +26,7 @@ from pipelines.execution.budget import (
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
+from pipelines.plan.comparison import comparison_plan
 from pipelines.reporting.formats import format_bytes
 from tests.cases import quick
 from tests.following import NoFollower

@@ -15,9 +15,9 @@ import pytest
 from flcore import run
 from flcore.core.errors import ConfigError
 from pipelines.cli import app as cli
-from pipelines.config.grid import sweep_plan
-from pipelines.config.params import override
 from pipelines.orchestration import flows
+from pipelines.plan.grid import sweep_plan
+from pipelines.plan.params import override
 from pipelines.reporting import sweep_tables
 from pipelines.reporting.figures.sweeps import write_figure
 from pipelines.runs.layout import RunFiles

@@ -15,7 +15,6 @@ from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, write_json
 from pipelines.cli.app import main
-from pipelines.config.comparison import comparison_plan
 from pipelines.papers import keeping
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.keeping import keep, outdated
@@ -25,6 +24,7 @@ from pipelines.papers.results import results, write
 from pipelines.papers.runs import FailedRun
 from pipelines.papers.verdicts.claim_files import claims
 from pipelines.papers.verdicts.judged import judged
+from pipelines.plan.comparison import comparison_plan
 from pipelines.tuning.metrics import PER_ROUND
 
 TABLE = "fedpa.table2"

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from pipelines.config.grid import Point, sweep_plan
+from pipelines.plan.grid import Point, sweep_plan
 from pipelines.reporting import sweep_tables as sweeping
 from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key, scale_of, write_figure
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write

@@ -12,9 +12,9 @@ import pytest
 from flcore.config.schema import Config
 from pipelines.cli import make_run
 from pipelines.cli.doctor import examine
-from pipelines.config.files import read_params
-from pipelines.config.params import with_values
-from pipelines.config.yaml_text import write
+from pipelines.plan.files import read_params
+from pipelines.plan.params import with_values
+from pipelines.plan.yaml_text import write
 from pipelines.stages.parameters import missing_keys
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,12 +14,12 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.experiment.run_folder import read_run_config, stored_config
 from flcore.io.locks import run_lock
-from pipelines.config.comparison import comparison_plan
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
+from pipelines.plan.comparison import comparison_plan
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.inputs import inputs_of
 from pipelines.stages import commands

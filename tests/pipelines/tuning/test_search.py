@@ -20,8 +20,8 @@ from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
-from pipelines.config.files import read_params
 from pipelines.execution.outcome import Outcome
+from pipelines.plan.files import read_params
 from pipelines.runs.folder import read_lines
 from pipelines.tuning import search as searching
 from pipelines.tuning import trial as trials

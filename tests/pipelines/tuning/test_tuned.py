@@ -14,14 +14,14 @@ import yaml
 
 from flcore.core.errors import ConfigError, ProtoflError
 from flcore.experiment.run_folder import read_run_config
-from pipelines.config.comparison import comparison_plan
-from pipelines.config.params import with_variants
 from pipelines.execution import admission, bodies
 from pipelines.execution.follower import Follower
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
+from pipelines.plan.comparison import comparison_plan
+from pipelines.plan.params import with_variants
 from pipelines.reporting import comparison_report
 from pipelines.reporting.comparison_report import compare
 from pipelines.runs.layout import read_json

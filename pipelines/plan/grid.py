@@ -23,9 +23,9 @@ from flcore.core.errors import ConfigError
 from flcore.core.params import declared
 from flcore.core.text import shorten, unknown_key
 from flcore.methods import METHODS
-from pipelines.config import yaml_text
-from pipelines.config.params import for_entry, with_values, without_tracking
-from pipelines.config.spec import ExperimentPlan, RunSpec
+from pipelines.plan import yaml_text
+from pipelines.plan.params import for_entry, with_values, without_tracking
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 
 _WITHOUT_EFFECT = ("compare", "tune", "tracking")
 _MOST_RUNS = 100_000

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from pipelines.config import yaml_text
-from pipelines.config.files import read_params
-from pipelines.config.params import for_entry, override
+from pipelines.plan import yaml_text
+from pipelines.plan.files import read_params
+from pipelines.plan.params import for_entry, override
 
 READ: dict[str, Any] = {
     "1e-3": 0.001,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from flcore.config.schema import Config
-from pipelines.config.params import for_entry
+from pipelines.plan.params import for_entry
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,6 @@ class ExperimentPlan:
 
 def with_rounds(config: Config, rounds: int) -> Config:
     """Return a configuration with another number of rounds, validated."""
-    from pipelines.config.params import with_values
+    from pipelines.plan.params import with_values
 
     return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": rounds}))

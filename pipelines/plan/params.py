@@ -15,7 +15,7 @@ from typing import Any
 from flcore.config.sections import DEFAULT_NAMES, SECTIONS, own_keys
 from flcore.core.errors import ConfigError
 from flcore.core.text import shorten, unknown_key
-from pipelines.config import yaml_text
+from pipelines.plan import yaml_text
 
 Given = tuple[str, tuple[str, ...], Any]
 """An option as typed, the parts of the key that it sets, and the value."""

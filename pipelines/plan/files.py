@@ -14,7 +14,7 @@ from flcore.config.stored import resolve_paths
 from flcore.core.errors import ConfigError
 from flcore.core.text import is_control, shorten
 from pipelines.addresses import remember
-from pipelines.config import yaml_text
+from pipelines.plan import yaml_text
 
 DEFAULT_FILE = Path("params.yaml")
 

@@ -17,7 +17,7 @@ from flcore.config.sections import DEFAULT_NAMES, PLAIN, SHARED
 from flcore.core.errors import ConfigError
 from flcore.core.params import Param, build, declared
 from flcore.methods import METHODS
-from pipelines.config import schema as schemas
+from pipelines.plan import schema as schemas
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = [ROOT / "params.yaml", *sorted((ROOT / "infra" / "experiments").glob("*.yaml"))]

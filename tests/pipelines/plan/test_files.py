@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flcore.core.errors import ConfigError
-from pipelines.config.files import read_params, with_plugins
+from pipelines.plan.files import read_params, with_plugins
 
 
 @pytest.fixture(autouse=True)

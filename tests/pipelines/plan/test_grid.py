@@ -8,8 +8,8 @@ import pytest
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from pipelines.config.grid import describe_federation, short_names, sweep_plan
-from pipelines.config.params import for_entry, override
+from pipelines.plan.grid import describe_federation, short_names, sweep_plan
+from pipelines.plan.params import for_entry, override
 
 PROX = {"method": {"name": "fedprox"}}
 

@@ -10,8 +10,8 @@ import yaml
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from pipelines.config.files import read_params
-from pipelines.config.params import for_entry, override, variants_of, with_values, with_variants
+from pipelines.plan.files import read_params
+from pipelines.plan.params import for_entry, override, variants_of, with_values, with_variants
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, listed
-from pipelines.config.grid import show
-from pipelines.config.params import for_entry, without_tracking
-from pipelines.config.spec import ExperimentPlan, RunSpec
+from pipelines.plan.grid import show
+from pipelines.plan.params import for_entry, without_tracking
+from pipelines.plan.spec import ExperimentPlan, RunSpec
 
 
 def comparison_plan(
