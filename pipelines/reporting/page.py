@@ -61,8 +61,8 @@ LEGENDS: Mapping[str, Legend] = {
     "stream": Legend(
         "Accuracy on the stream of tasks",
         "After each evaluated round; vertical lines: the next task begins for all clients. A_loc and A_sel: clients' "
-        "own models before aggregation, on all classes and on those met; dashed: minority classes alone; dotted: vote of "
-        "clients' models where no global model answers.",
+        "own models before aggregation, on all classes and on those met; dashed: minority classes alone; dotted: vote "
+        "of clients' models where no global model answers.",
         "Mean over seeds.",
     ),
     "tasks": Legend(
