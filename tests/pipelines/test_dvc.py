@@ -201,15 +201,6 @@ def is_up_to_date(folder: Path) -> bool:
     return call(folder, "dvc", "status").strip() == "Data and pipelines are up to date."
 
 
-@pytest.mark.slow
-def test_one_run_is_reproduced_as_it_is_typed(tmp_path: Path) -> None:
-    folder = clone(tmp_path / "typed")
-    change(folder, lambda params: params["compare"].update(methods=["fedavg"], baseline="fedavg", settings={}))
-    commit(folder)
-    assert trained(folder, "dvc", "repro") == {"fedavg-s0"}
-    assert is_up_to_date(folder)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone whose comparison has been made and committed; tests work on copies."""
