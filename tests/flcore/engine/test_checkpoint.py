@@ -55,6 +55,106 @@ def test_stopped_at_every_operation_on_the_disk_with_stacks(lab: Any, stops: Any
     )  # 4 replies, 1 file of memories, 2 servers, 2 states
 
 
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+from flcore.config.schema import Config
+from flcore.engine.checkpoint import Checkpoint
+from flcore.engine.client_results import StateFiles
+from flcore.engine.orchestrator import InlineOrchestrator
+from flcore.engine.pool.executors import InlineExecutor
+from flcore.engine.pool.process import local_pool
+from flcore.engine import rounds
+from flcore.engine.rounds import Observers, run_rounds
+from flcore.experiment.experiment import Experiment
+
+def run(config, prepared, partition, folder):
+    experiment = Experiment.open(config, prepared, partition)
+    checkpoint = Checkpoint(folder, durable_every=config.engine.durable_every)
+    if config.engine.workers:
+        executor = local_pool(experiment, prepared, partition, checkpoint)
+    else:
+        executor = InlineExecutor(experiment, checkpoint)
+    run_rounds(experiment, checkpoint, executor, InlineOrchestrator(), Observers())
+    executor.close()
+
+def child(*arguments):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(*arguments)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+def ended(pid):
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return None if found == 0 else status
+
+def progress(folder):
+    "What changes on the disk as soon as a run does something."
+    try:
+        state = folder / "state.json"
+        replies = sorted(path.name for path in folder.glob("legs/*/0*"))
+        return state.stat().st_mtime_ns if state.exists() else 0, replies
+    except FileNotFoundError:  # it is just being cleared away
+        return progress(folder)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    raw, seconds, times = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    prepared, partition, killed = map(Path, sys.argv[4:])
+    config, chance, exchanges = Config.from_mapping(raw), random.Random(), set()
+    kills = 0
+    while True:
+        before, pid, status = progress(killed), child(config, prepared, partition, killed), None
+        if kills < times:
+            if chance.random() < 0.75:  # else: perhaps while it is still starting
+                while progress(killed) == before and status is None:
+                    time.sleep(0.001)
+                    status = ended(pid)
+            time.sleep(chance.uniform(0, seconds))
+            status = ended(pid) if status is None else status
+            if status is None:
+                os.kill(pid, signal.SIGKILL)
+        if status is None:
+            status = os.waitpid(pid, 0)[1]
+        if not os.WIFSIGNALED(status):
+            assert status == 0, status
+            break
+        kills += 1
+        if (killed / "state.json").exists():
+            exchanges.add(Checkpoint(killed).read_state().exchanges)
+    print(kills, len(exchanges))
+"""
+
+
+def killed_and_resumed(lab: Any, raw: Any, seconds: float, times: int, tmp_path: Path) -> tuple[int, int]:
+    """Kill a real process so many times, each up to so many seconds after it did something; then let it finish.
+
+    Returns how often it was killed and between how many different exchanges.
+    """
+    (tmp_path / "killed.py").write_text(KILLED)
+    folders = [lab.prepared, lab.partition_folder, tmp_path / "killed"]
+    command = [sys.executable, str(tmp_path / "killed.py"), json.dumps(raw), str(seconds), str(times)]
+    done = subprocess.run(
+        [*command, *map(str, folders)], capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    kills, exchanges = map(int, done.stdout.split())
+    return kills, exchanges
+
+
+KILLABLE = {
+    "held": {"model": {"name": "fedgen_cnn", "batchnorm": "local"}, "engine__durable_every": 1e9},
+    "fedproto": {"method__name": "fedproto", "evaluation__snapshots": [0, 3]},
+    "stacked": {"method__name": "fedproto", "engine__stack": True, "engine__stack_size": 2},
+}
+
+
 def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) -> None:
     """A process that has ended, killed while it wrote a snapshot: its half a file goes when the round is done again."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -65,6 +165,24 @@ def test_what_a_killed_process_left_half_written_aside_is_swept(tmp_path: Path) 
     (tmp_path / "rounds" / name).write_bytes(b"half")
     checkpoint.snapshots.keep_round(3, Record(), {})
     assert [path.name for path in tmp_path.rglob("*.*")] == ["0003.server.safetensors"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("case", KILLABLE)
+def test_killed_twenty_times_and_resumed_gives_the_same_bytes(
+    lab: Any, workers: int, case: str, tmp_path: Path
+) -> None:
+    """Workers that lose their parent finish what they do and leave; what they still write is what it had to be."""
+    # A small learning rate: with 0.05 FedProto's features grow without bound after some forty rounds.
+    changes = {**KILLABLE[case], "federation": {"rounds": 200, "participation": 0.75}, "local__lr": 0.002}
+    kills, exchanges = killed_and_resumed(
+        lab, lab.mapping(**changes, engine__workers=workers), 0.3 + workers / 4, 20, tmp_path
+    )
+    assert kills == 20
+    assert exchanges >= 4  # not twenty times at the same place; how far a run gets in between depends on the machine
+    assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
+    assert len(Checkpoint(tmp_path / "killed").records("history.jsonl")) == 200
 
 
 def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import functools
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import SemLock
@@ -28,6 +31,7 @@ from flcore.engine.local.convolution import use_im2col
 from flcore.engine.local.program import NotCompilableError
 from flcore.engine.local.step import qualified_name
 from flcore.engine.run_state import RunState
+from flcore.experiment.run_folder import RunFiles
 from flcore.io.records import Record
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
@@ -404,3 +408,42 @@ def test_compiled_training_gives_the_same_bytes_whoever_trains(lab: Any, stack: 
         assert {name: found[name] for name in first if name.endswith(".safetensors")} == {
             name: content for name, content in first.items() if name.endswith(".safetensors")
         }
+
+
+KILLED = """
+import sys
+from flcore import run
+out = sys.argv[1]
+run({"data": {"name": "digits"}, "partition": {"num_clients": 4}, "model": {"name": "fedgen_cnn"},
+     "method": {"name": "fedproto"}, "federation": {"rounds": 60}, "local": {"lr": 0.05, "batch_size": 16},
+     "engine": {"compile": "default"}}, out)
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_killed_compiled_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """Killed after some rounds, and started again: model, server and history are those of a run left in peace."""
+    script = tmp_path / "run.py"
+    script.write_text(KILLED)
+
+    def command(folder: str) -> list[str]:
+        return [sys.executable, str(script), str(tmp_path / folder)]
+
+    subprocess.run(command("whole"), check=True, timeout=600)
+    history = tmp_path / "killed" / "checkpoint" / "history.jsonl"
+    process = subprocess.Popen(command("killed"))
+    try:
+        deadline = time.monotonic() + 300
+        while not (history.exists() and len(history.read_text().splitlines()) >= 5):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert not RunFiles(tmp_path / "killed").metrics.exists()
+    subprocess.run(command("killed"), check=True, timeout=600)
+    for name in ("model.safetensors", "server.safetensors", "history.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
