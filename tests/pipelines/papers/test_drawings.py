@@ -106,7 +106,7 @@ def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
         (folder / name).write_text(json.dumps(content))
     shown = list(sections(results(plan(table, Asked(seeds=(0,)), look_at_data=False), place)))
     held, gone = (one.blocks[0] for one in shown if one.name.startswith("picture-"))
-    assert held.content["caption"].startswith("Training samples by class and client")
+    assert held.content["caption"].startswith("Training samples")
     drawn = drawing("even-fedavg-partition", {"": draw_partition(load_partition(files.partition))})
     assert held.content["panels"] == drawn.svgs and "even-fedavg-partition" in held.content["panels"][0]
     assert "are not there any more" in gone.content
