@@ -22,6 +22,7 @@ def tried(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(table.read_text())
 
 
+@pytest.mark.slow
 def test_a_command_goes_on_after_faults_drawn_at_random(tmp_path: Path) -> None:
     code, table = tried(tmp_path, "--scenarios", "partition", "--points", "2", "--seed", "1", "--lanes", "2")
     assert table["lost"] == [] and code == 0

@@ -31,6 +31,7 @@ def test_both_files_are_formatted_and_pass_the_projects_own_rules(tmp_path: Path
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_its_test_passes_in_a_folder_of_its_own(tmp_path: Path) -> None:
     """In this process: another one would have to import everything again."""
 

@@ -337,6 +337,7 @@ def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
     assert verdicts == ["not run", f"does not hold {shared}", f"holds {shared}", f"holds {shared}"]
 
 
+@pytest.mark.slow
 def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:
     """Whoever changes a table, or what a default means, measures again or takes the figures away."""
     for kept in kept_tables():

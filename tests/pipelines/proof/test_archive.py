@@ -82,6 +82,7 @@ def test_the_same_run_gives_the_same_bytes_wherever_it_lies_and_whatever_the_fil
     assert (tmp_path / "other.zip").read_bytes() == archived.read_bytes()
 
 
+@pytest.mark.slow
 def test_it_takes_the_place_of_an_archive_that_is_named_and_of_nothing_else(
     archived: Path,
     finished: Path,

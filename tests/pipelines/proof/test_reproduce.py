@@ -119,6 +119,7 @@ def test_another_class_of_processor_is_said_and_figures_are_compared(
     assert lines[3:] == [] if code == 0 else f"instead of {true + further:.4f}, more than 0.02 apart" in lines[3]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_on_another_class_is_compared_as_one_of_another(
     archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_run_that_was_begun_on_another_class_is_compared_as_one_of_another(
     assert lines[0] == f"{path}: ANOTHER CLASS OF PROCESSOR: {here} here, OTHER, cpu and then {here} in the archive"
 
 
+@pytest.mark.slow
 def test_other_code_and_packages_are_told_beside_what_differs(
     archived: Path, forged: Forge, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +241,7 @@ replace_file(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), signal.SIGKILL
 """
 
 
+@pytest.mark.slow
 def test_killed_while_it_begins_it_begins_again(archived: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half a ``proof.json`` is all that there is; what somebody else has put there is no leftover, and stays."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(Path("again/proof.json").absolute())], check=False)
