@@ -441,6 +441,7 @@ def live(world: World, works: tuple[str, ...], sequences: int, steps: int, numbe
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_whatever_is_done_in_whatever_order(world: World) -> None:
     live(world, ("run", "again"), sequences=1, steps=6, number=0)
 
