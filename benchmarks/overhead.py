@@ -5,7 +5,7 @@ CPU, one thread per process. Cases:
 
 bare           rounds of a plain PyTorch loop; bare_process: its process
 train          the library alone, from start to exit
-run            `protofl run` on prepared data, from start to exit; run_2_workers: with two worker processes
+run            `protofl run` on prepared data, from start to exit; run_1_process: without worker processes
 run_engine     likewise with the assignments of --engine
 ..._first      a run before all others, without compiled code: of each case that may compile, by --engine or because the
                work has the steps from which engine.compile: auto compiles
@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,8 @@ from pipelines.plan.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import RunFiles, write_json
 
-OWN = {"run": 0, "run_2_workers": 2}
-"""Number of worker processes by case of the whole command."""
+OWN: Mapping[str, int | None] = {"run": None, "run_1_process": 0}
+"""Number of worker processes by case of the whole command; None: as by default."""
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -67,7 +67,7 @@ class Options(BenchOptions):
         None, names, "KEY=VALUE,...", "also cases with these keys of the section engine, such as stack=true"
     )
     cases: tuple[str, ...] | None = option(
-        None, names, "A,B,...", "some of our commands, such as run_2_workers, and the bare loop; bits are not compared"
+        None, names, "A,B,...", "some of our commands, such as run_1_process, and the bare loop; bits are not compared"
     )
 
     def __post_init__(self) -> None:
@@ -84,9 +84,9 @@ class Options(BenchOptions):
         return engine_assignments(self.engine)
 
     @property
-    def own(self) -> dict[str, int]:
+    def own(self) -> dict[str, int | None]:
         """Our whole commands by number of workers, those with ``engine`` last."""
-        return OWN | ({f"{case}_engine": workers for case, workers in OWN.items()} if self.assignments else {})
+        return {**OWN} | ({f"{case}_engine": workers for case, workers in OWN.items()} if self.assignments else {})
 
     @property
     def named_peers(self) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class Overhead:
     def _compiled(self, case: str) -> dict[str, str]:
         return compiled_code_in(self._bench.folder / "compiled" / case.removesuffix("_first"))
 
-    def run(self, case: str, workers: int, engine: Sequence[str] = ()) -> dict[str, Timing]:
+    def run(self, case: str, workers: int | None, engine: Sequence[str] = ()) -> dict[str, Timing]:
         """Time the whole command on prepared data; ``engine`` is as for ``--set``.
 
         The first call of a benchmark also creates MLflow's database, as a user's first run does.
@@ -168,7 +168,8 @@ class Overhead:
         shutil.rmtree(folder, ignore_errors=True)
         write_images(self._federation.dataset, made(folder / "files"))
         data = {"name": "imagefolder", "layout": "csv", "mean": MEAN, "std": STD, "root": str(folder / "files")}
-        params = override({**self._federation.params, "data": data, "engine": {"workers": workers}}, engine)
+        workers_of_case = {} if workers is None else {"engine": {"workers": workers}}
+        params = override({**self._federation.params, "data": data, **workers_of_case}, engine)
         write_json(folder / "params.yaml", params)
         Cache(folder / "cache").prepared(Config.from_mapping(params))
         environment = _NO_GPU | {ENVIRONMENT_VARIABLE: str(folder / "cache")} | self._compiled(case)

@@ -337,7 +337,9 @@ def _scores(
 def _same(first: Payload | Payloads, second: Payload | Payloads) -> bool:
     """Whether two payloads, or two messages or states of them, are equal to the bit, names and order included."""
     ours, theirs = (value if isinstance(value, Mapping) else {"value": value} for value in (first, second))
-    kinds = [[(name, type(part), part.header()) for name, part in sorted(record.items())] for record in (ours, theirs)]
+    kinds = [
+        [(name, part.type_name, part.header()) for name, part in sorted(record.items())] for record in (ours, theirs)
+    ]
     return kinds[0] == kinds[1] and serialise(ours) == serialise(theirs)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flcore.aggregation.settings import Aggregation
-from flcore.io.messages import Weights, flat
-from flcore.io.twins import twin
+from flcore.io.messages import Weights
+from flcore.io.stacks import vectors, where_trained
 
 _BLOCK = 2**16
 """Most float64 sums at a time: they fit into a processor's cache."""
@@ -38,12 +39,8 @@ def average_weights(models: Mapping[int, Weights], sizes: Mapping[int, int]) -> 
     if total <= 0:
         raise ValueError("cannot average models: no client has a sample")
     shares = [sizes[client] / total for client in clients]
-    values = [models[client].values for client in clients]
-    folded = _folded_there(values, shares)
-    for names in _groups({name: tensor for name, tensor in values[0].items() if name not in folded}):
-        folded |= _folded([[own[name] for name in names] for own in values], names, shares)
-    first = models[clients[0]]
-    return Weights({name: folded[name] for name in first.params}, {name: folded[name] for name in first.buffers})
+    ordered = [models[client] for client in clients]
+    return Weights(_folded(ordered, "params", shares), _folded(ordered, "buffers", shares))
 
 
 def uniform_mean(models: Mapping[int, Weights]) -> Weights:
@@ -69,37 +66,24 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     return groups
 
 
-def _folded(values: Sequence[Sequence[Tensor]], names: Sequence[str], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Return the means of tensors by name; of several they are computed together."""
-    first = values[0]
-    sizes = [tensor.numel() for tensor in first]
-    mean = torch.zeros(sum(sizes), dtype=torch.float64, device=first[0].device)
-    for start in range(0, len(mean), _BLOCK):
-        part = mean[start : start + _BLOCK]
-        for share, tensors in zip(shares, values, strict=True):
-            joined = flat(tensors)
-            part.add_(joined[start : start + _BLOCK], alpha=share)
-    rounded = (mean if first[0].is_floating_point() else mean.round()).to(first[0].dtype)
-    parts = zip(names, torch.split(rounded, sizes), first, strict=True)
-    return {name: part.clone().reshape(tensor.shape) for name, part, tensor in parts}
-
-
-def _folded_there(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Return means of floating values with twins, computed on the device that trained them: the same sums, faster."""
-    names = [name for name, tensor in values[0].items() if tensor.dtype == torch.float32 and twin(tensor) is not None]
-    mean: Tensor | None = None
-    for share, own in zip(shares, values, strict=True):
-        found = [twin(own[name]) for name in names]
-        there = [tensor.reshape(-1) for tensor in found if tensor is not None]
-        if not there or len(there) < len(found):  # some client has no twin
-            return {}
-        joined = torch.cat(there)
-        mean = torch.zeros_like(joined, dtype=torch.float64) if mean is None else mean
-        mean.add_(joined, alpha=share)
-    if mean is None:
-        return {}
-    parts = torch.split(mean.float().cpu(), [values[0][name].numel() for name in names])
-    return {name: part.clone().reshape(values[0][name].shape) for name, part in zip(names, parts, strict=True)}
+def _folded(
+    models: Sequence[Weights], part: Literal["params", "buffers"], shares: Sequence[float]
+) -> dict[str, Tensor]:
+    """Return the weighted means of a part of the models by name; sums are in order of clients, on every device."""
+    first, there = getattr(models[0], part), where_trained(models)
+    means: dict[str, Tensor] = {}
+    for names in _groups(first):
+        sizes, one = [first[name].numel() for name in names], getattr(there[0], part)[names[0]]
+        mean = torch.zeros(sum(sizes), dtype=torch.float64, device=one.device)
+        block = _BLOCK if one.device.type == "cpu" else len(mean)
+        for start in range(0, len(mean), block):
+            block_sums = mean[start : start + block]
+            for share, vector in zip(shares, vectors(there, part, names), strict=True):
+                block_sums.add_(vector[start : start + block], alpha=share)
+        rounded = (mean if one.is_floating_point() else mean.round()).to(one.dtype).to(first[names[0]].device)
+        split = zip(names, torch.split(rounded, sizes), strict=True)
+        means |= {name: values.clone().reshape(first[name].shape) for name, values in split}
+    return {name: means[name] for name in first}
 
 
 def coordinate_median(values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from flcore.evaluation.model_selection import ClientStates
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import outgoing
 from flcore.io.messages import Payload, Prototypes, Weights, all_finite, flat
-from flcore.io.records import Payloads, Record, SharedOnDevice, on_device, row_major
+from flcore.io.records import Payloads, Record, SharedOnDevice, on_device
 from flcore.methods.types import BATCHNORM, MODEL, PRIVATE, ClientContext, Exchange
 
 Outcome = tuple[Reply, Record] | Failure
@@ -108,12 +108,12 @@ class ClientRunner:
                 for client, answer in answers.items()
             }
 
-    def _on_device(self, record: Payloads, device: str | None = None) -> Record:
-        """Return a record on ``device``, by default the run's; a run on the CPU moves nothing."""
-        of_run = self.experiment.config.engine.device
-        if of_run == "cpu":
-            return record if isinstance(record, Record) else Record(record)
-        return on_device(record, device or of_run)
+    def _on_device(self, record: Payloads) -> Record:
+        """Return a record on the run's device."""
+        device = self.experiment.config.engine.device
+        if device == "cpu" and isinstance(record, Record):
+            return record
+        return on_device(record, device)
 
     def contexts(
         self,
@@ -204,17 +204,11 @@ class ClientRunner:
             state = {**state, BATCHNORM: Weights({}, outcome.weights.buffers)}
         if experiment.keeps_private_models:
             state = {**state, **_private_model(state, ctx.client_state, outcome.weights if trains else None)}
-        # Payloads that are the trained weights were already checked for NaN.
-        names = [[name for name, payload in part.items() if payload is outcome.weights] for part in (state, message)]
-        message = row_major(self._on_device(outgoing(message, experiment), "cpu"))
-        state = row_major(self._on_device(state, "cpu"))
-        unchecked = [
-            (name, payload)
-            for part, trained_names in zip((state, message), names, strict=True)
-            for name, payload in part.items()
-            if name not in trained_names
-        ]
-        return _Answer(ctx, outcome, message, state, unchecked)
+        sent, kept = _answered(outgoing(message, experiment)), _answered(state)
+        # Trained weights were already checked for NaN.
+        unchecked = [kept[name] for name, payload in state.items() if payload is not outcome.weights]
+        unchecked += [sent[name] for name, payload in message.items() if payload is not outcome.weights]
+        return _Answer(ctx, outcome, sent, kept, unchecked)
 
 
 @dataclass
@@ -223,19 +217,19 @@ class _Answer:
 
     Attributes:
         ctx: of the client. outcome: of its training. message, state: on the CPU.
-        unchecked: payloads by name that may hold NaN. seconds: of training and replying.
+        unchecked: payloads that may hold NaN. seconds: of training and replying.
     """
 
     ctx: ClientContext
     outcome: TrainResult
     message: Record
     state: Record
-    unchecked: Sequence[tuple[str, Payload]]
+    unchecked: Sequence[Payload]
     seconds: float = 0.0
 
     def checked(self, *, finite: bool) -> Outcome:
         """Return the client's result; ``finite``: all payloads are known to be."""
-        for name, payload in self.unchecked if not finite else ():
+        for name, payload in (*self.state.items(), *self.message.items()) if not finite else ():
             if not all_finite(payload.tensors()):
                 return Failure(f"its {name} holds values that are not finite", "reply")
         for name, payload in self.message.items():
@@ -243,13 +237,18 @@ class _Answer:
             if unfit is not None:
                 return Failure(f"its {name} {unfit}", "reply")
         outcome = self.outcome
-        reply = Reply(self.message, outcome.losses, outcome.steps, bool(self.state), self.seconds, outcome.there)
+        reply = Reply(self.message, outcome.losses, outcome.steps, bool(self.state), self.seconds)
         return reply, self.state
+
+
+def _answered(record: Payloads) -> Record:
+    """Return a record of an answer on the CPU, in row-major order."""
+    return Record({name: payload.to("cpu").row_major() for name, payload in record.items()})
 
 
 def _all_finite(answers: Sequence[_Answer]) -> bool:
     """Return whether all unchecked values of a stack's answers are finite, by one look at them together."""
-    tensors = [tensor for answer in answers for _, payload in answer.unchecked for tensor in payload.tensors()]
+    tensors = [tensor for answer in answers for payload in answer.unchecked for tensor in payload.tensors()]
     floating = [tensor for tensor in tensors if tensor.dtype == torch.float32]
     others = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32]
     return all_finite([*([flat(floating)] if floating else []), *others])

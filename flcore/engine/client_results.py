@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from flcore.core.errors import Cure, DataError
-from flcore.engine.exchange import ClientResult, Failure, Reply
+from flcore.engine.exchange import ClientResult, Failure, Reply, Results
 from flcore.io import disk
 from flcore.io.messages import Payload
 from flcore.io.records import Payloads, Record, aligned
@@ -91,16 +91,15 @@ class ClientResults:
         """Return the file of results that were written together, from 0."""
         return self._directory / "legs" / f"{exchange:04d}" / f"{number:04d}.safetensors"
 
-    def add(self, exchange: int, client: int, result: ClientResult, client_state: Record, run: str) -> None:
-        """Take a result; write all that wait if the last time is ``durable_every`` seconds ago.
+    def add(self, exchange: int, results: Results, run: str) -> None:
+        """Take the results of a stack; write all that wait if the last time is ``durable_every`` seconds ago.
 
         Args:
-            exchange, client: of the result. result: to keep.
-            client_state: after it. run: digest of the run's name.
+            exchange: of the results. results: to keep. run: digest of the run's name.
         """
         with self._lock:
             self._begin(exchange, run)
-            self._buffer[client] = result, client_state
+            self._buffer |= results
             if self._clock() - self._written_at >= self._durable_every:
                 path = self.part_file(exchange, self._parts)
                 save_rows(path, {client: _row(*result) for client, result in self._buffer.items()}, exchange, run)

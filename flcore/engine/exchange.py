@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from flcore.io.messages import Weights
 from flcore.io.records import Record, pack_records, unpack_records
 from flcore.methods.api import Method
 from flcore.methods.types import Exchange, FederationContext, RoundContext
@@ -45,7 +44,6 @@ class Reply:
         steps: mini-batches trained on.
         has_state: whether the client keeps a state.
         seconds: of training and replying; in a stack in proportion to steps. Excluded from equality.
-        trained: the weights on the training device, if the message has copies (:mod:`flcore.io.twins`).
     """
 
     message: Record
@@ -53,7 +51,6 @@ class Reply:
     steps: int
     has_state: bool
     seconds: float = field(default=0.0, compare=False)
-    trained: Weights | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -79,18 +76,29 @@ def round_context(method: Method, setting: FederationContext, round_number: int,
     return RoundContext(setting, round_number, exchange.name, is_later_leg=exchange.name != first.name)
 
 
-def pack_result(result: ClientResult, client_state: Record) -> tuple[dict[str, Any], list[memoryview]]:
-    """Return a result as plain values, and the values of its message and of the client's state in pieces."""
-    if isinstance(result, Failure):
-        return {"failure": vars(result)}, []
-    records, values = pack_records([result.message, client_state])
-    # The weights on the worker's device stay there.
-    return {"reply": {**vars(result), "message": None, "trained": None}, "records": records}, values
+Results = Mapping[int, tuple[ClientResult, Record]]
+"""Results of a stack by client, each with the client's state."""
 
 
-def unpack_result(packed: dict[str, Any], values: Tensor) -> tuple[ClientResult, Record]:
-    """Return the result and the state that :func:`pack_result` packed into ``values``, uint8 [n]."""
-    if "failure" in packed:
-        return Failure(**packed["failure"]), Record()
-    message, client_state = unpack_records(packed["records"], values)
-    return Reply(**{**packed["reply"], "message": message}), client_state
+def pack_results(results: Results) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return results as plain values, and the values of messages and states in pieces."""
+    plain: dict[int, dict[str, Any]] = {}
+    records: list[Record] = []
+    for client, (result, client_state) in results.items():
+        plain[client] = vars(result)
+        if isinstance(result, Reply):
+            plain[client] = {**vars(result), "message": None}
+            records += result.message, client_state
+    packed, values = pack_records(records)
+    return {"results": plain, "records": packed}, values
+
+
+def unpack_results(packed: Mapping[str, Any], values: Tensor) -> Results:
+    """Return the results that :func:`pack_results` packed into ``values``, uint8 [n]."""
+    records = iter(unpack_records(packed["records"], values))
+    return {
+        client: (Reply(**{**plain, "message": next(records)}), next(records))
+        if "message" in plain
+        else (Failure(**plain), Record())
+        for client, plain in packed["results"].items()
+    }

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError, listed
 from flcore.engine.exchange import ExchangeWork, Failure
-from flcore.io.messages import Payload, Prototypes, Weights
+from flcore.io.messages import Payload, Prototypes, Shapes, Weights
 
 
 class LocatedError(RunError):
@@ -116,19 +115,21 @@ def misfit(answer: Payload, sent: Payload | None) -> str | None:
 
     Without this check an array of one value would be broadcast over a mean, and an extra array ignored.
     """
-    groups: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+    groups: Sequence[tuple[Shapes, Shapes]]
     if isinstance(answer, Weights) and isinstance(sent, Weights):
-        groups = ((answer.params, sent.params), (answer.buffers, sent.buffers if answer.buffers else {}))
+        (params, buffers), (sent_params, sent_buffers) = answer.shapes, sent.shapes
+        groups = ((params, sent_params), (buffers, sent_buffers if buffers else {}))
     elif isinstance(answer, Prototypes) and isinstance(sent, Prototypes):
-        groups = (({"means": answer.means}, {"means": sent.means}),)
+        means, sent_means = ({"means": (one.means.shape, one.means.dtype)} for one in (answer, sent))
+        groups = ((means, sent_means),)
     else:
         return None
-    for arrays, wanted in groups:
-        if arrays.keys() != wanted.keys():
-            return f"has other arrays than it was sent: {listed(sorted(arrays.keys() ^ wanted.keys()))}"
-        for name, tensor in arrays.items():
-            if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
-                has, sent_as = ((list(one.shape), str(one.dtype)) for one in (tensor, wanted[name]))
+    for shapes, wanted in groups:
+        if shapes.keys() != wanted.keys():
+            return f"has other arrays than it was sent: {listed(sorted(shapes.keys() ^ wanted.keys()))}"
+        for name in shapes if shapes != wanted else ():
+            if shapes[name] != wanted[name]:
+                has, sent_as = ((list(shape), str(dtype)) for shape, dtype in (shapes[name], wanted[name]))
                 return f"has {name} of shape {has[0]} and {has[1]}, and was sent {sent_as[0]} and {sent_as[1]}"
     return None
 

@@ -232,7 +232,8 @@ class Answerer:
         """Lay out the data to score on, and build a model."""
         self._experiment = experiment
         self._forward = Forward(experiment)
-        self.data = eval_data(experiment)
+        data = eval_data(experiment)
+        self.data = replace(data, images=data.images.to(experiment.config.engine.device))
         self._there = SharedOnDevice(experiment.config.engine.device)
         self._met_by: tuple[int, Tensor] | None = None
 

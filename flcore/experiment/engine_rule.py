@@ -8,9 +8,9 @@ the answer: one hash, one way to compute.
 
 On a CPU one client trains at a time; steps are compiled if
 
-- the run has :data:`MANY_STEPS` or more client steps in each phase. A compiled step saves 1 to 2.5 ms, whatever the
-  network, so such a run saves half of what compiling takes (20 to 50 s, once on a machine) or more, and the next ones
-  with the same step save all of it;
+- the run has :data:`MANY_STEPS` or more client steps, on average over the phases of a round. A compiled step saves 1 to
+  2.5 ms, whatever the network, so such a run saves half of what compiling takes (20 to 50 s, once on a machine) or
+  more, and the next ones with the same step save all of it;
 - one step has at most :data:`LARGE_STEP` multiply-adds. Above, PyTorch's own kernels take nearly all of the time, and
   compiling gains nothing.
 

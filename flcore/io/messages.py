@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Shape and type of values by name."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -50,6 +53,16 @@ class Payload(ABC):
     def tensors(self) -> Iterable[Tensor]:
         """Return the tensors that the payload holds."""
         return self.arrays().values()
+
+    def to(self, device: str) -> Payload:
+        """Return the payload with its tensors on a device; itself if they are there."""
+        if all(tensor.device.type == device for tensor in self.tensors()):
+            return self
+        return self.map(lambda tensor: tensor.to(device))
+
+    def row_major(self) -> Payload:
+        """Return the payload with its tensors in row-major order; itself if they are."""
+        return self if all(map(Tensor.is_contiguous, self.tensors())) else self.map(Tensor.contiguous)
 
     def header(self) -> dict[str, Any]:
         """Return JSON values that the receiver knows in advance and needs to read the arrays; they are not counted."""
@@ -139,6 +152,15 @@ class Weights(Payload):
             sizes["_buffers"] = Size(0, _size(self.buffers.values()).bytes)
         return sizes
 
+    @cached_property
+    def shapes(self) -> tuple[Shapes, Shapes]:
+        """Shapes and types of parameters and of buffers."""
+        params, buffers = (
+            {name: (tensor.shape, tensor.dtype) for name, tensor in part.items()}
+            for part in (self.params, self.buffers)
+        )
+        return params, buffers
+
     @property
     def values(self) -> dict[str, Tensor]:
         """Parameters and buffers together, for a frozen model in a loss."""
@@ -163,6 +185,10 @@ class Weights(Payload):
         """Return parameters and buffers with these prefixes, such as ``head.``."""
         groups = (self.params, self.buffers)
         return Weights(*({name: value for name, value in each.items() if name.startswith(prefixes)} for each in groups))
+
+    def only(self, names: Sequence[str]) -> Weights:
+        """Return the parameters with these names, and all buffers."""
+        return Weights({name: self.params[name] for name in names}, self.buffers)
 
     def with_params(self, part: Weights | None) -> Weights:
         """Return the weights with the parameters of a part, if any, in place of their own."""
@@ -235,6 +261,12 @@ class Count(Payload):
 
     def arrays(self) -> dict[str, Tensor]:
         return {"value": torch.tensor([self.value], dtype=torch.int64)}
+
+    def tensors(self) -> Iterable[Tensor]:
+        return ()
+
+    def sizes(self) -> dict[str, Size]:
+        return {"": Size(0, 8)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Count:

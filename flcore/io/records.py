@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -19,7 +18,6 @@ from flcore.core.errors import DataError
 from flcore.core.text import shorten
 from flcore.io.files import check_sum, raw_values, read_tensors, write_tensors
 from flcore.io.messages import Count, Mixtures, Payload, Prototypes, Size, TensorDict, Weights
-from flcore.io.twins import moved
 
 PAYLOADS: dict[str, type[Payload]] = {cls.type_name: cls for cls in (Weights, Prototypes, Count, TensorDict, Mixtures)}
 
@@ -113,14 +111,7 @@ class Record(Mapping[str, Payload]):
 
 def on_device(record: Payloads, device: str) -> Record:
     """Return a record with its tensors on a device; tensors already there are not copied."""
-    return Record({name: _moved(payload, device) for name, payload in record.items()})
-
-
-def _moved(payload: Payload, device: str) -> Payload:
-    """Return a payload on a device; itself if it is there."""
-    if all(tensor.device.type == device for tensor in payload.tensors()):
-        return payload
-    return payload.map(partial(moved, device=device))
+    return Record({name: payload.to(device) for name, payload in record.items()})
 
 
 def row_major(record: Payloads) -> Record:
@@ -128,12 +119,7 @@ def row_major(record: Payloads) -> Record:
 
     Last bits of a product depend on the order, and a resumed run reads its tensors from files.
     """
-    return Record(
-        {
-            name: payload if all(map(Tensor.is_contiguous, payload.tensors())) else payload.map(Tensor.contiguous)
-            for name, payload in record.items()
-        }
-    )
+    return Record({name: payload.row_major() for name, payload in record.items()})
 
 
 class SharedOnDevice:
@@ -152,7 +138,7 @@ class SharedOnDevice:
         before, self._copies = self._copies, {}
         for payload in (payload for record in listed for payload in record.values()):
             if (key := id(payload)) not in self._copies:
-                self._copies[key] = before.get(key) or (payload, _moved(payload, self._device))
+                self._copies[key] = before.get(key) or (payload, payload.to(self._device))
         return [Record({name: self._copies[id(payload)][1] for name, payload in one.items()}) for one in listed]
 
 

@@ -42,8 +42,8 @@ class FedPer(FedAvg, name="fedper", citation="Arivazhagan et al., 2019", has_glo
 
     def reply(self, ctx: fl.ClientContext, trained: fl.TrainedClient) -> tuple[Payloads, Payloads]:
         message, client_state = super().reply(ctx, trained)
-        top = {name: trained.weights.params[name] for name in self.personal(trained.weights)}
-        return {**message, fl.MODEL: self.base(trained.weights)}, {**client_state, TOP: Weights(top)}
+        top = trained.weights.only(self.personal(trained.weights)).without_buffers()
+        return {**message, fl.MODEL: self.base(trained.weights)}, {**client_state, TOP: top}
 
     def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
         return {fl.MODEL: server[fl.MODEL]}
@@ -61,8 +61,7 @@ class FedPer(FedAvg, name="fedper", citation="Arivazhagan et al., 2019", has_glo
     def base(self, weights: Weights) -> Weights:
         """Return the shared part of a whole model."""
         personal = self.personal(weights)
-        shared = {name: tensor for name, tensor in weights.params.items() if name not in personal}
-        return Weights(shared, weights.buffers)
+        return weights.only([name for name in weights.params if name not in personal])
 
     def whole(self, base: Weights, client_state: Record, setting: fl.FederationContext) -> Weights:
         """Return a base under the top in a client state, or under the initial one."""

@@ -94,7 +94,7 @@ def test_overhead(protofl_bench: Callable[..., Any], monkeypatch: pytest.MonkeyP
     """Whole runs: some of them with two workers, none of them reported to a server that is configured."""
     monkeypatch.setenv("PREFECT_API_URL", "not a server")
     result, _ = protofl_bench("overhead")
-    cases, whole = check_contract(result, "overhead"), ("train", "run", "run_2_workers")
+    cases, whole = check_contract(result, "overhead"), ("train", "run", "run_1_process")
     assert cases.keys() == {"bare", "bare_process", *(f"{c}{p}" for c in whole for p in ("", "_rounds", "_training"))}
     training, run = (cases[case]["seconds"]["median"] for case in ("run_training", "run"))
     assert result["ratios"]["run beyond its training/run"] == pytest.approx(1 - training / run)
@@ -252,8 +252,8 @@ def test_which_peers_are_asked_for() -> None:
     assert Options().named_peers == ()
     assert Options(peers=True).named_peers == tuple(PEERS)
     assert Options(only_peers=("pfl", "jax")).named_peers == ("pfl", "jax")
-    assert list(Options(engine=("stack=true",)).own) == ["run", "run_2_workers", "run_engine", "run_2_workers_engine"]
-    with pytest.raises(ConfigError, match=r"^bench overhead: --cases run_engine: expected some of run, run_2_workers$"):
+    assert list(Options(engine=("stack=true",)).own) == ["run", "run_1_process", "run_engine", "run_1_process_engine"]
+    with pytest.raises(ConfigError, match=r"^bench overhead: --cases run_engine: expected some of run, run_1_process$"):
         Options(cases=("run_engine",))
     with pytest.raises(ConfigError, match="--only-peers nobody: expected some of torch_cuda_graph, jax, jax_cuda, "):
         run("overhead", only_peers=("nobody",))

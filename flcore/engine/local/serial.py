@@ -82,7 +82,6 @@ class TrainResult:
         recorded: sums of recorded features by class, float64 [C, d], and their counts, float64 [C]; None without any.
             Where passes are recorded, of the classes' means in mini-batches by pass, [P, C, d] and [P, C].
         finite: whether all weights are finite; None: not checked.
-        there: the weights on a GPU, if they have twins on the CPU and may stay until the aggregation.
     """
 
     weights: Weights
@@ -91,7 +90,6 @@ class TrainResult:
     drawn: Tensor
     recorded: tuple[Tensor, Tensor] | None = None
     finite: bool | None = None
-    there: Weights | None = None
 
 
 class Trainer(Protocol):

@@ -39,8 +39,8 @@ from flcore.engine.local.step import (
     set_mode,
 )
 from flcore.experiment.experiment import Experiment
-from flcore.io.messages import Weights, rows_finite
-from flcore.io.twins import on_the_cpu, pair
+from flcore.io.messages import rows_finite
+from flcore.io.stacks import WeightStack
 from flcore.math.prototypes.class_means import class_sums
 from flcore.methods.types import Loss, LossInputs, Phase
 
@@ -103,7 +103,7 @@ class StackedTrainer:
                 for name, totals in terms.items() if taken else ():
                     sums[position][name] = sums[position].get(name, 0.0) + totals[rank]
                     counts[position][name] += taken
-        weights, stay = self._rows(params, buffers)
+        weights = self._stack(params, buffers).rows()
         finite = rows_finite([*params.values(), *buffers.values()])
         return [
             TrainResult(
@@ -113,7 +113,6 @@ class StackedTrainer:
                 drawn[index],
                 recorded[index],
                 finite[index],
-                weights[index] if stay else None,
             )
             for index in range(len(contexts))
         ]
@@ -143,24 +142,11 @@ class StackedTrainer:
         offsets = [offsets[position] for position in order]
         return order, StackedBatches(plan, offsets, samples, config.engine.device)
 
-    def _rows(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[list[Weights], bool]:
-        """Return each client's weights as rows of the stack, with twins on the CPU if the stack is on a GPU.
-
-        Returns:
-            The rows; True if a round's models are few enough to stay on the device until the aggregation.
-        """
-        rows = _by_client(params, buffers)
-        if self.experiment.config.engine.device == "cpu":
-            return rows, False
-        here = on_the_cpu({**params, **buffers})
-        copies = _by_client({name: here[name] for name in params}, {name: here[name] for name in buffers})
-        for row, copy in zip(rows, copies, strict=True):
-            for name, tensor in row.params.items():
-                pair(tensor, copy.params[name])
-            for name, tensor in row.buffers.items():
-                pair(tensor, copy.buffers[name])
-        size = sum(tensor.nbytes for tensor in rows[0].values.values())
-        return rows, size * self.experiment.setting.cohort_size <= _KEPT_ON_DEVICE
+    def _stack(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> WeightStack:
+        """Return the trained models; a round's models stay on a GPU until the aggregation if there is room."""
+        clients = len(next(iter(params.values())))
+        size = sum(tensor.nbytes for tensor in (*params.values(), *buffers.values())) // clients
+        return WeightStack(params, buffers, stays=size * self.experiment.setting.cohort_size <= _KEPT_ON_DEVICE)
 
     def _stacked(self, values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         device = self.experiment.config.engine.device
@@ -255,15 +241,3 @@ class StackedTrainer:
         finally:
             self.loss.forget_masks()
         return found
-
-
-def _by_client(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Weights]:
-    params_of, buffers_of = (
-        zip(*(value.unbind(0) for value in part.values()), strict=True) for part in (params, buffers)
-    )
-    if not buffers:
-        return [Weights(dict(zip(params, row, strict=True))) for row in params_of]
-    return [
-        Weights(dict(zip(params, row, strict=True)), dict(zip(buffers, statistics, strict=True)))
-        for row, statistics in zip(params_of, buffers_of, strict=True)
-    ]

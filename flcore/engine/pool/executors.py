@@ -18,7 +18,7 @@ from torch import Tensor
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
 from flcore.engine.client import ClientRunner
-from flcore.engine.exchange import ClientResult, ExchangeWork, Failure, unpack_result
+from flcore.engine.exchange import ClientResult, ExchangeWork, Failure, Results, unpack_results
 from flcore.engine.failures import ClientError
 from flcore.engine.local.serial import Trainer
 from flcore.engine.orchestrator import InlineOrchestrator
@@ -38,16 +38,14 @@ from flcore.io.records import Payloads, Record, unpack_records
 
 Answer = TypeVar("Answer")
 
-Results = Mapping[int, ClientResult]
-
-Receive = Callable[[int, dict[str, Any], Tensor], None]
-"""Takes a client or a task's number, and its packed result with its values, uint8 [n]."""
+Receive = Callable[[dict[str, Any], Tensor], None]
+"""Takes a packed result and its values, uint8 [n]; results come in order."""
 
 
 class Executor(Protocol):
     """Trains groups of stacks; safe to call from several threads."""
 
-    def train(self, work: ExchangeWork, group: Group) -> Results:
+    def train(self, work: ExchangeWork, group: Group) -> Mapping[int, ClientResult]:
         """Return the results of an exchange for the clients of a group.
 
         Raises:
@@ -75,13 +73,13 @@ class _KeepingExecutor:
         self._experiment, self.checkpoint = experiment, checkpoint
         self._results = checkpoint.client_results
 
-    def _keep(self, work: ExchangeWork, client: int, result: ClientResult, client_state: Record) -> None:
-        self._results.add(work.number, client, result, client_state, work.run)
+    def _keep(self, work: ExchangeWork, results: Results) -> None:
+        self._results.add(work.number, results, work.run)
 
     def _missing(self, work: ExchangeWork, group: Group) -> list[list[int]]:
         return self._results.missing(work.number, group, work.run)
 
-    def _collected(self, work: ExchangeWork, group: Group) -> Results:
+    def _collected(self, work: ExchangeWork, group: Group) -> Mapping[int, ClientResult]:
         """Return the results of a group; raise RunError if one is missing."""
         results: dict[int, ClientResult] = {}
         clients = [client for stack in group for client in stack]
@@ -105,7 +103,7 @@ class InlineExecutor(_KeepingExecutor):
         self._one_at_a_time = threading.Lock()
         self._closed = False
 
-    def train(self, work: ExchangeWork, group: Group) -> Results:
+    def train(self, work: ExchangeWork, group: Group) -> Mapping[int, ClientResult]:
         """Train the group on this thread."""
         with self._one_at_a_time:
             client_states = partial(self.checkpoint.client_state, client_states=work.client_states)
@@ -177,7 +175,7 @@ class PoolExecutor(_KeepingExecutor):
         for number in range(workers):
             self._idle.put(number)
 
-    def train(self, work: ExchangeWork, group: Group) -> Results:
+    def train(self, work: ExchangeWork, group: Group) -> Mapping[int, ClientResult]:
         """Hand the group to the next idle worker and wait for it."""
         if self._train_twice(work, group) is not None:
             for stack in self._missing(work, group):
@@ -209,7 +207,7 @@ class PoolExecutor(_KeepingExecutor):
     def _answers(self, request: ScoreRequest, records: Sequence[Payloads]) -> list[Record]:
         answers: list[Record] = []
 
-        def receive(number: int, packed: dict[str, Any], values: Tensor) -> None:
+        def receive(packed: dict[str, Any], values: Tensor) -> None:
             answers.append(unpack_records(packed, values)[0])
 
         self.on_worker(lambda worker: worker.run(request, records, receive))
@@ -222,8 +220,8 @@ class PoolExecutor(_KeepingExecutor):
         """Train a group, a second time if the worker dies; return how the second worker died, or None."""
         crash = ""
 
-        def receive(client: int, packed: dict[str, Any], values: Tensor) -> None:
-            self._keep(work, client, *unpack_result(packed, values))
+        def receive(packed: dict[str, Any], values: Tensor) -> None:
+            self._keep(work, unpack_results(packed, values))
 
         for _ in range(2):
             missing = self._missing(work, group)
@@ -273,10 +271,9 @@ class PoolExecutor(_KeepingExecutor):
             f"workers died again and again training it, the last one {crash}; see their output above, or, if there is "
             "none, memory was short: try a smaller engine.workers or engine.stack_size"
         )
-        for client in stack:
-            if not drops_failures(self._experiment):
-                raise ClientError.of(work, client, Failure(cause))
-            self._keep(work, client, Failure(cause), Record())
+        if not drops_failures(self._experiment):
+            raise ClientError.of(work, stack[0], Failure(cause))
+        self._keep(work, {client: (Failure(cause), Record()) for client in stack})
 
     def close(self) -> None:
         """Stop all workers; waiting threads get a StoppedError."""

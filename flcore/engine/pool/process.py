@@ -53,10 +53,10 @@ class _Process(WorkerHandle):
                 kind, *content = self._use_pipe(self._next)
                 if kind == "answer":
                     break
-                key, packed, size = content
+                packed, size = content
                 values = self._use_pipe(partial(receive_values, self._pipe, size))
                 try:
-                    receive(key, packed, values)
+                    receive(packed, values)
                 except BaseException:
                     self._process.kill()  # its later answers have no reader
                     raise
@@ -94,8 +94,8 @@ def _serve(pipe: Connection, number: int, config: Mapping[str, Any], prepared: s
     """Answer requests until the parent exits; send errors back as messages."""
     worker = Worker(number, lambda: Experiment.open(Config.from_mapping(config), Path(prepared), Path(partition)))
 
-    def send(key: int, packed: dict[str, Any], pieces: list[memoryview]) -> None:
-        pipe.send(("result", key, packed, sum(map(len, pieces))))
+    def send(packed: dict[str, Any], pieces: list[memoryview]) -> None:
+        pipe.send(("result", packed, sum(map(len, pieces))))
         send_values(pipe, pieces)
 
     while True:

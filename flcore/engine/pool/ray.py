@@ -187,8 +187,8 @@ class _Actor(WorkerHandle):
             self._has_data = True
         packed, pieces = pack_records(records)
         error, results = self._get(self._actor.run.remote(request, packed, b"".join(pieces)))
-        for key, packed, values in results:
-            receive(key, packed, _bytes_in(values))
+        for packed, values in results:
+            receive(packed, _bytes_in(values))
         if error is not None:
             raise unpack_error(error)
 
@@ -261,7 +261,7 @@ class RayWorker:
 
     def run(
         self, request: Request, packed: Mapping[str, Any], values: bytes
-    ) -> tuple[dict[str, Any] | None, list[tuple[int, dict[str, Any], bytes]]]:
+    ) -> tuple[dict[str, Any] | None, list[tuple[dict[str, Any], bytes]]]:
         """Run a request.
 
         Args:
@@ -271,10 +271,10 @@ class RayWorker:
             An error or None, and packed results.
         """
         error = None
-        results: list[tuple[int, dict[str, Any], bytes]] = []
+        results: list[tuple[dict[str, Any], bytes]] = []
 
-        def send(key: int, packed: dict[str, Any], pieces: list[memoryview]) -> None:
-            results.append((key, packed, b"".join(pieces)))
+        def send(packed: dict[str, Any], pieces: list[memoryview]) -> None:
+            results.append((packed, b"".join(pieces)))
 
         try:
             self._worker.run(request, unpack_records(packed, _bytes_in(values)), lambda: False, send)

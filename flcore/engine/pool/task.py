@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flcore.engine.client import ClientRunner
-from flcore.engine.exchange import ClientResult, ExchangeWork, Failure, pack_result
+from flcore.engine.exchange import ExchangeWork, Failure, Results, pack_results
 from flcore.engine.failures import ClientError, LocatedError, client_step, error_context
 from flcore.engine.numerics import set_numerics, single_thread
 from flcore.evaluation.model_selection import ClientStates
@@ -29,11 +29,11 @@ from flcore.methods.types import MODEL
 Group = Sequence[Sequence[int]]
 """Stacks of clients that one worker trains one after the other."""
 
-Keep = Callable[[int, ClientResult, Record], None]
-"""Takes a client's result and its state."""
+Keep = Callable[[Results], None]
+"""Takes the results of a stack."""
 
-Send = Callable[[int, dict[str, Any], list[memoryview]], None]
-"""Takes a client or a task's number, and its packed result."""
+Send = Callable[[dict[str, Any], list[memoryview]], None]
+"""Takes a packed result and its values: of a stack, or of a scoring's task."""
 
 StateOf = Callable[[int], Payloads]
 """Client id → its state, for sending."""
@@ -125,8 +125,8 @@ class Worker:
             work = replace(request.work, received=dict(zip(request.clients, rest, strict=False)))
             state_of = _states(request.with_state, rest)
 
-            def keep(client: int, result: ClientResult, client_state: Record) -> None:
-                send(client, *pack_result(result, client_state))
+            def keep(results: Results) -> None:
+                send(*pack_results(results))
 
             train_group(self._runner, work, request.group, state_of, stopped, keep)
             return
@@ -135,7 +135,7 @@ class Worker:
             state_of = _states(request.with_state, rest)
             for number, task in enumerate(request.tasks):
                 whole = replace(task, known=known[2 * number], model=known[2 * number + 1].get(MODEL))
-                send(number, *pack_records([self._answerer.answer(request.request, whole, state_of)]))
+                send(*pack_records([self._answerer.answer(request.request, whole, state_of)]))
 
 
 def _states(clients: Sequence[int], records: Iterator[Record]) -> ClientStates:
@@ -201,11 +201,11 @@ def train_group(
             outcomes = {stack[0]: error.failure}
         if stopped():  # another run may have begun in this folder
             raise StoppedError
-        for client, outcome in outcomes.items():
-            result, client_state = (outcome, Record()) if isinstance(outcome, Failure) else outcome
-            if isinstance(result, Failure) and not drop:
-                raise ClientError.of(work, client, result)
-            keep(client, result, client_state)
+        failures = {client: outcome for client, outcome in outcomes.items() if isinstance(outcome, Failure)}
+        results = {client: outcome for client, outcome in outcomes.items() if not isinstance(outcome, Failure)}
+        keep(results | {client: (failure, Record()) for client, failure in failures.items() if drop})
+        for client, failure in failures.items() if not drop else ():
+            raise ClientError.of(work, client, failure)
 
 
 def drops_failures(experiment: Experiment) -> bool:

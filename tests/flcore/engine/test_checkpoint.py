@@ -429,8 +429,8 @@ def test_replies_and_failures_come_back_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     reply = Reply({"n": Count(5)}, {"cross_entropy": 0.1}, 3, True)
     failure = Failure("too large: 1e+30", "reply", "Traceback\n  line 1")
-    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), "run")
-    checkpoint.client_results.add(1, 5, failure, Record(), "run")
+    checkpoint.client_results.add(1, {4: (reply, Record({"kept": Count(2)}))}, "run")
+    checkpoint.client_results.add(1, {5: (failure, Record())}, "run")
     for results in (checkpoint.client_results, Checkpoint(tmp_path / "c").client_results):
         assert results.load_all(1, (4, 5, 6), "run") == {4: reply, 5: failure, 6: None}
         assert results.states(1, (4, 5), "run") == {4: {"kept": Count(2)}, 5: {}}
@@ -473,7 +473,7 @@ def test_a_file_of_states_takes_over_older_ones_when_most_are_obsolete(tmp_path:
         replies = {client: Reply(Record(), {}, 1, True) for client in clients}
         for client, reply in replies.items():
             kept = Record({"n": Count(10 * exchange + client)})
-            checkpoint.client_results.add(exchange, client, reply, kept, checkpoint.run)
+            checkpoint.client_results.add(exchange, {client: (reply, kept)}, checkpoint.run)
         states = checkpoint.keep_states(states, replies, exchange)
         after = RunState(exchange, Record(), client_states=states, exchanges=exchange)
         checkpoint.commit(after, None, {"round": exchange, "seconds": {}})
@@ -482,7 +482,7 @@ def test_a_file_of_states_takes_over_older_ones_when_most_are_obsolete(tmp_path:
     kept_by = {client: checkpoint.client_state(client, states)["n"] for client in range(4)}
     assert kept_by == {0: Count(30), 1: Count(31), 2: Count(42), 3: Count(13)}
     without = Reply(Record(), {}, 1, False)
-    checkpoint.client_results.add(5, 2, without, Record(), checkpoint.run)
+    checkpoint.client_results.add(5, {2: (without, Record())}, checkpoint.run)
     assert checkpoint.keep_states(states, {2: without}, 5) == {0: 3, 1: 3, 3: 3}
 
 
@@ -490,7 +490,7 @@ def test_a_leg_that_is_committed_leaves_no_replies(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.start(RunState(0, Record()))
     reply = Reply({}, {}, 3, True)
-    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), checkpoint.run)
+    checkpoint.client_results.add(1, {4: (reply, Record({"kept": Count(2)}))}, checkpoint.run)
     states = checkpoint.keep_states({}, {4: reply}, 1)
     checkpoint.states.save(2, {5: {"kept": Count(3)}}, checkpoint.run)  # of an exchange that was interrupted
     (tmp_path / "c" / "clients" / ".0005.safetensors.77.tmp").write_bytes(b"of a process that was killed")
@@ -723,12 +723,12 @@ def test_answers_are_written_when_they_have_waited(tmp_path: Path) -> None:
     checkpoint.start(RunState(0, Record()))
     reply, failure = Reply(Record({"n": Count(1)}), {}, 3, True), Failure("too large")
     now = 1.0
-    checkpoint.client_results.add(1, 4, reply, Record({"kept": Count(2)}), "run")
+    checkpoint.client_results.add(1, {4: (reply, Record({"kept": Count(2)}))}, "run")
     assert not (tmp_path / "c" / "legs").exists()
     now = 3.0
-    checkpoint.client_results.add(1, 5, failure, Record(), "run")
+    checkpoint.client_results.add(1, {5: (failure, Record())}, "run")
     now = 4.0
-    checkpoint.client_results.add(1, 6, reply, Record(), "run")
+    checkpoint.client_results.add(1, {6: (reply, Record())}, "run")
     (part,) = (tmp_path / "c" / "legs" / "0001").iterdir()
     assert part.name == "0000.safetensors"
     assert set(Rows(part, 1, "run")) == {4, 5}

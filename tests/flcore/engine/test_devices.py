@@ -15,7 +15,7 @@ from flcore.engine.numerics import set_numerics
 from flcore.experiment.experiment import Experiment
 from flcore.io.messages import TensorDict, Weights
 from flcore.io.records import Record
-from flcore.io.twins import on_the_cpu, pair
+from flcore.io.stacks import WeightStack
 from flcore.math.compression import quantised_all
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -119,12 +119,11 @@ def test_on_a_gpu_a_kill_changes_no_byte(lab: Any, stops: Any, tmp_path: Path, w
 def test_models_that_are_folded_on_a_gpu_are_those_folded_on_the_cpu() -> None:
     """To the bit: who goes on after a kill has copies of some models only, and folds these where they are."""
     generator = torch.Generator().manual_seed(0)
-    stack = torch.randn(7, 100_003, generator=generator).cuda()
-    here = on_the_cpu({"w": stack})["w"]
-    models = {client: Weights({"w": here[client]}) for client in range(7)}
+    stack = WeightStack({"w": torch.randn(7, 100_003, generator=generator).cuda()}, {}, stays=True)
+    here = stack.to("cpu")
+    assert here.trained is stack
+    models = dict(enumerate(here.rows()))
     sizes = {client: 3 * client + 1 for client in range(7)}
-    expected = average_weights(models, sizes)
-    rows = list(stack.unbind(0))
-    for client, row in enumerate(rows):
-        pair(row, models[client].params["w"])
-    assert torch.equal(average_weights(models, sizes).params["w"], expected.params["w"])
+    copies = {client: Weights(dict(model.params)) for client, model in models.items()}
+    found, expected = average_weights(models, sizes), average_weights(copies, sizes)
+    assert torch.equal(found.params["w"], expected.params["w"])

@@ -20,7 +20,7 @@ import torch
 
 from flcore.core.errors import RunError
 from flcore.engine.checkpoint import Checkpoint
-from flcore.engine.exchange import ExchangeWork, Reply, pack_result
+from flcore.engine.exchange import ExchangeWork, Reply, pack_results
 from flcore.engine.failures import ClientError
 from flcore.engine.orchestrator import InlineOrchestrator
 from flcore.engine.pool import child
@@ -220,9 +220,9 @@ class Hand(WorkerHandle):
 
     def keep(self, client: int) -> None:
         """Answer for a client."""
-        packed, pieces = pack_result(NOTHING, Record())
+        packed, pieces = pack_results({client: (NOTHING, Record())})
         assert pieces == []
-        self.receive(client, packed, torch.empty(0, dtype=torch.uint8))
+        self.receive(packed, torch.empty(0, dtype=torch.uint8))
 
     def stop(self) -> None:
         self.ended.set()

@@ -192,6 +192,26 @@ def test_an_actor_looks_for_the_files_by_what_describes_them(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine",
+    [{"compile": "none"}, {"stack": True, "stack_size": 2}, {"compile": "default"}],
+    ids=["serial", "stacked", "compiled"],
+)
+def test_the_same_client_is_dropped_wherever_it_trains(
+    lab: Any, cluster: Any, erring: Any, engine: dict[str, Any], tmp_path: Path
+) -> None:
+    """Client 2's reply fails in this process, in one of two processes and on one of two actors: equal bytes."""
+    base = {**erring, "federation": {"rounds": 2, "on_client_error": "drop"}}
+    two = {**engine, "workers": 2, "clients_per_task": 2}
+    here = lab.run(lab.experiment(**base, engine=engine), tmp_path / "here")
+    assert [(number, client) for number, client, _ in here.failures] == [(1, 2), (2, 2)]
+    assert [record["participants"] for record in here.history] == [[0, 1, 3]] * 2
+    in_processes = lab.run_in_pool(tmp_path / "processes", **base, engine=two)
+    on_actors = run_on_ray(lab, tmp_path / "actors", **base, engine={**two, "name": "ray"})
+    assert here.bytes == in_processes.bytes == on_actors.bytes
+
+
+@pytest.mark.slow
 def test_an_error_in_an_actor_is_the_error_here(lab: Any, cluster: Any, erring: Any, tmp_path: Path) -> None:
     """Same words, same place in the code."""
     with pytest.raises(ClientError) as here:
