@@ -490,6 +490,21 @@ class Lab:
             config = replace(config, method=algorithm)
         return Experiment(config, dataset or self.dataset, partition or self.partition).decided()
 
+    def linear(
+        self,
+        pixels: Sequence[Sequence[int]] = ((2, 0), (0, 4)),
+        labels: Sequence[int] = (0, 1),
+        clients: Sequence[Sequence[int]] = ((0,), (1,)),
+        tests: tuple[Any, Any] = (None, None),
+        encoder: bool = False,
+        **changes: Any,
+    ) -> Experiment:
+        """A linear model that starts at zero, on a few pixels; full batches, plain SGD with learning rate 0.1."""
+        dataset = _toy_dataset(pixels, labels, *tests)
+        partition = _by_hand(dataset, clients, [[0, 1]] * len(clients))
+        settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
+        return self.experiment(dataset, partition, ToySpec(encoder), **settings)
+
     def run_in_pool(self, directory: Path, orchestrator: Orchestrator | None = None, **changes: Any) -> SimpleNamespace:
         """All rounds of a run of the tiny data, trained by worker processes."""
         experiment = self.experiment(**changes)

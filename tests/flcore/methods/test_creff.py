@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import TensorDict, Weights
-from flcore.io.records import Payloads, Record
+from flcore.io.records import Record
 from flcore.math.losses.basic import cross_entropy, gradient_distance
-from flcore.methods.creff import CLASSIFIER, FEATURES, GRADIENTS, CReFF, mean_gradients
+from flcore.methods.creff import CLASSIFIER, GRADIENTS, CReFF, mean_gradients
 from flcore.methods.types import Exchange, Replies, RoundContext
 
 T = torch.tensor
@@ -24,9 +24,6 @@ SMALL = {"name": "creff", "per_class": 5, "match_steps": 3, "retrain_epochs": 3}
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-# ---- the client --------------------------------------------------------------------------------------------------
 
 
 def test_real_gradients_by_hand(lab: Any) -> None:
@@ -111,13 +108,6 @@ def test_traffic(lab: Any) -> None:
         assert sum(size.bytes for size in reply.down.values()) == 4 * (parameters + 54)
 
 
-# ---- the server's steps -----------------------------------------------------------------------------------------
-
-
-def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Payloads:
-    return {GRADIENTS: TensorDict({"classes": T(classes), "weight": weight, "bias": bias})}
-
-
 def test_gradients_count_clients_not_samples() -> None:
     """Class 0 at client 0 alone; class 2 at both: the mean of 2 and 6. Class 1 nowhere."""
     first = TensorDict(
@@ -162,33 +152,6 @@ def started(lab: Any, **options: Any) -> tuple[CReFF, RoundContext, Record]:
     return experiment.method, RoundContext(experiment.setting, 1), server
 
 
-@pytest.mark.slow
-def test_features_come_to_give_the_real_gradients(lab: Any) -> None:
-    """Real gradients are those of 5 features that exist: the distance can fall towards 0. Only their classes move."""
-    method, ctx, server = started(lab, match_steps=1000, feature_lr=2.0)
-    classifier = server[CLASSIFIER].params
-    replies: dict[int, Payloads] = {}
-    for client, label in enumerate((1, 4)):
-        real = 2 * torch.eye(6, 8)[label] + random(5, 8, seed=client)
-        weight, bias = (classifier[name].clone().requires_grad_() for name in ("head.weight", "head.bias"))
-        loss = cross_entropy(real @ weight.T + bias, torch.full((5,), label))
-        gradients = torch.autograd.grad(loss, (weight, bias))
-        replies[client] = upload([label], gradients[0][None], gradients[1][None])
-    after, facts = method.match_gradients(server, Replies(replies), ctx)
-    assert facts["matching_distance"] < 0.2 * facts["matching_distance_before"]
-    assert facts["classes_skipped"] == 4
-    old, new = (record[FEATURES]["values"].reshape(6, 5, 8) for record in (server, after))
-    for label in range(6):
-        assert torch.equal(old[label], new[label]) == (label not in (1, 4))
-
-
-def test_features_that_run_away_stop_the_run(lab: Any) -> None:
-    method, ctx, server = started(lab, feature_lr=1e38)
-    replies = Replies({0: upload([3], random(1, 6, 8), random(1, 6))})
-    with pytest.raises(ArithmeticError, match=r"federated features diverged .*; lower method\.feature_lr"):
-        method.match_gradients(server, replies, ctx)
-
-
 def test_one_step_of_the_classifier_by_hand() -> None:
     """Features (1, 0) of class 0 and (0, 1) of class 1, zero classifier: probabilities 1/2, both in one batch.
 
@@ -220,17 +183,6 @@ def test_the_classifier_is_trained_by_sgd() -> None:
     assert torch.allclose(found[1], head[1], atol=1e-6)
 
 
-def test_retraining_separates_separable_features(lab: Any) -> None:
-    method, ctx, server = started(lab, retrain_epochs=300)
-    labels = torch.arange(6).repeat_interleave(5)
-    features = 5 * torch.eye(6, 8)[labels] + 0.3 * random(30, 8)
-    made = server | {FEATURES: TensorDict({"values": features})}
-    after, facts = method.retrain_classifier(made, Replies({}), ctx)
-    classifier = after[CLASSIFIER].params
-    assert torch.equal((features @ classifier["head.weight"].T + classifier["head.bias"]).argmax(1), labels)
-    assert facts["retraining_loss"] < 0.1
-
-
 def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
     """Within ±1/√d at first, others in other rounds; before the first round it is the head of the model."""
     method, first, server = started(lab, retrain_epochs=0)
@@ -244,20 +196,3 @@ def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
     assert values.abs().max() <= 1 / math.sqrt(8)
     assert values.min() < -0.2
     assert values.max() > 0.2
-
-
-# ---- runs --------------------------------------------------------------------------------------------------------
-
-
-def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> None:
-    """Under `batchnorm: local` gradients are those of the body with the client's own statistics."""
-    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
-    experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
-    run = lab.run(experiment, tmp_path / "run")
-    client_state, server = run.client_state(0), run.state.server
-    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), 0, server, client_state)
-    used = ctx.with_statistics(ctx.received["model"]).buffers
-    assert lab.same(Weights({}, used), client_state["batchnorm"])
-    assert set(client_state) == {"batchnorm"}
-    own, initial = (lab.train(experiment, number=3, server=server, client_state=kept)[0] for kept in (client_state, {}))
-    assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])

@@ -16,8 +16,7 @@ from flcore.io.records import Payloads, Record, serialise
 from flcore.math.prototypes.clustering import Drawn
 from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedcspc import ENCODER_PROTOTYPES, EXEMPLARS, POOL, FedCSPC, pooled
-from flcore.methods.types import ClientContext, Replies, RoundContext
-from flcore.models import MODELS, build_model
+from flcore.methods.types import Replies, RoundContext
 from tests.cases import quick
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -49,13 +48,7 @@ def calibrated(experiment: Any, server: Payloads, replies: Any, number: int = 1,
 
 def linear(lab: Any, method: dict[str, Any], encoder: bool = True) -> Any:
     """Client 0 holds (2, 0) of class 0, client 1 (0, 4) of class 1; head zero, one full batch, plain SGD at 0.1."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
-    local = {"lr": 0.1, "batch_size": 100}
-    return lab.experiment(dataset, partition, lab.ToySpec(encoder=encoder), local=local, method=method)
-
-
-# ---- limit cases, to the bit -------------------------------------------------------------------------------------
+    return lab.linear(encoder=encoder, method=method)
 
 
 @pytest.mark.parametrize("base", quick(["fedavg", "moon"], 1))
@@ -154,9 +147,6 @@ def test_the_base_is_a_parameter(lab: Any) -> None:
         assert both.losses[name] == alone.losses[name]
 
 
-# ---- clients -----------------------------------------------------------------------------------------------------
-
-
 def test_the_node_loss_moves_the_encoder(lab: Any) -> None:
     """f = (2, 0) of class 0, U = ((0, 1), (1, 0)), τ = 0.5: cosines 0 and 1, L_N = ln(1 + e²) = 2.126928.
 
@@ -176,21 +166,6 @@ def test_the_node_loss_moves_the_encoder(lab: Any) -> None:
     moved = 0.1 * 0.7 * 0.880797 * 2
     assert reply.message["model"].params["encoder.1.weight"].flatten().tolist() == pytest.approx([1, 0, moved, 1])
     assert reply.message["model"].params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
-
-
-def test_the_alignment_reaches_the_encoder_alone(lab: Any) -> None:
-    """One step: H and F get what FedAvg gives them, E more (section 4, 6)."""
-    changes = {"model": CSPC, "local__steps": 1}
-    experiment = lab.experiment(**changes, method=QUICK)
-    means = torch.randn(6, 84, generator=torch.Generator().manual_seed(1))
-    server = {
-        "model": experiment.setting.initial,
-        "encoder_prototypes": Prototypes(means, torch.ones(6, dtype=torch.bool)),
-    }
-    expected, _ = lab.train(lab.experiment(**changes), number=2)
-    found, _ = lab.train(experiment, number=2, server=server)
-    for name, tensor in expected.message["model"].params.items():
-        assert torch.equal(found.message["model"].params[name], tensor) == (not name.startswith("encoder."))
 
 
 def test_messages(lab: Any) -> None:
@@ -252,13 +227,6 @@ def test_the_auxiliary_classifier_by_hand(lab: Any) -> None:
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_models_know_what_the_projection_reads(model: str) -> None:
-    shape = (3, 84, 84) if model == "celeba_cnn" else (3, 32, 32)
-    module = build_model(MODELS[model](), shape, 10).eval()
-    assert module.encode(torch.zeros(1, *shape)).shape == (1, module.encoded_dim)
-
-
 def test_the_auxiliary_classifier_reads_the_encoder(lab: Any) -> None:
     """Section 2: 84·10 + 10 = 850 more parameters for ten classes, here 84·6 + 6; every other one starts the same.
 
@@ -282,9 +250,6 @@ def test_the_auxiliary_classifier_reads_the_encoder(lab: Any) -> None:
         name.split(".")[0] for name, tensor in initial.params.items() if not torch.equal(after.params[name], tensor)
     }
     assert moved == {"projection", "head"}
-
-
-# ---- the server's prototypes -------------------------------------------------------------------------------------
 
 
 def upload(labels: list[int], *vectors: list[float]) -> dict[str, Any]:
@@ -326,9 +291,6 @@ def test_pool_in_client_order() -> None:
     assert pool["vectors"].flatten().tolist() == [1, 3, 4]
     assert pool["labels"].tolist() == [1, 1, 0]
     assert pool["sources"].tolist() == [0, 3, 3]
-
-
-# ---- calibration -------------------------------------------------------------------------------------------------
 
 
 def test_one_step_of_calibration_by_hand(lab: Any) -> None:
@@ -424,15 +386,6 @@ def test_mixed_prototypes_by_hand(lab: Any, draws: int) -> None:
         assert terms["supervised"].item() == pytest.approx(math.log(2))
 
 
-def test_one_large_batch_contrasts_with_all(answered: Any) -> None:
-    """A mini-batch of everything is the full set, up to the order of sums."""
-    found = [
-        calibrated(*answered, cal_batch=10**6, contrast=contrast, cal_epochs=1)[1]["calibration_contrast"]
-        for contrast in ("batch", "full")
-    ]
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
 def test_the_full_contrast_of_a_mini_batch(lab: Any) -> None:
     """Section 8, 7, of rows 3 and 1 among all four: 0.875692, and 1 has no positive; B·n pairs, not n²."""
     experiment = linear(lab, {"name": "fedcspc", "contrast": "full", "eta": 1.0, "use_pa": False})
@@ -459,9 +412,6 @@ def test_a_calibration_that_diverges_says_so(answered: Any) -> None:
         calibrated(*answered, cal_lr=1e30)
 
 
-# ---- prototypes of the averaged model's length ---------------------------------------------------------------------
-
-
 def test_norms_are_those_of_the_received_encoder(lab: Any) -> None:
     """E = 3I was received: ‖(6, 0)‖ = 6 at client 0; training has moved its own E. One scalar more goes up."""
     experiment = linear(lab, {**QUICK, "norm_match": True})
@@ -477,20 +427,6 @@ def test_norms_are_those_of_the_received_encoder(lab: Any) -> None:
     for options in ({"norm_match": False}, {"norm_match": True, "use_ca": False, "use_kp": False}):
         silent, _ = lab.train(linear(lab, {**QUICK, **options}), server=server)
         assert "encoder_norm" not in silent.message
-
-
-def test_norms_with_private_statistics(lab: Any) -> None:
-    """Nobody's statistics travel: the received parameters are asked with those of the client."""
-    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
-    experiment = lab.experiment(model=model, method={**QUICK, "norm_match": True, "use_lrl": False, "use_ca": False})
-    reply, client_state = lab.train(experiment)
-    own = torch.from_numpy(lab.partition.clients[0].train.copy())
-    images = (lab.dataset.train.images[own].float() / 255 - 0.3) / 0.3
-    values = {**experiment.setting.initial.params, **client_state["batchnorm"].buffers}
-    expected = experiment.setting.network.encode(images, values).norm(dim=1).mean()
-    assert torch.allclose(reply.message["encoder_norm"]["mean"], expected, rtol=1e-4)
-    other = experiment.setting.network.encode(images, experiment.setting.initial.values).norm(dim=1).mean()
-    assert not torch.allclose(other, expected, rtol=1e-2)
 
 
 def norms(*means: float, sizes: tuple[int, ...]) -> dict[int, dict[str, Any]]:
@@ -525,23 +461,11 @@ def test_rescaled_prototypes(lab: Any) -> None:
     assert facts == {"prototypes": 2, "prototype_norm": 5}
 
 
-def test_calibration_on_rescaled_prototypes(lab: Any) -> None:
-    """A prototype (4, 0) at a norm of 2 is (2, 0): the step of `test_one_step_of_calibration_by_hand`."""
-    method = {"name": "fedcspc", "eta": 0.0, "cal_epochs": 1, "cal_weight_decay": 0.0, "norm_match": True}
-    experiment = linear(lab, method)
-    after, facts = calibrated(experiment, {"model": experiment.setting.initial}, norms(2.0, sizes=(7,)))
-    assert after.params["head.weight"].flatten().tolist() == pytest.approx([0.1, 0, -0.1, 0])
-    assert (facts["norm_factor"], facts["prototype_norm"]) == (0.5, 4)
-
-
 def test_prototypes_at_zero_stay_there() -> None:
     replies = Replies({0: {**norms(2.0, sizes=(1,))[0], **upload([0], [0.0, 0.0])}})
     pool, facts = FedCSPC(norm_match=True).fitting_pool(Record(), replies)
     assert pool["vectors"].tolist() == [[0, 0]]
     assert facts["norm_factor"] == 1
-
-
-# ---- what leaves a client ----------------------------------------------------------------------------------------
 
 
 def sent(lab: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -586,29 +510,9 @@ def test_nobody_sends_a_prototype(lab: Any, tmp_path: Any) -> None:
     assert run.history[-1]["server"] == {"prototypes": 0}
 
 
-def test_clipped_and_noisy_prototypes(lab: Any) -> None:
-    """(3, 0) and (9, 9) clipped to length 2 are (2, 0) and (√2, √2). Noise: z·2C√q = 0.5·2·2·√2 = 2.83 a coordinate.
-
-    Of 4,000 clients' draws the deviation has an error of 1 %.
-    """
-    root = math.sqrt(2)
-    clipped = {"use_cpm": False, "proto_clip": 2.0}
-    assert close(sent(lab, **clipped)[1], 2, 0, root, root)
-    experiment = lab.experiment(model=CSPC, method={**QUICK, **clipped, "proto_noise": 0.5})
-    method, points = experiment.method, torch.tensor([[3.0, 0.0], [9.0, 9.0]])
-    draws = torch.stack(
-        [
-            method.own_prototypes(turn_of(experiment, client), points, torch.tensor([0, 1]))["vectors"]
-            for client in range(2000)
-        ]
-    )
-    exact = torch.tensor([[2, 0], [root, root]])
-    assert torch.allclose(draws.mean(0), exact, atol=0.3)
-    assert (draws - exact).std().item() == pytest.approx(0.5 * 2 * 2 * root, rel=0.04)
-
-
-def turn_of(experiment: Any, client: int) -> ClientContext:
-    return ClientContext(setting=experiment.setting, round=1, client=client)
+def test_clipped_prototypes(lab: Any) -> None:
+    """(3, 0) and (9, 9) clipped to length 2 are (2, 0) and (√2, √2)."""
+    assert close(sent(lab, use_cpm=False, proto_clip=2.0)[1], 2, 0, math.sqrt(2), math.sqrt(2))
 
 
 def test_the_account_of_noisy_prototypes() -> None:
@@ -626,9 +530,6 @@ def test_the_account_of_noisy_prototypes() -> None:
         FedCSPC(base="fedproc", base_settings=noisy, proto_clip=1.0, proto_noise=1.0)
     with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
         FedCSPC(proto_noise=1.0)
-
-
-# ---- answers -----------------------------------------------------------------------------------------------------
 
 
 def test_exemplars_follow_the_calibration(answered: Any) -> None:
@@ -684,9 +585,6 @@ def test_predictions() -> None:
     assert list(FedCSPC(use_ca=False).predictors()) == ["network", "knowledge"]
 
 
-# ---- whole runs --------------------------------------------------------------------------------------------------
-
-
 def test_one_class_in_the_whole_round(lab: Any) -> None:
     """No prototype has another label: L_ACL has no negative and counts nothing; the contrast has positives only."""
     experiment = linear(lab, {**QUICK, "cal_epochs": 1})
@@ -694,14 +592,3 @@ def test_one_class_in_the_whole_round(lab: Any) -> None:
         experiment, {"model": experiment.setting.initial}, {0: {"cluster_prototypes": TensorDict(UPLOAD)}}
     )
     assert (facts["calibration_mixed"], facts["calibration_contrast"]) == (0, 0)
-
-
-def test_sources_are_the_clients(answered: Any) -> None:
-    """The contrast tells clients apart: with everybody's prototypes under one id it has another value."""
-    experiment, server, replies = answered
-    changes = {"cal_epochs": 1, "cal_batch": 10**6}
-    _, apart = calibrated(experiment, server, replies, **changes)
-    pool = pooled(Record(), replies)
-    merged = {0: {"cluster_prototypes": TensorDict({name: pool[name] for name in ("labels", "vectors")})}}
-    _, together = calibrated(experiment, server, merged, **changes)
-    assert abs(apart["calibration_contrast"] - together["calibration_contrast"]) > 1e-4

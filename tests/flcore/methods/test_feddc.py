@@ -79,14 +79,7 @@ def test_a_turn_by_hand(lab: Any, correction: str, bias: float, after: float) ->
 
     The cross-entropy's gradient is (-0.5, 0.5) on the bias and (-1, 0), (1, 0) on the rows of W; the penalty's α·h_k.
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        local={"lr": 0.1, "batch_size": 100},
-        method={"name": "feddc", "alpha": 1.0, "correction": correction},
-    )
+    experiment = lab.linear(method={"name": "feddc", "alpha": 1.0, "correction": correction})
     initial = experiment.setting.initial
 
     def of_bias(value: float) -> Weights:
@@ -126,12 +119,8 @@ def test_a_correction_is_as_strong_with_momentum_as_without(
     A state s_k is an average gradient: the gradient is s - s_k = -0.2 in every step, so that s_k - s - Δ/(η·S) =
     0.3 - 0.1 - 0.2 = 0. With a divisor η·T, and momentum, b_0 would be -0.2·S/T = -1.56: S = (40 - 9·(1 - 0.9⁴⁰))/0.1.
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        CorrectionAlone(correction=correction, use_drift=False),  # type: ignore[arg-type]
+    experiment = lab.linear(
+        algorithm=CorrectionAlone(correction=correction, use_drift=False),  # type: ignore[arg-type]
         local={"lr": 0.1, "batch_size": 100, "steps": 40, "momentum": momentum},
     )
 

@@ -26,14 +26,7 @@ def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
     W_00 = 0.15 + 0.0541643 + 0.05 + 0.0270821 = 0.2812464. g_0 of b_0 = -0.05 - 0.0270821.
     """
     assert 1 / (1 + math.exp(0.75)) == pytest.approx(0.3208213, abs=1e-7)
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        method={"name": "feddyn", "alpha": 1.0},
-        local={"lr": 0.1, "batch_size": 1},
-    )
+    experiment = lab.linear(method={"name": "feddyn", "alpha": 1.0})
     server, client_state = Record(experiment.method.start_server(experiment.setting)), Record()
     aggregate = experiment.method.server_steps()["aggregate"]
     for number, (bias, weight, own) in enumerate([(0.075, 0.15, -0.05), (0.1406232, 0.2812464, -0.0770821)], 1):

@@ -28,9 +28,7 @@ T = torch.tensor
 
 def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
     """A linear model that starts at zero, full batches, learning rate 0.1: A = (2, 0) of class 0, B = (0, 4) of 1."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], None, None)
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
-    return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **settings)
+    return lab.linear([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], clients, **changes)
 
 
 def saying(*logits: float) -> Weights:
@@ -56,17 +54,6 @@ def test_logits_add_up(lab: Any) -> None:
     assert probs[1] - probs[0] == pytest.approx(0.0084, abs=5e-5)
 
 
-def test_logits_and_probabilities_may_disagree(lab: Any) -> None:
-    """(5, 0, 0), (0, 2, 0), (0, 2, 0): sums (5, 4, 0), class 0. Probabilities of class 0 and 1, three times their mean:
-
-    e⁵/(e⁵ + 2) + 2/(e² + 2) = 0.98670 + 0.21301 and 1/(e⁵ + 2) + 2e²/(e² + 2) = 0.00665 + 1.57397: class 1.
-    """
-    members = [saying(5, 0, 0), saying(0, 2, 0), saying(0, 2, 0)]
-    assert answer(lab, members)[:2] == pytest.approx([5, 4])
-    probs = answer(lab, members, combine="probs")
-    assert [3 * p for p in probs[:2]] == pytest.approx([1.19971, 1.58062], abs=1e-4)
-
-
 def test_one_member_is_that_model(lab: Any) -> None:
     """Test fact (b), for everybody and for a client alike; without members the given model answers."""
     assert answer(lab, [saying(1, 2, 0)]) == [1, 2, 0]
@@ -85,9 +72,6 @@ def test_a_member_with_batchnorm_answers_as_the_model_itself(lab: Any) -> None:
     weights, images = lab.train(experiment)[0].message[MODEL], lab.dataset.test.images
     as_member = lab.scores(experiment, experiment.setting.initial, images, {member_slot(0): weights})
     assert torch.allclose(as_member, lab.scores(experiment, weights, images), atol=1e-5)
-
-
-# ---- all clients' models -----------------------------------------------------------------------------------------
 
 
 def test_training_is_that_of_fedavg(lab: Any, tmp_path: Any) -> None:
@@ -164,9 +148,6 @@ def test_members_are_asked_once_about_an_image(lab: Any, tmp_path: Any, monkeypa
     assert sum(asked) == len(experiment.dataset.test.labels)
 
 
-# ---- statistics that FedAvg keeps at home ------------------------------------------------------------------------
-
-
 def with_statistics(lab: Any, variant: str, batchnorm: str, **federation: Any) -> Any:
     return lab.experiment(
         method={"name": "fedensemble", "variant": variant, "models": 2},
@@ -220,23 +201,6 @@ def test_an_averaged_member_has_averaged_statistics(lab: Any) -> None:
     assert after[member_slot(1)] is server[member_slot(1)]
     expected = average_weights({0: initial, 1: initial}, {0: 1, 1: 3}).params
     assert all(torch.equal(after[member_slot(0)].params[name], tensor) for name, tensor in expected.items())
-
-
-@pytest.mark.parametrize("variant", ["clients", "permutation"])
-@pytest.mark.parametrize("batchnorm", ["local", "frozen"])
-def test_every_policy_gives_members_that_can_answer(lab: Any, variant: str, batchnorm: str, tmp_path: Any) -> None:
-    """Half of the clients per round. Statistics that never move do not travel."""
-    run = lab.run(with_statistics(lab, variant, batchnorm, participation=0.5), tmp_path / "run")
-    assert ("member_buffers" in run.history[-1]["bytes_up"]) == (batchnorm == "local")
-    initial = lab.experiment(model={"name": "fedgen_cnn", "feature_dim": 8}).setting.initial
-    members = members_of(run.state.server)
-    assert members and all(set(values) == set(initial.values) for values in members)
-    same = [torch.equal(values["encoder.1.running_mean"], torch.zeros(6)) for values in members]
-    assert all(same) == (batchnorm == "frozen")
-    assert run.history[-1]["pooled_local"] is not None
-
-
-# ---- models side by side -----------------------------------------------------------------------------------------
 
 
 def test_one_model_side_by_side_is_fedavg(lab: Any, tmp_path: Any) -> None:

@@ -57,15 +57,7 @@ def test_a_turn_by_hand(lab: Any) -> None:
     q = 1/(1 + e^0.3) = 0.43 and p = 1/(1 + e^-0.1) = 0.52 row 0 has the gradient (-q, p)/2, b_0 (p - q)/2 > 0;
     Adam's first step is its rate against the sign of each. L_a = ½·‖(2, 0) - (1, 0)‖²; a_0 = ½·(1, 0) + ½·(2, 0).
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        local={"lr": 0.1, "batch_size": 100},
-        method={"name": "fedfa", "calibration_lr": 0.01},
-    )
-    reply, client_state = lab.train(experiment)
+    reply, client_state = lab.train(lab.linear(method={"name": "fedfa", "calibration_lr": 0.01}))
     params = reply.message["model"].params
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.11, -0.01, -0.11, 0.01])
     assert params["head.bias"].tolist() == pytest.approx([0.04, -0.04])

@@ -21,12 +21,7 @@ CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 def linear(lab: Any, **method: Any) -> Any:
     """Client 0 holds (2, 0) of class 0, client 1 (0, 4) of class 1; E = I, head zero, one full batch, SGD at 0.1."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
-    local = {"lr": 0.1, "batch_size": 100}
-    return lab.experiment(
-        dataset, partition, lab.ToySpec(encoder=True), local=local, method={"name": "fedhkd", **method}
-    )
+    return lab.linear(encoder=True, method={"name": "fedhkd", **method})
 
 
 @pytest.mark.parametrize(("distance", "body"), [("mse", (5.0, 1.0)), ("l2", (math.sqrt(10), 1 / math.sqrt(10)))])
@@ -159,25 +154,6 @@ def test_sigma_and_zeta_are_the_release_step_in_other_units(lab: Any) -> None:
 def test_one_way_to_say_it(own: dict[str, Any], other: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"clip and noise .* set one or the other"):
         FedHKD(**own, **other)
-
-
-def test_rare_classes_and_noise_in_units_of_the_sensitivity(lab: Any) -> None:
-    """C = 0.5 and z = 6: deviations 6·2·0.5/n = 6/n on the rows of n samples; the others stay, answers included."""
-    model = {"name": "fedcspc_cnn"}
-    released = {"name": "fedhkd", "proto_clip": 0.5, "min_count": 5}
-    clean, noisy = (
-        lab.train(lab.experiment(model=model, method={**released, "proto_noise": z}))[0].message[KNOWLEDGE]
-        for z in (0.0, 6.0)
-    )
-    counts = lab.experiment(model=model).label_counts(0, 1)
-    assert clean.present.tolist() == noisy.present.tolist() == (counts >= 5).tolist()
-    assert 0 < int(clean.present.sum()) < int((counts > 0).sum())
-    blur = noisy.means - clean.means
-    for label in range(6):
-        deviation = 6 / int(counts[label]) if counts[label] >= 5 else 0.0
-        assert blur[label, :256].std().item() == pytest.approx(deviation, rel=5 / math.sqrt(2 * 256))
-        assert not blur[label, 256:].any()
-        assert bool(clean.means[label].any()) == bool(clean.present[label])
 
 
 def test_traffic(lab: Any) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.core.errors import ConfigError
 from flcore.data.dividing import make_partition
@@ -19,7 +17,7 @@ from flcore.data.partitioners import PARTITIONERS
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import Count, Prototypes, TensorDict
 from flcore.io.records import Record
-from flcore.methods.fedmlp import REPORT_LEG, FedMLP, aggregate_local_prototypes, count_classes
+from flcore.methods.fedmlp import FedMLP, aggregate_local_prototypes, count_classes
 from flcore.methods.kit.class_prototypes import nearest_prototype
 from flcore.methods.types import Batch, Exchange, Metrics, Replies, RoundContext
 from flcore.models.network import ModuleView
@@ -52,9 +50,6 @@ def stream(lab: Any, streams: Partition) -> Any:
         return lab.experiment(partition=streams, method=options, **settings)
 
     return make
-
-
-# ---- the loss ----------------------------------------------------------------------------------------------------
 
 
 def toy_view(lab: Any, encoder: bool = False) -> tuple[Any, ModuleView]:
@@ -179,9 +174,6 @@ def test_absent_classes_take_no_part(lab: Any) -> None:
     assert grad[2] == 0 and bool((grad[:2] != 0).all())
 
 
-# ---- the server --------------------------------------------------------------------------------------------------
-
-
 def exchange_of(lab: Any, num_classes: int, dim: int, number: int = 1) -> RoundContext:
     return RoundContext(replace(lab.experiment().setting, num_classes=num_classes, feature_dim=dim), number)
 
@@ -265,9 +257,6 @@ def test_other_clusterings(lab: Any) -> None:
     assert torch.equal(own["semantic"].means[own["clusters"]["assignment"]], SEVEN)
 
 
-# ---- rounds and messages -----------------------------------------------------------------------------------------
-
-
 def test_legs(lab: Any) -> None:
     """All clients report before the first round, and only where counts matter."""
     setting = lab.experiment().setting
@@ -313,12 +302,7 @@ def test_bytes(lab: Any, stream: Any, streams: Partition, tmp_path: Any) -> None
         "clusters": 4 * (6 * 8 + 6),
     }
     up = {name: second["bytes_up"][name] - first["bytes_up"][name] for name in second["bytes_up"]}
-    assert up == {
-        "class_counts": 0,
-        "model": 4 * 4 * model,
-        "num_samples": 4 * 8,
-        "prototypes": held[1] * (8 * 4 + 8),
-    }
+    assert up == {"class_counts": 0, "model": 4 * 4 * model, "num_samples": 4 * 8, "prototypes": held[1] * (8 * 4 + 8)}
     assert run.state.server["class_counts"]["classes"].tolist() == [40, 34, 30, 26, 22, 20]
     assert second["server"]["minority_classes"] == 3
 
@@ -366,16 +350,6 @@ def test_counts_add_up(lab: Any) -> None:
     assert server["class_counts"]["classes"].tolist() == [1, 0]
 
 
-def test_a_report_is_asked_for_with_nothing(lab: Any) -> None:
-    """The exchange says so, whatever the server holds already."""
-    experiment = lab.experiment(model=SMALL, method={"name": "fedmlp"})
-    method, setting = experiment.method, experiment.setting
-    counts = TensorDict({"classes": torch.zeros(6, dtype=torch.int64)})
-    server = Record({**method.start_server(setting), "class_counts": counts})
-    assert method.broadcast(server, 0, RoundContext(setting, 1, REPORT_LEG)) == {}
-    assert set(method.broadcast(server, 0, RoundContext(setting, 1))) == {"model", "prototypes"}
-
-
 def test_what_leaves_is_released_and_what_stays_is_not(lab: Any) -> None:
     """(3, 4) twice of class 0, (0, 5) once of class 1; two samples needed, length at most 1: (0.6, 0.8) alone."""
     dataset = lab.toy_dataset([[3, 4], [3, 4], [0, 5]], [0, 0, 1], None, None)
@@ -393,43 +367,6 @@ def test_the_account_is_of_the_prototypes_sent() -> None:
     account = FedMLP(**noisy).privacy(3)  # type: ignore[arg-type]
     assert account is not None and (account["releases"], account["unit"]) == (3, "sample")
     assert FedMLP(**noisy, **OFF).privacy(3) is None  # type: ignore[arg-type]
-
-
-def test_no_bound_for_one_sample_of_running_prototypes() -> None:
-    """They hold a sample several times, in versions of different models."""
-    with pytest.raises(ValueError, match="proto_unit = sample clips the features of single samples once"):
-        FedMLP(proto_mode="running", proto_clip=1.0)
-    assert FedMLP(proto_mode="running", proto_clip=1.0, proto_unit="client").proto_clip == 1.0
-
-
-# ---- the clients' memory -----------------------------------------------------------------------------------------
-
-
-def classes_of(streams: Partition, client: int, tasks: list[int]) -> list[bool]:
-    return (streams.task_counts[client, tasks] > 0).any(axis=0).tolist()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rounds", "earlier", "newest"),
-    [
-        ("cyclic", 4, [0, 1, 2], [0]),
-        ("blocked", 6, [0, 1], [2]),  # tasks 0, 0, 1, 1, 2, 2: the second round on task 2 commits nothing
-    ],
-)
-def test_what_is_remembered(
-    lab: Any, stream: Any, streams: Partition, schedule: str, rounds: int, earlier: list[int], newest: list[int],
-    tmp_path: Any,
-) -> None:  # fmt: skip
-    run = lab.run(stream(schedule, rounds), tmp_path / "run")
-    for client in range(4):
-        client_state = run.client_state(client)
-        assert client_state["earlier"].present.tolist() == classes_of(streams, client, earlier)
-        assert client_state["newest"].present.tolist() == classes_of(streams, client, newest)
-    begins = 2 if schedule == "cyclic" else 3
-    terms = [("memory" in record["train_loss"]) for record in run.history]
-    assert terms == [record["round"] >= begins for record in run.history]
-    assert [("prototypes" in record["train_loss"]) for record in run.history] == [False] + [True] * (rounds - 1)
-    assert set(run.history[0]["train_loss"]) == {"cross_entropy"}
 
 
 def overwritten(*uploads: Prototypes) -> Prototypes:
@@ -508,9 +445,6 @@ def test_static_data_leave_nothing_to_remember(lab: Any, tmp_path: Any) -> None:
     assert [r["train_loss"] for r in runs[0].history] == [r["train_loss"] for r in runs[1].history]
 
 
-# ---- limit cases -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("schedule", quick(SCHEDULES, 1))
 @pytest.mark.parametrize(
     "options", quick([OFF, {"use_prototypes": False, "use_memory": False, "use_semantic": False}], 1)
@@ -531,9 +465,6 @@ def test_without_its_terms_it_is_fedavg(
     assert not lab.same(on.state.server["model"], plain.state.server["model"])
 
 
-# ---- answers -----------------------------------------------------------------------------------------------------
-
-
 def test_nearest_prototype(lab: Any) -> None:
     """z = (0, 0, 0) from (3, 4, 0) and (0, 1, 0): distances 5 and 1; the class without prototype scores -(5 + 1)."""
     _, view = toy_view(lab)
@@ -542,18 +473,6 @@ def test_nearest_prototype(lab: Any) -> None:
     assert nearest_prototype(view, images, Record({"prototypes": prototypes}), None).tolist() == [[-5, -1, -6]] * 2
     nothing = nearest_prototype(view, images, Record({"prototypes": Prototypes.empty(3, 3)}), None)
     assert torch.equal(nothing, view.classify(view.features(images)))
-
-
-def test_nearest_prototype_on_a_gpu() -> None:
-    """Fake tensors refuse what CUDA would, and whatever would wait for it: a branch on a value."""
-    with FakeTensorMode():
-        prototypes = Prototypes(torch.zeros(3, 2, device="cuda"), torch.zeros(3, dtype=torch.bool, device="cuda"))
-        model = SimpleNamespace(
-            features=lambda images: images, classify=lambda features: torch.zeros(4, 3, device="cuda")
-        )
-        server = Record({"prototypes": prototypes})
-        found = nearest_prototype(model, torch.zeros(4, 2, device="cuda"), server, None)  # type: ignore[arg-type]
-    assert (found.shape, found.device.type) == ((4, 3), "cuda")
 
 
 def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
@@ -580,12 +499,6 @@ def test_heads_that_stay_at_home(lab: Any, stream: Any, tmp_path: Any) -> None:
     assert torch.equal(began.params["encoder.0.weight"], base.params["encoder.0.weight"])
     assert set(method.predictors()) == {"averaged_heads"}
     assert set(FedMLP().predictors()) == {"nearest_prototype"}
-
-
-def test_heads_at_home_are_read_for_scoring_and_not_calibrated() -> None:
-    whole, part = FedMLP(), FedMLP(share="extractor")
-    assert (whole.can_be_base, whole.predicts_from_client_state) == (True, False)
-    assert (part.can_be_base, part.predicts_from_client_state) == (False, True)
 
 
 def test_who_answers_with_what(lab: Any) -> None:

@@ -33,13 +33,10 @@ def test_effective_steps_are_those_of_training(lab: Any, momentum: float, mu: fl
 
     p is near 1/2 all the time at η = 1e-4: the gradient of b_0 is -1/2, so that b_0 = η/2 · ‖a‖₁ after 4 steps.
     """
-    dataset = lab.toy_dataset([[0, 0]] * 4 + [[0, 1]], [0] * 4 + [1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0, 1, 2, 3], [4]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        method={"name": "fednova", "mu": mu},
-        local={"lr": 1e-4, "batch_size": 1, "momentum": momentum},
+    local = {"lr": 1e-4, "batch_size": 1, "momentum": momentum}
+    clients = [[0, 1, 2, 3], [4]]
+    experiment = lab.linear(
+        [[0, 0]] * 4 + [[0, 1]], [0] * 4 + [1], clients, method={"name": "fednova", "mu": mu}, local=local
     )
     reply, _ = lab.train(experiment)
     sent = reply.message["effective_steps"]["norm"].item()
@@ -56,14 +53,9 @@ def test_a_round_by_hand(lab: Any, tmp_path: Path) -> None:
     W_01 = -0.3007908. ‖a_1‖ = 3. p = (1/4, 3/4): τ_eff = 1/4 + 9/4 = 2.5. The bias: 0.25·2.5·0.05 +
     0.75·(2.5/3)·(-0.0751977) = 0.03125 - 0.0469986; W_00 = 0.25·2.5·0.1 = 0.0625, W_01 = 0.625·(-0.3007908).
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1, 2, 3]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        method={"name": "fednova"},
-        local={"lr": 0.1, "batch_size": 1},
-        federation={"rounds": 1},
+    local = {"lr": 0.1, "batch_size": 1}
+    experiment = lab.linear(
+        [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], [[0], [1, 2, 3]], method={"name": "fednova"}, local=local
     )
     run = lab.run(experiment, tmp_path / "run")
     params = run.state.server["model"].params

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import ClientRunner
 from flcore.io.messages import Weights
-from flcore.io.records import Record
 from flcore.methods.api import teacher_output
 from flcore.methods.fedntd import FedNTD
-from flcore.methods.types import Batch, Exchange
+from flcore.methods.types import Batch
 from flcore.models.network import View
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
@@ -30,14 +28,9 @@ def test_two_steps_by_hand(lab: Any, tau: float, squared: bool) -> None:
     τ, the distillation adds β·(q - p)/τ to the gradient of z_1 and the opposite to that of z_2.
     """
     beta, rate = 3.0, 0.1
-    dataset = lab.toy_dataset([[1, 0], [0, 1], [1, 1]], [0, 1, 2], None, None)
-    experiment = lab.experiment(
-        dataset,
-        lab.by_hand(dataset, [[0], [1, 2]], [[0, 1]] * 2),
-        lab.ToySpec(),
-        local={"lr": rate, "batch_size": 100, "epochs": 2},
-        method={"name": "fedntd", "beta": beta, "tau": tau, "tau_squared": squared},
-    )
+    method = {"name": "fedntd", "beta": beta, "tau": tau, "tau_squared": squared}
+    local = {"lr": rate, "batch_size": 100, "epochs": 2}
+    experiment = lab.linear([[1, 0], [0, 1], [1, 1]], [0, 1, 2], [[0], [1, 2]], method=method, local=local)
     model = Weights({"head.weight": torch.zeros(3, 2), "head.bias": torch.tensor([0, math.log(2), 0])})
     reply, client_state = lab.train(experiment, server={"model": model})
     logits = [0.15, math.log(2) - 0.1, -0.05]
@@ -74,13 +67,8 @@ def test_the_teacher_is_in_evaluation_mode(lab: Any, model: dict[str, Any]) -> N
 
 
 def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
-    settings = {"local": {"lr": 0.1, "batch_size": 100, "epochs": 3}}
-    experiments = {
-        beta: lab.experiment(dataset, partition, lab.ToySpec(), method={"name": "fedntd", "beta": beta}, **settings)
-        for beta in (0.0, 1.0)
-    }
+    local = {"lr": 0.1, "batch_size": 100, "epochs": 3}
+    experiments = {beta: lab.linear(method={"name": "fedntd", "beta": beta}, local=local) for beta in (0.0, 1.0)}
     with pytest.warns(UserWarning, match="two classes"):
         server = experiments[1.0].method.start_server(experiments[1.0].setting)
     with warnings.catch_warnings():
@@ -90,24 +78,6 @@ def test_two_classes_leave_fedavg_and_a_warning(lab: Any) -> None:
     on, off = (lab.train(experiments[beta], server=server)[0] for beta in (1.0, 0.0))
     assert on.losses["distillation"] == 0
     assert lab.same(on.message, off.message)
-
-
-def test_private_statistics_serve_the_teacher(lab: Any) -> None:
-    """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
-    experiment = lab.experiment(method__name="fedntd", model={"name": "fedgen_cnn", "batchnorm": "local"})
-    setting, worker = experiment.setting, ClientRunner(experiment)
-    _, client_state = lab.train(experiment)
-    server = experiment.method.start_server(setting)
-    contexts = [lab.receive(worker, 2, Exchange(), 0, server, kept) for kept in (client_state, Record())]
-    own, initial = (experiment.method.loss_inputs(ctx)["teacher"] for ctx in contexts)
-    asked = [experiment.method.teachers(ctx)["teacher"] for ctx in contexts]
-    assert [part for part, _ in asked] == ["logits", "logits"]
-    assert [weights.values for _, weights in asked] == [own, initial]
-    assert all(torch.equal(own[name], tensor) for name, tensor in client_state["batchnorm"].buffers.items())
-    assert initial.keys() == setting.initial.values.keys()
-    assert all(torch.equal(initial[name], tensor) for name, tensor in setting.initial.values.items())
-    assert any(not torch.equal(own[name], initial[name]) for name in setting.initial.buffers)
-    assert not lab.receive(ClientRunner(experiment), 2, Exchange(), 0, server, client_state).received["model"].buffers
 
 
 class OneModel(View):
@@ -144,28 +114,3 @@ def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
     assert answer.tolist() == [[7.0, 0.0, 0.0]]
     known = Batch(images, labels, per_sample={"teacher": answer})
     assert FedNTD().loss(OneModel(False), known, {})["distillation"] == asked["distillation"] > 0
-
-
-def test_the_not_true_classes_are_remembered(lab: Any) -> None:
-    """A client of one class, trained for long on it: β pulls what it says of the others to what it received."""
-    labels = lab.dataset.train.labels
-    of = torch.nonzero(labels == 0).flatten().tolist()
-    partition = lab.by_hand(lab.dataset, [of], [range(60)])
-    images = torch.nonzero(labels > 0).flatten()
-    worker = ClientRunner(lab.experiment(partition=partition, model=CSPC))
-    setting = worker.experiment.setting
-    inputs = lab.dataset.train.images[images].float() / 255
-
-    def answers(weights: Weights) -> torch.Tensor:
-        logits = setting.network.classify(setting.network.features(inputs, weights.values), weights.values)
-        return logits[:, 1:].log_softmax(1)
-
-    before = answers(setting.initial)
-    drift = {}
-    for beta in (0.0, 1.0):
-        experiment = lab.experiment(
-            partition=partition, model=CSPC, method={"name": "fedntd", "beta": beta}, local__epochs=10
-        )
-        after = answers(lab.train(experiment)[0].message["model"])
-        drift[beta] = float((before.exp() * (before - after)).sum(1).mean())
-    assert drift[1.0] < 0.5 * drift[0.0]

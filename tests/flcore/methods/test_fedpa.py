@@ -35,11 +35,7 @@ LN2 = math.log(2)
 
 def by_hand(lab: Any, pixels: list[list[int]], labels: list[int], encoder: bool = True, **changes: Any) -> Any:
     """Encoder E = I, head zero, one client, full batches, learning rate 0.1."""
-    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
-    return lab.experiment(
-        dataset, lab.by_hand(dataset, [range(len(labels))], [[0, 1]]), lab.ToySpec(encoder), **settings
-    )
+    return lab.linear(pixels, labels, [range(len(labels))], ([[1, 0], [0, 1]], [0, 1]), encoder, **changes)
 
 
 def taught(experiment: Any, prototypes: Prototypes | None = None) -> Record:
@@ -62,9 +58,6 @@ def step(lab: Any, prototypes: Prototypes = AT_ZERO, **options: Any) -> Any:
     """Round 2 of a client that holds A = (2, 0) of class 0: its reply."""
     experiment = by_hand(lab, [[2, 0]], [0], method={"name": "fedpa", **options})
     return lab.train(experiment, number=2, server=taught(experiment, prototypes))[0]
-
-
-# ---- the client --------------------------------------------------------------------------------------------------
 
 
 def test_a_step_with_everything(lab: Any) -> None:
@@ -141,8 +134,6 @@ def test_nothing_extra_in_the_first_round(lab: Any) -> None:
     assert payload_sizes(ctx.received)["prototypes"].bytes == 0
 
 
-# ---- switches ----------------------------------------------------------------------------------------------------
-
 FUSE, TRAIN, LAST = "fuse-prototypes", "train-generator", "aggregate"
 OWN = {"generator", "generator_optimizer"}
 
@@ -205,9 +196,6 @@ def test_preset_of_the_authors(lab: Any) -> None:
             lab.config(method={"name": "fedpa", "preset": "authors", key: value})
 
 
-# ---- prototypes --------------------------------------------------------------------------------------------------
-
-
 def gentle(lab: Any, **changes: Any) -> Any:
     """The tiny federation with a learning rate at which weights of 25 do not blow up."""
     options = changes.pop("method", {"name": "fedpa"})
@@ -216,9 +204,7 @@ def gentle(lab: Any, **changes: Any) -> Any:
 
 def uploads(*clients: tuple[list[list[float]], list[bool], list[int]]) -> dict[int, Record]:
     return {
-        client: Record(
-            {PROTOTYPES: Prototypes(T(means), T(present)), LABEL_COUNTS: TensorDict({"held": T(held)})},
-        )
+        client: Record({PROTOTYPES: Prototypes(T(means), T(present)), LABEL_COUNTS: TensorDict({"held": T(held)})})
         for client, (means, present, held) in enumerate(clients)
     }
 
@@ -258,26 +244,6 @@ def sent(lab: Any, number: int = 1, seed: int = 0, **options: Any) -> Prototypes
     experiment = by_hand(lab, PIXELS, LABELS, False, seed=seed, method={"name": "fedpa", "use_ge": False, **options})
     server = Record(experiment.method.start_server(experiment.setting))
     return lab.train(experiment, number=number, server=server)[0].message[PROTOTYPES]
-
-
-def test_clipping(lab: Any) -> None:
-    """To norm 2.5: per sample (1.5, 2) and (0, 1), (0, 2.5), (0, 2.5), mean (0, 2); per client the means, (0, 2.5)."""
-    by_sample, by_client = sent(lab, proto_clip=2.5), sent(lab, proto_clip=2.5, proto_unit="client")
-    assert by_sample.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2])
-    assert by_client.means.flatten().tolist() == pytest.approx([1.5, 2, 0, 2.5])
-
-
-def test_noise_needs_a_bound_that_holds(lab: Any) -> None:
-    """Running means hold a sample several times, in versions of different models: no bound for one sample."""
-    with pytest.raises(ConfigError, match="proto_noise needs proto_clip"):
-        lab.config(method={"name": "fedpa", "proto_noise": 1.0})
-    for running in ({"proto_mode": "running"}, {"preset": "authors"}):
-        with pytest.raises(ConfigError, match="proto_unit = sample"):
-            lab.config(method={"name": "fedpa", "proto_clip": 1.0, **running})
-        lab.config(method={"name": "fedpa", "proto_clip": 1.0, "proto_unit": "client", **running})
-
-
-# ---- the generator -----------------------------------------------------------------------------------------------
 
 
 def test_terms_of_the_generator() -> None:
@@ -390,9 +356,6 @@ def test_labels_by_frequency_use_the_latest_counts(lab: Any) -> None:
     assert uniform[LABEL_DISTRIBUTION]["p"].tolist() == [0.5, 0.5]
 
 
-# ---- traffic -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Client:
     """A client that has every class and was not trained."""
@@ -455,9 +418,6 @@ def test_traffic_of_the_paper(lab: Any, num_classes: int, model: int, generator:
     assert set(broadcast) == {"model", "generator", "label_distribution", "prototypes"}
 
 
-# ---- the federation ----------------------------------------------------------------------------------------------
-
-
 def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:
     """A prototype outlives the rounds in which its only holder is not sampled."""
     labels = lab.dataset.train.labels
@@ -469,19 +429,3 @@ def test_clients_that_hold_one_class_in_turn(lab: Any, tmp_path: Any) -> None:
     present = run.state.server[PROTOTYPES].present.tolist()
     assert present == [client in met for client in range(4)] + [False, False]
     assert len(met) > 1
-
-
-def test_the_account_of_noisy_prototypes() -> None:
-    """One Gaussian release with noise of σ = 4 sensitivities, δ = 1e-5.
-
-    Above: Rényi's ε(α) = α/32 with the simple conversion, the least over α of α/32 + ln(1e5)/(α − 1), which is
-    1/32 + 2·sqrt(11.5129/32) = 1.2309. Below: the exact δ(ε) = Φ(1/8 − 4ε) − e^ε·Φ(−1/8 − 4ε) is 6.9e-5 at ε = 0.8.
-    """
-    account = FedPA(proto_noise=4.0, proto_clip=1.0).privacy(1)
-    assert account is not None
-    assert 0.8 < account["epsilon"] <= 1.2309
-    assert account["delta"] == 1e-5
-    assert "weights, counts" in account["covers"]
-    more = FedPA(proto_noise=4.0, proto_clip=1.0).privacy(20)
-    assert more is not None
-    assert more["epsilon"] > account["epsilon"]

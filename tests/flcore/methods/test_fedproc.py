@@ -42,10 +42,7 @@ def test_one_step_by_hand(lab: Any) -> None:
     Half of it, and half of ln 2. p = 1/(1 + e) = 0.268941 is the share of class 1: dℓ/df = p·(0, 1)/2 (the cosine with
     (1, 0) is at its maximum), so E_10 = −0.1·(1/2)·0.268941·(1/2)·2. The head moves by half a FedAvg step: W_00 = 0.05.
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 2}, "method": {"name": "fedproc"}}
-    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), **settings)
+    experiment = lab.linear(encoder=True, federation={"rounds": 2}, method={"name": "fedproc"})
     prototypes = Prototypes(torch.eye(2), torch.ones(2, dtype=torch.bool))
     server = {"model": experiment.setting.initial, "prototypes": prototypes}
     reply, client_state = lab.train(experiment, number=2, server=server)

@@ -8,21 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flcore.io.messages import Prototypes
 from flcore.io.records import Record, payload_sizes
 from flcore.methods.fedproto import FedProto
-from flcore.methods.types import PROTOTYPES, Replies, RoundContext
+from flcore.methods.types import PROTOTYPES
 from tests.cases import quick
 
 
 def by_hand(lab: Any, clients: list[list[int]], encoder: bool = False, **method: Any) -> Any:
     """A linear model that starts at zero, full batches, plain SGD: sample A = (2, 0) of class 0, three B = (0, 4)."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], None, None)
-    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}}
-    return lab.experiment(dataset, partition, lab.ToySpec(encoder), method={"name": "fedproto", **method}, **settings)
+    method = {"name": "fedproto", **method}
+    return lab.linear([[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1], clients, encoder=encoder, method=method)
 
 
 def test_the_encoder_moves_towards_the_prototype(lab: Any) -> None:
@@ -47,16 +44,6 @@ def test_a_round_by_hand(lab: Any, tmp_path: Any) -> None:
     run = lab.run(by_hand(lab, [[0, 1], [2, 3]]), tmp_path / "run")
     assert run.state.server["prototypes"].means.tolist() == [[2, 0], [0, 4]]
     assert set(run.state.server) == {"prototypes"}
-
-
-def test_clients_count_not_samples(lab: Any) -> None:
-    """Prototypes 1 and 5 give 3 (section 15 b)."""
-    server = Record({PROTOTYPES: Prototypes.empty(1, 1)})
-    uploads = {k: Prototypes(torch.tensor([[value]]), torch.tensor([True])) for k, value in enumerate([1.0, 5.0])}
-    replies = Replies({client: {PROTOTYPES: upload} for client, upload in uploads.items()})
-    (stage,) = FedProto().server_steps().values()
-    held, facts = stage(server, replies, RoundContext(lab.experiment().setting, 1))
-    assert (Record(held)[PROTOTYPES].means.item(), facts) == (3.0, {})
 
 
 @pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
@@ -111,9 +98,6 @@ def test_traffic_of_twenty_clients(ways: float, length: int, scalars: int) -> No
         for held in (math.floor(ways), math.ceil(ways))
     )
     assert 10 * (some.scalars + others.scalars) == scalars
-
-
-# ---- answers --------------------------------------------------------------------------------------------------------
 
 
 class Identity:
@@ -177,12 +161,3 @@ def test_answers_do_not_depend_on_how_many_are_asked_together() -> None:
 
     assert of_so_many(1) == pytest.approx([-0.04, -0.01], rel=1e-2)
     assert of_so_many(30) == pytest.approx(of_so_many(1), rel=1e-3)
-
-
-@pytest.mark.parametrize("inference", ["classifier", "prototypes"])
-def test_a_client_on_a_gpu_may_be_asked_with_its_classes_on_the_cpu(inference: str) -> None:
-    """The server's record lies on the device; fake tensors refuse what CUDA would."""
-    with FakeTensorMode():
-        prototypes = Prototypes(torch.zeros(3, 2, device="cuda"), torch.zeros(3, dtype=torch.bool, device="cuda"))
-        found = scores(torch.zeros(4, 2, device="cuda"), prototypes, torch.zeros(3, dtype=torch.bool), inference)
-    assert (found.shape, found.device.type) == ((4, 3), "cuda")

@@ -28,11 +28,7 @@ def test_one_turn_by_hand(lab: Any) -> None:
     this head: the logits differ by 2·(0.2 + 0.05) = 0.5, so p = 1/(1 + e^0.5) = 0.377541 is class 1's share and
     df = −p·W_0 + p·W_1 = (−0.2p, 0); E_00 gets −0.1·(−0.2p)·2 = 0.04p. Losses ln 2 and ln(1 + e^−0.5), their mean.
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    partition = lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2)
-    local = {"lr": 0.1, "batch_size": 100}
-    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder=True), local=local, method__name="fedrep")
-    reply, client_state = lab.train(experiment)
+    reply, client_state = lab.train(lab.linear(encoder=True, method__name="fedrep"))
     assert list(reply.message["model"].params) == ["encoder.1.weight"]
     share = 1 / (1 + math.exp(0.5))
     encoder = reply.message["model"].params["encoder.1.weight"].flatten().tolist()

@@ -7,15 +7,14 @@ released of prototypes, in tests/flcore/prototypes/test_release.py.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 
 from flcore.core.errors import ConfigError
 from flcore.core.rng import torch_stream
@@ -23,11 +22,9 @@ from flcore.engine.client import ClientRunner
 from flcore.engine.local.compiled import CompiledTrainer
 from flcore.io.messages import Count, Mixtures, Size, TensorDict, Weights
 from flcore.io.records import PAYLOADS, Payloads, Record, load_record, payload_sizes, save_record, serialise
-from flcore.math.losses.basic import cross_entropy
 from flcore.math.prototypes.gaussians import Mixture, pack_mixtures, unpack_mixtures
 from flcore.methods.gfpl import FRAME, GFPL, MIXTURES, RETRAIN_LEG
-from flcore.methods.local import Local
-from flcore.methods.types import Batch, LocalModel, LossInputs, Phase, Replies, RoundContext
+from flcore.methods.types import Batch, Replies, RoundContext
 from flcore.models.network import ModuleView
 from tests.cases import quick
 
@@ -40,13 +37,7 @@ def close(*expected: float) -> Any:
 
 def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
     """A linear model for two classes that starts at zero; features are pixels; full batches, learning rate 0.1."""
-    dataset = lab.toy_dataset(pixels, labels, [[1, 0], [0, 1]], [0, 1])
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
-    partition = lab.by_hand(dataset, clients, [[0, 1]] * len(clients))
-    return lab.experiment(dataset, partition, lab.ToySpec(), **settings)
-
-
-# ---- the message -------------------------------------------------------------------------------------------------
+    return lab.linear(pixels, labels, clients, ([[1, 0], [0, 1]], [0, 1]), **changes)
 
 
 def mixtures(components: list[int], dim: int, counts: bool = True) -> Mixtures:
@@ -104,72 +95,17 @@ def test_mixtures_refuse_what_does_not_belong_together(change: dict[str, Tensor]
         replace(whole, **change)
 
 
-# ---- a layer beside the head -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TwoHeads(Local):
-    """Local training with a second linear head of its own, which is all that its second phase moves."""
-
-    name = "two-heads"
-
-    def extra_layers(self, feature_dim: int, num_classes: int, encoded_dim: int) -> dict[str, nn.Module]:
-        return {"second": nn.Linear(feature_dim, num_classes)}
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase(), Phase(("extra.second.",), epochs=2))
-
-    def loss(self, model: LocalModel, batch: Batch, inputs: LossInputs) -> dict[str, Tensor]:
-        logits = model.apply_extra("second", model.features(batch.images))
-        return {**super().loss(model, batch, inputs), "second": cross_entropy(logits, batch.labels, batch.weight)}
-
-
-@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
-def test_an_extra_layer_changes_no_other_initial_weight(lab: Any, model: str) -> None:
-    plain = lab.experiment(method__name="local", model={"name": model}).setting.initial
-    wider = lab.experiment(algorithm=TwoHeads(), model={"name": model}).setting.initial
-    assert list(wider.params) == [*plain.params, "extra.second.weight", "extra.second.bias"]
-    assert all(torch.equal(wider.params[name], value) for name, value in plain.params.items())
-    other = lab.experiment(algorithm=TwoHeads(), model={"name": model}, seed=1).setting.initial
-    assert not torch.equal(other.params["extra.second.weight"], wider.params["extra.second.weight"])
-
-
-@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
-def test_an_extra_layer_is_trained_alike_alone_and_in_a_stack(lab: Any, model: str) -> None:
-    """1e-4 of each array's largest value; the last phase leaves everything else where the first one put it."""
-    found = []
-    for stack in (False, True):
-        experiment = lab.experiment(algorithm=TwoHeads(), model={"name": model}, engine__stack=stack)
-        found.append(
-            {k: client_state["model"] for k, (_, client_state) in lab.train_stack(experiment, range(4)).items()}
-        )
-    first_phase = lab.train(lab.experiment(algorithm=FirstPhase(), model={"name": model}))[1]["model"]
-    for client, serial in found[0].items():
-        for name, value in serial.params.items():
-            assert torch.allclose(value, found[1][client].params[name], atol=1e-4 * float(value.abs().max())), name
-    for name, value in first_phase.params.items():
-        assert torch.equal(value, found[0][0].params[name]) == (not name.startswith("extra.")), name
-
-
-class FirstPhase(TwoHeads):
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase(),)
-
-
-def test_an_extra_layer_of_other_weights(lab: Any) -> None:
+def test_the_projection_with_other_weights(lab: Any) -> None:
     """Of the model in training, of given weights, and as a function of weights: W x + b of each."""
-    experiment = lab.experiment(algorithm=TwoHeads())
+    experiment = lab.experiment(method__name="gfpl")
     module, features = experiment.new_module(), torch.randn(5, 8, generator=torch_stream(0, "features"))
     view = ModuleView(module, experiment.setting.network, dict(module.named_parameters()))
     params = experiment.setting.initial.params
-    expected = features @ params["extra.second.weight"].T + params["extra.second.bias"]
-    assert torch.allclose(view.apply_extra("second", features), expected, atol=1e-6)
-    other = {"extra.second.weight": torch.eye(8)[:6], "extra.second.bias": torch.ones(6)}
-    assert torch.equal(view.apply_extra("second", features, other), features[:, :6] + 1)
-    assert torch.equal(experiment.setting.network.apply_extra("second", features, other), features[:, :6] + 1)
-
-
-# ---- when, and what travels --------------------------------------------------------------------------------------
+    expected = features @ params["extra.projection.weight"].T + params["extra.projection.bias"]
+    assert torch.allclose(view.apply_extra("projection", features), expected, atol=1e-6)
+    other = {"extra.projection.weight": 2 * torch.eye(8), "extra.projection.bias": torch.ones(8)}
+    for asked in (view, experiment.setting.network):
+        assert torch.equal(asked.apply_extra("projection", features, other), 2 * features + 1)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(80, 7), (100, 9), (110, 10)])
@@ -186,17 +122,6 @@ def test_an_exchange_may_have_to_wait_for_the_next_multiple() -> None:
     assert [t for t in range(11) if late.exchanges(t + 1)] == [6, 9]
     assert [t for t in range(7) if early.exchanges(t + 1)] == [0, 3, 6]
     assert not any(GFPL(use_pfg=False).exchanges(number) for number in range(1, 40))
-
-
-def test_two_legs_in_an_exchange_and_one_otherwise(lab: Any) -> None:
-    experiment = lab.experiment(method={"name": "gfpl", "first_exchange": 1, "interval": 2})
-    exchanges = [experiment.method.round_exchanges(number, experiment.setting) for number in (1, 2, 3)]
-    assert [[exchange.name for exchange in round_legs] for round_legs in exchanges] == [
-        ["train-clients"], ["train-clients"], ["train-clients", "retrain-heads"],
-    ]  # fmt: skip
-    assert [exchange.server_steps for exchange in exchanges[2]] == [("fuse-prototypes",), ()]
-    (phase,) = exchanges[2][1].phases
-    assert (phase.trainable, phase.epochs, phase.source) == (("head.", "extra."), 1, "pseudo")
 
 
 def test_traffic(lab: Any, tmp_path: Path) -> None:
@@ -223,17 +148,6 @@ def test_traffic(lab: Any, tmp_path: Path) -> None:
     assert {"frame", "mixtures"} == set(run.state.server)
 
 
-def test_mixtures_go_down_for_the_retraining_alone(lab: Any) -> None:
-    """Whatever the server holds: the exchange says what a client is sent."""
-    experiment = lab.experiment(method=EXCHANGING)
-    server = Record({"frame": TensorDict({}), "mixtures": mixtures([1], 8)})
-    sent = [
-        set(experiment.method.broadcast(server, 0, RoundContext(experiment.setting, 11, exchange)))
-        for exchange in ("train-clients", RETRAIN_LEG)
-    ]
-    assert sent == [set(), {"mixtures"}]
-
-
 def test_the_frame_is_everybodys_and_is_not_sent(lab: Any) -> None:
     experiment = lab.experiment(method=EXCHANGING)
     method, setting = experiment.method, experiment.setting
@@ -248,9 +162,6 @@ def test_the_frame_is_everybodys_and_is_not_sent(lab: Any) -> None:
     assert all(torch.equal(frame, server[FRAME]["frame"]) for frame in frames)
     other = lab.experiment(method=EXCHANGING, seed=1)
     assert not torch.equal(other.method.frame(other.setting), frames[0])
-
-
-# ---- by hand -----------------------------------------------------------------------------------------------------
 
 
 def fused_by_hand(lab: Any, tmp_path: Path, **options: Any) -> Any:
@@ -417,16 +328,6 @@ def test_own_mixtures_stay_at_home(lab: Any, tmp_path: Path) -> None:
     )
 
 
-def test_where_there_is_nothing_to_draw_from_the_retraining_changes_nothing(lab: Any) -> None:
-    experiment = toy(lab, [[0, 4]], [1], [[0]], method=EXCHANGING)
-    reply, client_state = lab.train(experiment, exchange=1, server={})
-    assert lab.same(client_state["model"], experiment.setting.initial)
-    assert (reply.losses, reply.steps) == ({}, 0)
-
-
-# ---- what is withheld, clipped and noisy --------------------------------------------------------------------------
-
-
 def sent(lab: Any, **options: Any) -> Mixtures:
     """What a client with (3, 4) twice and (6, 8) of class 0, and (0, 5) of class 1, sends; one Gaussian per class."""
     method = {**EXCHANGING, "components": 1, "use_dcs": False, "variance_floor": 0.01, **options}
@@ -509,8 +410,6 @@ def test_no_bound_for_one_sample(lab: Any) -> None:
         lab.config(method={"name": "gfpl", "proto_clip": 1.0, "proto_unit": "sample"})
 
 
-# ---- limit cases, to the bit -------------------------------------------------------------------------------------
-
 OFF = {
     "neither": {"use_dcs": False, "use_pfg": False},
     "no weight": {"weight": 0, "use_pfg": False, "first_exchange": 0},
@@ -551,9 +450,6 @@ def test_the_first_weights_are_those_of_other_methods(lab: Any) -> None:
     assert all(torch.equal(ours.values[name], value) for name, value in local.values.items())
 
 
-# ---- both engines ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("classes", quick(["local", "all"], 1))
 def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
     """1e-4 of each array's largest value, also where clients retrain on different numbers of features."""
@@ -579,10 +475,8 @@ def test_retraining_of_a_stack(lab: Any, classes: str) -> None:
             assert torch.equal(value, before[name]) != moves, name  # fact 9: the body to the bit
 
 
-ENGINES = {
+ENGINES: dict[str, dict[str, Any]] = {
     "serial": {},
-    "stacked": {"engine__stack": True},
-    "compiled": {"engine__compile": "default"},
     "compiled stack": {"engine__stack": True, "engine__compile": "default"},
 }
 
@@ -607,26 +501,6 @@ def test_who_has_nothing_to_draw_from_takes_no_step(lab: Any, engine: str, holde
         assert set(reply.losses) == (
             {"retrain_cross_entropy", "retrain_dot_regression"} if client in holders else set()
         )
-
-
-@pytest.mark.parametrize("stack", quick([False, True], 1), ids=["serial", "stacked"])
-@pytest.mark.parametrize("source", quick(["global", "own"], 1))
-def test_small_clients_exchange(lab: Any, stack: bool, source: str, tmp_path: Path) -> None:
-    """One sample; five; a single class; a class nobody holds: every number of the history is finite."""
-    labels = lab.dataset.train.labels
-    single = (labels == 2).nonzero().flatten().tolist()[:20]
-    rest = [i for i in range(240) if int(labels[i]) in (0, 1)]
-    partition = lab.by_hand(lab.dataset, [rest[:1], rest[1:6], single], [range(60)] * 3)
-    method = {**EXCHANGING, "retrain_source": source}
-    run = lab.run(lab.experiment(partition=partition, method=method, engine__stack=stack), tmp_path / "run")
-    text = (tmp_path / "run" / "history.jsonl").read_text()
-    assert "NaN" not in text and "Infinity" not in text
-    assert len(run.history) == 3
-    for client in range(3):
-        assert all(torch.isfinite(value).all() for value in run.client_state(client)["model"].params.values())
-
-
-# ---- answers -----------------------------------------------------------------------------------------------------
 
 
 class Given:
@@ -698,22 +572,6 @@ def test_own_classes() -> None:
     assert answered(own, held, "etf_head")[0] == -math.inf
 
 
-@pytest.mark.parametrize("way", [None, "etf_head", "sum_head", "own_classes"])
-def test_a_client_on_a_gpu_may_be_asked_with_its_classes_on_the_cpu(way: str | None) -> None:
-    """The server's record lies on the device; fake tensors refuse what CUDA would."""
-    with FakeTensorMode():
-        model = SimpleNamespace(
-            features=lambda images: images,
-            classify=lambda features: torch.zeros(4, 3, device="cuda"),
-            apply_extra=lambda name, features: torch.zeros(4, 5, device="cuda"),
-        )
-        server = Record({"frame": TensorDict({"frame": torch.zeros(5, 3, device="cuda")})})
-        method = GFPL()
-        predict = method.predict if way is None else method.predictors()[way]
-        found = predict(model, torch.zeros(4, 2, device="cuda"), server, torch.zeros(3, dtype=torch.bool))  # type: ignore[arg-type]
-    assert (found.shape, found.device.type) == ((4, 3), "cuda")
-
-
 def test_what_is_scored_before_the_retraining(lab: Any) -> None:
     """A feature f has the logits (1, 0) by the new head and (0, 2) by the one of before, which round 3 retrained.
 
@@ -745,9 +603,6 @@ def test_generated_features_are_drawn_from_the_last_mixtures(lab: Any) -> None:
     features, labels = method.generated_features(Record({"mixtures": POINT}), setting, 3, torch_stream(0, "draw"))
     assert torch.allclose(features, torch.tensor([[3.0, 0.0]] * 3), atol=1e-6)
     assert labels.tolist() == [0, 0, 0]
-
-
-# ---- configuration -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

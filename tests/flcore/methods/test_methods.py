@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.io.messages import Count
+from flcore.io.messages import Count, Weights
+from flcore.io.records import serialise
 from flcore.methods import METHODS
 from flcore.methods.kit.class_prototypes import ReleasesPrototypes, ReleasesVectors
+from flcore.methods.types import BATCHNORM, MODEL
 from tests.cases import quick
 
 # Sample A = (2, 0) of class 0 and three samples B = (0, 4) of class 1.
@@ -20,9 +22,7 @@ PIXELS, LABELS = [[2, 0], [0, 4], [0, 4], [0, 4]], [0, 1, 1, 1]
 
 def by_hand(lab: Any, clients: list[list[int]], **changes: Any) -> Any:
     """A linear model that starts at zero, full batches, plain SGD with learning rate 0.1."""
-    dataset = lab.toy_dataset(PIXELS, LABELS, None, None)
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 1}} | changes
-    return lab.experiment(dataset, lab.by_hand(dataset, clients, [[0, 1]] * len(clients)), lab.ToySpec(), **settings)
+    return lab.linear(PIXELS, LABELS, clients, **changes)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "fedprox", "central", "fedproto"])
@@ -80,9 +80,6 @@ def test_fedprox_second_step(lab: Any, mu: float) -> None:
     assert ("proximal" in reply.losses) == (mu > 0)
 
 
-# ---- limit cases, to the bit -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", quick(["fedavg", "fedprox", "central"], 1))
 def test_one_client_with_everything_is_local_training(lab: Any, method: str, tmp_path: Any) -> None:
     """Baselines.md section 23, 2. FedProx differs from the second step on unless it is off."""
@@ -117,9 +114,6 @@ def test_one_fedavg_round_is_one_gradient_step_on_the_union(lab: Any, model: str
     for name, expected in central.state.server["model"].params.items():
         assert torch.allclose(averaged.state.server["model"].params[name], expected, atol=1e-6)
     assert any(not torch.equal(initial[name], tensor) for name, tensor in central.state.server["model"].params.items())
-
-
-# ---- traffic -----------------------------------------------------------------------------------------------------
 
 
 def traffic(lab: Any, tmp_path: Any, clients: list[list[int]], **changes: Any) -> Any:
@@ -157,9 +151,6 @@ def test_batchnorm_statistics_are_counted_apart(lab: Any, tmp_path: Any) -> None
     assert run.history[0]["bytes_up"] == {"model": 4 * 3094 * 4, "model_buffers": 4 * 192, "num_samples": 32}
     assert run.history[0]["bytes_down"] == {"model": 4 * 3094 * 4, "model_buffers": 4 * 192}
     assert run.history[0]["scalars_up"] == 4 * 3094
-
-
-# ---- what a method keeps and answers -----------------------------------------------------------------------------
 
 
 def test_who_trains_and_who_answers() -> None:
@@ -200,6 +191,59 @@ def test_whoever_sends_vectors_in_feature_space_has_the_release_step() -> None:
             build(proto_noise=2.0, **unit)
 
 
+@pytest.mark.parametrize("name", ["fedproto", "fedproc", "fedhkd", "fedpa", "fedpg", "fedmlp", "fedcspc", "gfpl"])
+def test_what_is_released_is_clipped_and_noisy(lab: Any, name: str) -> None:
+    """Lengths of at most C = 0.01, though none is as short by itself; noise moves the same vectors, and only them."""
+    small = {"fedcspc": {"clusters": 1}, "gfpl": {"first_exchange": 0, "interval": 1}}.get(name, {})
+    unit = {} if name in ("fedcspc", "gfpl") else {"proto_unit": "client"}
+    sent = []
+    for release in ({}, {"proto_clip": 0.01, **unit}, {"proto_clip": 0.01, "proto_noise": 0.1, **unit}):
+        method = {"name": name, **small, **release}
+        experiment = lab.experiment(model=lab.model_of(name), method=method, local__lr=0.01)
+        exchange = len(experiment.method.round_exchanges(1, experiment.setting)) - 1 if name == "fedmlp" else 0
+        sent.append(lab.train(experiment, exchange=exchange)[0].message)
+    plain, clipped, noisy = map(released, sent)
+    assert float(plain.norm(dim=1).min()) > 0.01
+    assert float(clipped.norm(dim=1).max()) <= 0.01 * (1 + 1e-5)
+    assert noisy.shape == clipped.shape and bool((noisy != clipped).all())
+    if MODEL in sent[0]:
+        assert lab.same(sent[0][MODEL], sent[2][MODEL])
+
+
+def released(message: Any) -> torch.Tensor:
+    """The vectors of a message that its release step concerns."""
+    for name in ("prototypes", "knowledge"):
+        if name in message:
+            return message[name].means[message[name].present, :8]  # knowledge: features, then answers
+    return message["mixtures"].means if "mixtures" in message else message["cluster_prototypes"]["vectors"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedavg"},
+        {"name": "moon"},
+        {"name": "fedntd"},
+        {"name": "creff"},
+        {"name": "fedcspc", "norm_match": True, "use_lrl": False, "use_ca": False},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_frozen_models_look_through_a_clients_own_statistics(lab: Any, method: dict[str, Any]) -> None:
+    """Under ``batchnorm: local`` what is received has none. FedAvg, which asks no frozen model, sees no other."""
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
+    experiment = lab.experiment(method=method, model=model, local__steps=1)
+    initial = experiment.setting.initial
+    previous = Weights({name: 2 * value for name, value in initial.params.items()})
+    seen = []
+    for shift in (0, 3):
+        moved = {name: value + shift if "mean" in name else value for name, value in initial.buffers.items()}
+        client_state = {BATCHNORM: Weights({}, moved), "previous": previous}
+        reply, _ = lab.train(experiment, number=2, client_state=client_state)
+        seen.append((dict(reply.losses), serialise(reply.message)))
+    assert (seen[0] == seen[1]) == (method["name"] == "fedavg")
+
+
 ODD: list[dict[str, Any]] = [
     {"name": "fedproto"},
     {"name": "fedproc", "similarity": "inner", "weighted": True},
@@ -214,6 +258,8 @@ ODD: list[dict[str, Any]] = [
     {"name": "fedpa", "gen_steps": 3, "preset": "authors"},
     {"name": "fedpg", "gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
     {"name": "fesem", "centres": 5},
+    {"name": "gfpl", "first_exchange": 0, "interval": 1},
+    {"name": "gfpl", "first_exchange": 0, "interval": 1, "retrain_source": "own"},
     {"name": "vhl", "per_class": 5, "virtual_batch": 8},
 ]
 

@@ -8,22 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.engine.client import ClientRunner
 from flcore.io.messages import Weights
 from flcore.methods.moon import Moon
-from flcore.methods.types import Batch, Exchange
-from tests.cases import quick
+from flcore.methods.types import Batch
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
 
 def linear(lab: Any, **changes: Any) -> Any:
     """Client 0 holds (2, 0) of class 0: encoder E = I, head zero, one full batch, plain SGD at 0.1."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    settings = {"local": {"lr": 0.1, "batch_size": 100}, "federation": {"rounds": 2}}
-    return lab.experiment(
-        dataset, lab.by_hand(dataset, [[0], [1]], [[0, 1]] * 2), lab.ToySpec(encoder=True), **settings, **changes
-    )
+    return lab.linear(encoder=True, federation={"rounds": 2}, **changes)
 
 
 def test_one_step_by_hand(lab: Any) -> None:
@@ -70,24 +64,6 @@ def test_the_frozen_models_are_asked_in_evaluation_mode(lab: Any) -> None:
         assert reply.losses["contrast"] == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_private_statistics_serve_the_received_model(lab: Any, tmp_path: Any) -> None:
-    """Under `batchnorm: local` the received parameters come without statistics; the client's own stand in."""
-    changes = {"method__name": "moon", "model": {"name": "fedgen_cnn", "batchnorm": "local"}}
-    run = lab.run(lab.experiment(**changes, federation__rounds=2), tmp_path / "run")
-    client_state = run.client_state(0)
-    assert not client_state["previous"].buffers and client_state["batchnorm"].buffers
-    experiment = lab.experiment(**changes, local__steps=1)
-    equal = {**client_state, "previous": Weights(run.state.server["model"].params)}
-    reply, _ = lab.train(experiment, number=3, server=run.state.server, client_state=equal)
-    assert reply.losses["contrast"] == pytest.approx(5 * math.log(2), abs=1e-5)
-    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), 0, run.state.server, client_state)
-    inputs, frozen = experiment.method.loss_inputs(ctx), experiment.method.teachers(ctx)
-    for name, tensor in client_state["batchnorm"].buffers.items():
-        assert torch.equal(inputs["global"][name], tensor) and torch.equal(inputs["previous"][name], tensor)
-    assert {name: part for name, (part, _) in frozen.items()} == {"global": "features", "previous": "features"}
-    assert all(inputs[name] == weights.values for name, (_, weights) in frozen.items())
-
-
 def test_features_that_are_known_are_not_asked_for() -> None:
     """z = (1, 0), looked up z_g = (1, 0) and z_prev = (0, 1): ln(1 + e^-2) at τ = 0.5, and no model is asked.
 
@@ -108,34 +84,3 @@ def test_features_that_are_known_are_not_asked_for() -> None:
     for frozen, expected in (((one, other), 0.126928), ((other, one), 2.126928)):
         batch = Batch(one, torch.tensor([0]), per_sample=dict(zip(("global", "previous"), frozen, strict=True)))
         assert Moon(mu=1.0).loss(model, batch, inputs)["contrast"].item() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("model", quick([CSPC, {"name": "fedgen_cnn", "feature_dim": 8}], 1))
-def test_stacked_clients_of_whom_some_have_a_previous_model(lab: Any, model: dict[str, Any]) -> None:
-    """A round with 1e-4 of the serial engine; clients 1 and 3 are new."""
-    changes = {"method": {"name": "moon", "mu": 1.0}, "model": model}
-    serial, stacked = lab.experiment(**changes), lab.experiment(**changes, engine__stack=True)
-    first = lab.train_stack(serial, range(4))
-    client_states = {client: first[client][1] for client in (0, 2)}
-    expected, found = (
-        lab.train_stack(experiment, range(4), client_states, number=2) for experiment in (serial, stacked)
-    )
-    for client in range(4):
-        assert lab.apart(expected[client][0].message["model"], found[client][0].message["model"]) < 1e-4
-        assert found[client][0].losses == pytest.approx(expected[client][0].losses, abs=1e-4)
-        assert (found[client][0].losses["contrast"] > 0) == (client in client_states)
-
-
-def test_one_client_is_drawn_to_its_own_start(lab: Any, tmp_path: Any) -> None:
-    """One client: what it receives is what it sent, so z_g = z_prev and the first step's term is ln 2 for any weights.
-
-    Its mean over the round is not: z moves.
-    """
-    everything = lab.by_hand(lab.dataset, [range(240)], [range(60)])
-    changes = {"partition": everything, "model": CSPC, "method": {"name": "moon", "mu": 1.0}, "local__steps": 1}
-    run = lab.run(lab.experiment(**changes, federation__rounds=3), tmp_path / "run")
-    assert [record["train_loss"].get("contrast") for record in run.history] == [
-        None,
-        pytest.approx(math.log(2), abs=1e-6),
-        pytest.approx(math.log(2), abs=1e-6),
-    ]

@@ -59,9 +59,6 @@ def close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
         assert float((first - second).abs().max() / second.abs().max()) < tolerance
 
 
-# ---- by hand -----------------------------------------------------------------------------------------------------
-
-
 def test_the_first_legs_by_hand(lab: Any) -> None:
     """8 patches with sum 14 and squares 4 + 3·16 = 52: mean 1.75, variance 6.5 − 3.0625 = 3.4375; ε = 0.6: 5.5.
 
@@ -140,9 +137,6 @@ def test_the_head_is_that_of_all_features_at_once(lab: Any, tmp_path: Path) -> N
     torch.testing.assert_close(run.state.server[MODEL].params["head.bias"], bias.float())
     assert run.history[-1]["top1_global"] > 0.9  # bars of six columns are easy
     assert run.history[-1]["steps"] == 0
-
-
-# ---- what sums do not see ----------------------------------------------------------------------------------------
 
 
 DIVISIONS = {
@@ -266,9 +260,6 @@ def test_what_cannot_be_forgotten_exactly_is_refused_before_data_are_read(lab: A
         tiny(lab, partition, rounds=2, forget=[1])._check()
 
 
-# ---- traffic -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wire", "second", "rest"),
     quick(
@@ -299,9 +290,6 @@ def test_bytes_of_one_run(lab: Any, wire: str, second: int, rest: int, tmp_path:
     assert down == {"filters": 4 * 6 * 156 * 4, "head": 4 * 150 * 4}
 
 
-# ---- variants ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "variant",
     quick([{"wire": "int8", "shrinkage": 0.01}, {"head": "ridge"}, {"shrinkage": None}, {"balance": True}, {"steps": 0},
@@ -310,13 +298,6 @@ def test_bytes_of_one_run(lab: Any, wire: str, second: int, rest: int, tmp_path:
 def test_variants_answer_well(lab: Any, variant: dict[str, Any], tmp_path: Path) -> None:
     run = lab.run(tiny(lab, **variant), tmp_path / "run")
     assert run.history[-1]["top1_global"] > 0.85
-
-
-def test_balanced_classes_weigh_the_same(lab: Any, tmp_path: Path) -> None:
-    """Each class has the weight of a sixth of all samples, however many clients hold how much of it."""
-    partition = lab.by_hand(lab.dataset, [range(100), range(100, 170)], [range(60)] * 2)
-    run = lab.run(tiny(lab, partition, balance=True), tmp_path / "run")
-    assert run.state.server[TOTALS]["counts"].tolist() == pytest.approx([170 / 6] * 6)
 
 
 def test_balanced_classes_that_come_later(lab: Any, tmp_path: Path) -> None:

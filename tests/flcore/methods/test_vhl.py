@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flcore.io.messages import TensorDict, Weights
-from flcore.io.records import Record, payload_sizes, serialise
+from flcore.io.records import Record
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from flcore.methods.vhl import HOLDERS, VHL, note_holders
@@ -25,11 +25,8 @@ def started(experiment: Any) -> Record:
 
 def toy(lab: Any, **method: Any) -> Any:
     """One sample (2, 0) of class 0 of two; a linear model that starts at zero, one step with learning rate 0.1."""
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
     options = {"name": "vhl", "per_class": 3, "virtual_batch": 6, "lambda_a": 0} | method
-    local = {"lr": 0.1, "batch_size": 100}
-    partition = lab.by_hand(dataset, [[0]], [[0, 1]])
-    return lab.experiment(dataset, partition, lab.ToySpec(), method=options, local=local, federation={"rounds": 1})
+    return lab.linear(clients=[[0]], method=options)
 
 
 def from_zero(lab: Any, experiment: Any) -> Any:
@@ -46,10 +43,7 @@ def test_a_step_with_outputs_of_their_own(lab: Any) -> None:
     """
     reply = from_zero(lab, toy(lab))
     assert reply.message["model"].params["head.bias"].tolist() == pytest.approx([0.05, -0.05, 0, 0], abs=1e-7)
-    assert reply.losses == {
-        "cross_entropy": pytest.approx(math.log(4)),
-        "virtual": pytest.approx(math.log(4)),
-    }
+    assert reply.losses == {"cross_entropy": pytest.approx(math.log(4)), "virtual": pytest.approx(math.log(4))}
 
 
 def test_a_step_with_the_outputs_of_the_classes(lab: Any) -> None:
@@ -73,8 +67,7 @@ def test_what_the_head_learns_of_the_virtual_images(lab: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "outputs"),
-    [({}, 20), ({"label_style": "patch"}, 10), ({"lambda_v": 0.0}, 10), ({"lambda_a": 0.0}, 20)],
+    ("options", "outputs"), [({}, 20), ({"label_style": "patch"}, 10), ({"lambda_v": 0.0}, 10), ({"lambda_a": 0.0}, 20)]
 )
 def test_outputs(options: dict[str, Any], outputs: int) -> None:
     assert VHL(**options).num_outputs(10) == outputs
@@ -101,9 +94,6 @@ def test_everything_but_the_new_outputs_starts_like_fedavg(lab: Any) -> None:
     assert wide.params["head.weight"].shape[0] == 2 * plain.params["head.weight"].shape[0]
     for name, value in plain.values.items():
         assert torch.equal(wide.values[name][: len(value)] if value.ndim else wide.values[name], value)
-
-
-# ---- the contrastive part lasts so many passes ---------------------------------------------------------------------
 
 
 def aligned(method: VHL, setting: Any, steps: int, per_pass: int) -> list[float]:
@@ -155,9 +145,6 @@ def test_after_the_alignment_the_contrast_is_nought(lab: Any) -> None:
     assert 0.4 < contrast[1] / contrast[2] < 0.65
 
 
-# ---- traffic and memory --------------------------------------------------------------------------------------------
-
-
 def test_the_virtual_set_travels_once(lab: Any, tmp_path: Any) -> None:
     """C·M·pixels = 6·5·256 = 7,680 bytes as uint8, at a client's first round; nothing else differs from FedAvg.
 
@@ -175,13 +162,6 @@ def test_the_virtual_set_travels_once(lab: Any, tmp_path: Any) -> None:
     assert len(seen) > 2  # so that the set came later than in the first round to somebody
     holders = run.state.server["holders"]["clients"]
     assert holders.nonzero().flatten().tolist() == sorted(seen)
-
-
-def test_counted_bytes_are_those_of_the_message(lab: Any) -> None:
-    experiment = lab.experiment(method=SMALL)
-    message = experiment.method.broadcast(started(experiment), 0, RoundContext(experiment.setting, 1))
-    assert sum(size.bytes for size in payload_sizes(message).values()) == len(serialise(message))
-    assert payload_sizes(message)["virtual"].bytes == 7680
 
 
 def test_all_clients_learn_from_the_set_that_was_sent(lab: Any) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 
@@ -80,43 +77,3 @@ def test_dropout_is_of_channels_and_behind_the_second_convolution() -> None:
             parameter.mul_(2)
     assert torch.allclose(kept, double.features(given), atol=1e-5)
     assert not torch.allclose(kept, module.features(given), atol=1e-3)
-
-
-def test_a_channel_of_one_image_does_not_touch_another_image() -> None:
-    module, noise = make(), torch.ones(4, 20)
-    noise[1, 3] = 0.2
-    changed = module.features(images(), {"channels": noise}) != module.features(
-        images(), {"channels": torch.ones(4, 20)}
-    )
-    assert changed.any(dim=1).tolist() == [False, True, False, False]
-
-
-def test_the_head_has_no_dropout() -> None:
-    module = make()
-    features = module.features(images())
-    assert torch.equal(module.classify(features, {"channels": torch.zeros(4, 20)}), module.head(features))
-
-
-@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
-def test_it_can_be_trained(lab: Any, stack: bool) -> None:
-    """One epoch over 28×28 images with a head of two outputs: both engines give the same within 1e-4."""
-    generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(0, 256, (24, 28 * 28), generator=generator)
-    dataset = lab.toy_dataset(pixels.tolist(), [0, 1] * 12, None, None)
-
-    def square(split: Any) -> Any:
-        return replace(split, images=split.images.reshape(-1, *GREY))
-
-    meta = replace(dataset.meta, shape=GREY, std=(1.0,))
-    dataset = replace(dataset, train=square(dataset.train), test=square(dataset.test), meta=meta)
-    partition = lab.by_hand(dataset, [range(0, 10), range(10, 24)], [range(24)] * 2)
-    runs = [
-        lab.experiment(dataset, partition, model={"name": "fedmlp_cnn"}, local__batch_size=8, engine__stack=engine)
-        for engine in (False, stack)
-    ]
-    found = [lab.train_stack(run, [0, 1]) for run in runs]
-    for client in (0, 1):
-        plain, other = (result[client][0].message["model"].params for result in found)
-        assert all(torch.allclose(plain[name], other[name], atol=1e-4) for name in plain)
-        start = runs[0].setting.initial.params
-        assert all(not torch.equal(plain[name], start[name]) for name in plain)

@@ -36,9 +36,6 @@ def linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-# ---- sizes -------------------------------------------------------------------------------------------------------
-
-
 def test_celeba_cnn() -> None:
     """448 + 32, 4,640 + 64, 18,496 + 128, 64·32 + 32 = 2,080, and 66: 25,954 (fedpa.md section 2).
 
@@ -107,9 +104,6 @@ def test_resnet50() -> None:
     assert (sum(parts(model)), model.feature_dim) == (23_705_252, 2048)
 
 
-# ---- a head of two layers ----------------------------------------------------------------------------------------
-
-
 def test_a_hidden_head_by_hand() -> None:
     """x = (1, -2): hidden units ReLU(1 + 2 - 1, -1) = (2, 0), logits (2·3 + 1, 2·0 + 5)."""
     head = HiddenHead(2, 2, 2)
@@ -153,9 +147,6 @@ def wanted(lab: Any, dataset: Any, model: dict[str, Any], method: dict[str, Any]
     return lab.experiment(shaped, lab.by_hand(shaped, [[0], [1]], [[0, 1]] * 2), model=model, method=method)
 
 
-# ---- weights from a file -----------------------------------------------------------------------------------------
-
-
 class Network(nn.Module):
     """What stands for torchvision's: a stem, a layer with statistics, a classifier that is gone."""
 
@@ -173,15 +164,6 @@ def given(path: Path, **changes: torch.Tensor | None) -> PretrainedFile:
     }  # fmt: skip
     save_file({name: value for name, value in values.items() if value is not None}, path)
     return PretrainedFile(path)
-
-
-def test_weights_of_a_file(tmp_path: Path) -> None:
-    network, untouched = Network(), Network()
-    untouched.load_state_dict(network.state_dict())
-    load_pretrained(network, given(tmp_path / "w.safetensors"), ("conv1.", "fc."))
-    assert network.layer.weight.tolist() == [2, 3] and network.layer.bias.tolist() == [4, 5]
-    assert network.layer.running_mean.tolist() == [6, 7] and network.layer.running_var.tolist() == [8, 9]
-    assert torch.equal(network.conv1.weight, untouched.conv1.weight)
 
 
 @pytest.mark.parametrize(

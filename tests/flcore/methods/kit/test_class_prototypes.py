@@ -13,13 +13,7 @@ from flcore.io.records import Payloads, Record
 from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedproc import FedProc
 from flcore.methods.fedproto import FedProto
-from flcore.methods.kit.class_prototypes import (
-    CLASS_COUNTS,
-    ReleasesVectors,
-    counts_of_uploads,
-    fused_prototypes,
-    no_prototypes,
-)
+from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesVectors, counts_of_uploads, fused_prototypes
 from flcore.methods.types import PROTOTYPES, ClientContext, Exchange, Replies, RoundContext
 
 T = torch.tensor
@@ -126,19 +120,10 @@ def test_vectors_of_any_number(lab: Any) -> None:
     assert account is not None and (account["unit"], account["epsilon"]) == ("client", privacy_spent(0.5, 4, 1e-5))
 
 
-# ---- at the server -----------------------------------------------------------------------------------------------
-
-
 def row(*values: float | None) -> Prototypes:
     """One dimension; None for a class without prototype."""
     means = T([[0.0 if value is None else float(value)] for value in values])
     return Prototypes(means, T([value is not None for value in values]))
-
-
-def test_what_the_server_holds_at_the_start(lab: Any) -> None:
-    setting = lab.experiment().setting
-    start = no_prototypes(setting)[PROTOTYPES]
-    assert (start.means.shape, start.present.any().item()) == ((6, 8), False)
 
 
 def test_uploads_into_one_prototype_per_class(lab: Any) -> None:

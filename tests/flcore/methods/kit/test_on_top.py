@@ -114,9 +114,6 @@ def test_with_nothing_added_it_is_the_base(lab: Any, base: str, own: dict[str, A
         assert account["epsilon"] > 0
 
 
-# ---- who may be a base -------------------------------------------------------------------------------------------
-
-
 def test_possible_bases() -> None:
     """Their models answer by themselves and go on being trained."""
     found = set(possible_bases())
@@ -186,9 +183,6 @@ def test_hyper_parameters_of_the_base() -> None:
     own = {field.name for field in fields(WrapperMethod)}
     assert own == {"base", "base_settings"}
     assert all(declaration.search is None for declaration in declared(FedCSPC) if declaration.name in own)
-
-
-# ---- what is added -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

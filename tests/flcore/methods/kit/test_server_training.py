@@ -64,9 +64,5 @@ def test_what_diverges_says_what_to_lower() -> None:
         ArithmeticError, match=r"^the toy diverged \(square inf, distance 3e\+30\); lower method\.rate$"
     ):
         fit(
-            Moving(values, Sgd(1e30)),
-            [T([0.0])] * 2,
-            lambda x: parabola(values, x),
-            what="the toy",
-            cure="method.rate",
+            Moving(values, Sgd(1e30)), [T([0.0])] * 2, lambda x: parabola(values, x), what="the toy", cure="method.rate"
         )

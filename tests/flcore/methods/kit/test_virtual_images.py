@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from flcore.data.images import normalise
-from flcore.methods.kit.virtual_images import (
-    VirtualLoss,
-    as_input,
-    cycled_positions,
-    pixel_map,
-    virtual_context,
-)
+from flcore.methods.kit.virtual_images import VirtualLoss, as_input, cycled_positions, pixel_map, virtual_context
 from flcore.methods.types import Batch
 
 # Fact 5: these three with labels 0, 0, 1 have supervised contrast 0.392099 at T = T0 = 0.5 and 0.971059 at 0.07.
