@@ -61,9 +61,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------------- accepted
-
-
 def test_its_methods_are_registered_checked_and_built_like_any_other(write: Write) -> None:
     path = write()
     config = Config.from_mapping({"plugins": [str(path)], "method": {"name": "mine", "weight": 2}})
@@ -114,9 +111,6 @@ def test_a_base_of_a_method_on_top_may_be_a_plug_in(write: Write) -> None:
     config = Config.from_mapping({"plugins": [str(write())], "method": {"name": "ccvr", "base": "mine"}})
     assert [method.name for method in config.methods] == ["ccvr", "mine"]
     assert "mine" in config.identity()["plugins"]
-
-
-# ----------------------------------------------------------------------------------------------------------- identity
 
 
 def test_a_run_is_named_by_the_content_of_what_it_uses_and_not_by_its_place(write: Write) -> None:
@@ -189,9 +183,6 @@ def test_places_relative_to_a_folder(tmp_path: Path) -> None:
     assert resolve_paths({"seed": 1}, tmp_path) == {"seed": 1}
 
 
-# ------------------------------------------------------------------------------------------------------------ refused
-
-
 def test_a_missing_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "no.py") == f"plug-in {tmp_path}/no.py: cannot be read (No such file or directory)"
 
@@ -208,10 +199,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (METHOD.replace("class Mine", "class _Mine"), "mine.py: defines no public subclass of Method,"),
         (METHOD.replace('"mine"', '"fedprox"'), "mine.py: Mine is called fedprox, and there is a method called so"),
         (METHOD.replace('"mine"', '"My Own"'), "mine.py: Mine is called 'My Own'; a name is made of a-z, 0-9 and _"),
-        (
-            METHOD + METHOD.replace("Mine", "Other"),
-            "mine.py: Other is called mine, and there is a method called so",
-        ),
+        (METHOD + METHOD.replace("Mine", "Other"), "mine.py: Other is called mine, and there is a method called so"),
         (METHOD.replace('    name: ClassVar[str] = "mine"\n', ""), "mine.py: Mine has no name of its own; write name="),
         (METHOD.replace('"nobody, nowhere"', '""'), "mine.py: Mine has no citation of its own"),
         (METHOD.replace("@dataclass(frozen=True)", ""), "mine.py: Mine is no frozen dataclass"),
@@ -271,8 +259,6 @@ def test_two_plug_ins_with_one_method(write: Write) -> None:
         "Mine is called mine, and there is a method called so already; choose another name"
     )
 
-
-# -------------------------------------------------------------------------------------- what a method needs of the rest
 
 NEEDS = 'required_config: ClassVar[dict[str, tuple[float, ...]]] = {"local.momentum": (0.0, 0.9)}'
 NEEDY = METHOD.replace("    weight: float", f"    {NEEDS}\n    weight: float")
