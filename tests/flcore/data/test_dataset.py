@@ -118,9 +118,6 @@ def test_fingerprint_depends_on_content_and_preparation() -> None:
     assert prepare_dataset(Made()).meta.fingerprint == prepare_dataset(Made()).meta.fingerprint
 
 
-# on disk
-
-
 @pytest.mark.parametrize("with_groups", [False, True])
 def test_round_trip_and_equal_bytes(with_groups: bool, tmp_path: Path) -> None:
     data = prepare_dataset(Made(with_groups=with_groups), limit_per_class=2)
@@ -136,23 +133,6 @@ def test_round_trip_and_equal_bytes(with_groups: bool, tmp_path: Path) -> None:
     assert read.meta == data.meta
     assert torch.equal(read.train.images, data.train.images) and torch.equal(read.test.labels, data.test.labels)
     assert (read.train.groups is not None) == with_groups
-
-
-def test_meta_is_plain_sorted_json(tmp_path: Path) -> None:
-    data = prepare_dataset(Made())
-    data.save(tmp_path)
-    text = (tmp_path / "meta.json").read_text()
-    assert text == json.dumps(data.meta.to_mapping(), sort_keys=True, indent=2) + "\n"
-    assert str(tmp_path) not in text
-
-
-def test_saving_over_another_dataset_replaces_it(tmp_path: Path) -> None:
-    prepare_dataset(Made(with_groups=True)).save(tmp_path)
-    other = prepare_dataset(Made(), limit_per_class=1)
-    other.save(tmp_path)
-    read = Dataset.load(tmp_path)
-    read.check_content(tmp_path)
-    assert read.meta == other.meta
 
 
 def spoil(name: str) -> Callable[[Path], None]:
@@ -221,9 +201,6 @@ def test_a_changed_pixel_is_found_on_request(tmp_path: Path) -> None:
     (tmp_path / "train.safetensors").write_bytes(content)
     with pytest.raises(DataError, match="differs from the fingerprint"):
         Dataset.load(tmp_path).check_content(tmp_path)
-
-
-# arithmetic on images
 
 
 def test_normalise_by_hand() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
@@ -101,10 +100,7 @@ def two(**first: Any) -> dict[str, Any]:
         (two(test=[1]) | {"test_source": "both"}, "test_source = both"),
         (two(tasks=[[0]]), "client 0: its tasks together are not its train"),
         ({"clients": [{"train": [0]}, {"train": [1], "val": []}]}, "client 1 and client 0 differ in having val"),
-        (
-            {"clients": [{"train": [0, 1], "tasks": [[0], [1]]}, {"train": [2], "tasks": [[2]]}]},
-            "client 1 has 1 tasks",
-        ),
+        ({"clients": [{"train": [0, 1], "tasks": [[0], [1]]}, {"train": [2], "tasks": [[2]]}]}, "client 1 has 1 tasks"),
         (
             {"clients": [{"train": [2, 3], "tasks": [[2], [3]]}, {"train": [0, 1], "tasks": [[0, 1], []]}]},
             "client 0001, task 01 has no training samples, and each task is trained on; use fewer tasks",
@@ -130,8 +126,3 @@ def test_what_does_not_go_with_an_import(data: Dataset, tmp_path: Path) -> None:
         make_partition(data, Imported(), num_clients=2, seed=0)
     with pytest.raises(DataError, match=r"nowhere\.json: not found; expected"):
         make_partition(data, Imported(path=str(tmp_path / "nowhere.json")), num_clients=2, seed=0)
-
-
-def test_configured_by_name_and_path() -> None:
-    config = Config.from_mapping({"partition": {"name": "imported", "path": "division.json", "num_clients": 2}})
-    assert config.partitioner == Imported("division.json")

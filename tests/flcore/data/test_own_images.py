@@ -44,9 +44,6 @@ def decoded(tree: Mapping[str, bytes], path: Path) -> np.ndarray:
     return ImageFolder().load(as_folder(tree, path)).train.decoded()
 
 
-# ---- size --------------------------------------------------------------------------------------------------------
-
-
 @both
 def test_a_small_first_image_does_not_blur_the_others(packed: Packed, tmp_path: Path) -> None:
     """Half of the size keeps stripes of two pixels, 32 and 223: deviation 96. By way of 8 x 8 it would be below 5."""
@@ -79,11 +76,6 @@ def test_images_of_several_sizes_need_one(packed: Packed, tmp_path: Path) -> Non
     assert prepare_dataset(ImageFolder(image_size=5), root).meta.shape == (1, 5, 5)
 
 
-def test_images_of_one_size_keep_it(tmp_path: Path) -> None:
-    data = prepare_dataset(ImageFolder(), as_folder(one_each(file_of(stripes(6, 9)), "png"), tmp_path))
-    assert (data.train.images[0, 0].numpy() == stripes(6, 9)).all()
-
-
 def test_a_size_asked_for_goes_before_that_of_the_source(tmp_path: Path) -> None:
     """Photographs of 128 x 128 are not first made 8 x 8 because the source's own option says so."""
     photograph = file_of(stripes(128, 128), "JPEG", quality=95)
@@ -99,9 +91,6 @@ def test_a_size_asked_for_goes_before_that_of_the_source(tmp_path: Path) -> None
     root = as_folder(dishes, tmp_path / "dishes")
     asked, own = prepare_dataset(VireoFood172(), root, size=64), prepare_dataset(VireoFood172(image_size=64), root)
     assert (asked.train.images == own.train.images).all()  # with the same margin
-
-
-# ---- title -------------------------------------------------------------------------------------------------------
 
 
 def test_a_title_names_the_data_and_runs_on_them(tmp_path: Path) -> None:
@@ -123,9 +112,6 @@ def test_a_title_that_a_store_or_a_page_would_refuse_is_refused_first(title: str
     )
 
 
-# ---- orientation -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("ending", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"), ("tif", "TIFF")])
 def test_images_are_rotated_as_their_exif_orientation_says(ending: str, kind: str, tmp_path: Path) -> None:
     """Orientation 6: the first row of the file is the right-hand side. 16 high and 24 wide become 24 high."""
@@ -143,8 +129,6 @@ def test_unreadable_exif_data_are_ignored(tmp_path: Path) -> None:
     broken = file_of(stripes(8, 16), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(9))
     assert decoded(one_each(broken, "jpg"), tmp_path).shape == (1, 8, 16)
 
-
-# ---- transparency ------------------------------------------------------------------------------------------------
 
 _ALPHA = np.array([[0, 128, 255]], dtype=np.uint8)
 _BLENDED = [[255, 132, 9]]  # 9 on white: 255, (9 · 128 + 255 · 127) / 255 = 131.5, 9
@@ -195,16 +179,6 @@ def test_one_transparent_value_is_white_at_any_depth(tmp_path: Path) -> None:
     ):
         (image,) = decoded(one_each(content, name.partition(".")[2]), tmp_path / name)
         assert (image if image.ndim == 2 else image[..., 0]).tolist() == expected, name
-
-
-def test_opaque_images_keep_their_values(tmp_path: Path) -> None:
-    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    opaque = np.dstack([values, values[::-1], values.T, np.full_like(values, 255)])
-    (image,) = decoded(one_each(file_of(opaque, mode="RGBA"), "png"), tmp_path)
-    assert (image == opaque[..., :3]).all()
-
-
-# ---- depth -------------------------------------------------------------------------------------------------------
 
 
 @both
@@ -259,9 +233,6 @@ def test_pixels_whose_scale_or_colour_is_not_known_are_refused_by_name(tmp_path:
     }.items():
         with pytest.raises(DataError, match=r"(train|test)/a/1\.tif \(pixels of"):
             decoded(one_each(content, "tif"), tmp_path / name)
-
-
-# ---- links -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -337,9 +308,6 @@ def test_a_class_that_may_not_be_read_is_named(tree: Path) -> None:
     (tree / "train" / "a").chmod(0)
     with pytest.raises(DataError, match="train/a: cannot be read"):
         ImageFolder().load(tree)
-
-
-# ---- names -------------------------------------------------------------------------------------------------------
 
 
 def test_a_class_whose_name_is_no_text_is_named(tree: Path) -> None:

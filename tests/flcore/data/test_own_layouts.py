@@ -50,9 +50,6 @@ def values_of(data: Dataset) -> tuple[list[int], list[int]]:
     return train, test
 
 
-# ---- natural order -----------------------------------------------------------------------------------------------
-
-
 def test_numbers_in_names_are_compared_by_value() -> None:
     assert natural_order(["10", "2", "1", "02"]) == ("1", "02", "2", "10")
     assert natural_order(["b", "a10b", "a2c", "a2", "a"]) == ("a", "a2", "a2c", "a10b", "b")
@@ -65,9 +62,6 @@ def test_classes_are_numbered_in_natural_order(packed: Packed, tmp_path: Path) -
     raw = ImageFolder().load(packed(tree, tmp_path / "images"))
     assert raw.class_names == ("1", "2", "10")
     assert raw.train.labels.tolist() == [0, 1, 2] and raw.train.decoded()[:, 0, 0].tolist() == [1, 2, 10]
-
-
-# ---- sites -------------------------------------------------------------------------------------------------------
 
 
 def site_tree(
@@ -111,27 +105,6 @@ def test_clients_are_sites(tmp_path: Path) -> None:
         make_partition(data, ByGroup(min_size=1), num_clients=4, seed=0)
 
 
-def test_one_site_and_a_site_without_a_class(tmp_path: Path) -> None:
-    one = prepare_dataset(
-        SITES, as_folder(site_tree("train/", ("only",)) | site_tree("test/", ("only",)), tmp_path / "one")
-    )
-    assert one.meta.group_names == ("only",)
-    assert make_partition(one, ByGroup(min_size=1), num_clients=1, seed=0).num_clients == 1
-    tree = {name: content for name, content in site_tree("train/").items() if "Köln/b" not in name} | site_tree("test/")
-    (tmp_path / "other" / "train" / "empty").mkdir(parents=True)
-    data = prepare_dataset(SITES, as_folder(tree, tmp_path / "other"))
-    assert data.meta.group_names == ("Köln", "site 2", "site 10")  # a site without images is none
-    made = make_partition(data, ByGroup(min_size=1), num_clients=3, seed=0)
-    assert made.counts.tolist() == [[3, 0], [3, 3], [3, 3]]
-
-
-def test_data_without_sites_say_nothing_of_them(tmp_path: Path) -> None:
-    tree = {f"{part}/a/x.png": png() for part in ("train", "test")}
-    data = prepare_dataset(ImageFolder(), as_folder(tree, tmp_path / "images"), directory=tmp_path / "prepared")
-    stored = json.loads((tmp_path / "prepared" / "meta.json").read_bytes())
-    assert data.train.groups is None and not {"group_names", "skipped"} & stored.keys()
-
-
 def test_another_layout_than_said_is_named(tmp_path: Path) -> None:
     by_site = as_folder(site_tree("train/") | site_tree("test/"), tmp_path / "sites")
     assert "data.layout=sites" in refusal(ImageFolder(), by_site)
@@ -148,9 +121,6 @@ def test_linked_sites_are_read(tmp_path: Path) -> None:
     assert SITES.load(tmp_path / "images").group_names == ("linked",)
     (tmp_path / "images" / "train" / "gone").symlink_to("nowhere")
     assert "train/gone (a link that leads nowhere)" in refusal(SITES, tmp_path / "images")
-
-
-# ---- a test split by data.test_fraction --------------------------------------------------------------------------
 
 
 def test_a_share_of_each_class_and_site_is_held_out() -> None:
@@ -198,9 +168,6 @@ def test_a_test_split_of_ones_own_is_not_drawn_from(tmp_path: Path) -> None:
 def test_a_class_of_one_image_cannot_be_divided(tmp_path: Path) -> None:
     tree = {f"{label}/{n}.png": png() for label, count in (("a", 2), ("b", 1)) for n in range(count)}
     assert "'b'" in refusal(ImageFolder(test_fraction=0.2), as_folder(tree, tmp_path))
-
-
-# ---- a CSV -------------------------------------------------------------------------------------------------------
 
 
 def with_index(text: str | bytes, path: Path, packed: Packed = as_folder, **images: bytes) -> Path:
@@ -304,9 +271,6 @@ def test_all_wrong_lines_of_a_csv_are_listed(tmp_path: Path) -> None:
     assert "line 11 has no label" in message and "line 12" not in message and "4 others" in message
 
 
-# ---- files that are no images ------------------------------------------------------------------------------------
-
-
 def messy() -> dict[str, bytes]:
     """Two good images in each split, and seven names that are none."""
     good = {f"{part}/{label}/1.png": png(7) for part in ("train", "test") for label in "ab"}
@@ -386,16 +350,6 @@ def test_an_intact_file_of_another_kind_is_not_called_damaged(tmp_path: Path) ->
         (tmp_path / name).write_bytes(content)
         message = refusal(ImageFolder(), tmp_path / name)
         assert "damaged" not in message and "train/<class>/*" in message
-
-
-def test_grey_and_transparent_images_by_site(tmp_path: Path) -> None:
-    tree = {f"{part}/s/a/{mode}.png": png(9, mode) for part in ("train", "test") for mode in ("L", "RGB", "RGBA")}
-    data = prepare_dataset(SITES, as_folder(tree, tmp_path))
-    assert data.meta.shape == (3, 2, 2)
-    assert sorted(values_of(data)[0]) == [9, 9, 246]  # 9 of 255 opaque, on white: (9 · 9 + 255 · 246) / 255 = 246.3
-
-
-# ---- identity ----------------------------------------------------------------------------------------------------
 
 
 def test_new_options_are_no_part_of_the_identity_at_their_default(tmp_path: Path) -> None:

@@ -29,9 +29,6 @@ def write_jpeg(path: Path, value: int, height: int = 64, width: int = 64, mode: 
     Image.fromarray(np.full(shape, value, dtype=np.uint8)).save(path, "JPEG", quality=95)
 
 
-# FEMNIST
-
-
 def leaf(writers: dict[str, list[int]], ink: float = 0.0) -> dict[str, object]:
     """LEAF's form: white images whose first pixel is ``ink`` (0 is black), with the given labels by writer."""
     image = [ink] + [1.0] * 783
@@ -138,9 +135,6 @@ def test_the_two_readings_of_femnist_without_writers(tmp_path: Path, monkeypatch
         Femnist(reading="byclass").load(tmp_path / "nowhere")
 
 
-# TinyImageNet
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """Two classes, listed in another order than sorted; the second has a gray image."""
@@ -195,9 +189,6 @@ def test_damaged_tiny_imagenet(damage: Callable[[Path], None], words: str, tiny:
     damage(tiny / "tiny-imagenet-200")
     with pytest.raises(DataError, match=words):
         prepare_dataset(TinyImageNet(), tiny)
-
-
-# VireoFood172
 
 
 def test_hidden_files_beside_the_images_are_left_alone(tiny: Path, tmp_path: Path) -> None:
@@ -264,9 +255,6 @@ def test_damaged_vireo(damage: Callable[[Path], None], words: str, vireo: Path) 
         prepare_dataset(VireoFood172(image_size=64), vireo)
 
 
-# CelebA
-
-
 @pytest.fixture
 def celeba(tmp_path: Path) -> Path:
     """Persons 7 (6 images, values 1 to 6), 3 (5 images, 7 to 11) and 9 (4 images); even values smile."""
@@ -317,9 +305,6 @@ def test_damaged_celeba(damage: Callable[[Path], None], words: str, celeba: Path
     damage(celeba / "celeba")
     with pytest.raises(DataError, match=words):
         prepare_dataset(CelebA(), celeba)
-
-
-# what they share
 
 
 def test_hold_out_of_groups_takes_some_of_every_group_and_never_all() -> None:

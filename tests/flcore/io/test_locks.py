@@ -83,9 +83,6 @@ def test_two_are_never_inside_however_quickly_they_follow_each_other(tmp_path: P
     assert most == 1
 
 
-# ---- file systems without locks ----------------------------------------------------------------------------------
-
-
 WITHOUT = "import fcntl, errno\ndef none(*_): raise OSError(errno.ENOLCK, 'No locks available')\nfcntl.flock = none\n"
 
 

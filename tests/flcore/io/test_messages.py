@@ -89,16 +89,6 @@ def test_arrays_and_header_bring_a_payload_back(name: str) -> None:
             assert back.arrays()[key].dtype == tensor.dtype and torch.equal(back.arrays()[key], tensor)
 
 
-def test_prototypes_come_back_whole() -> None:
-    """With zero rows for the missing classes; none of four at all."""
-    sent = prototypes([True, False, True, False])
-    back = Prototypes.from_arrays(sent.arrays(), sent.header())
-    assert torch.equal(back.means, sent.means) and torch.equal(back.present, sent.present)
-    none = Prototypes.empty(4, 5)
-    empty = Prototypes.from_arrays(none.arrays(), none.header())
-    assert empty.means.shape == (4, 5) and not empty.present.any()
-
-
 def test_absent_rows_do_not_travel() -> None:
     """What stands in the row of a missing class reaches nobody: it is not in the wire format."""
     dirty = Prototypes(torch.tensor([[1.0], [9.0]]), torch.tensor([True, False]))
@@ -114,13 +104,6 @@ def test_a_part_of_weights() -> None:
     assert model.with_params(None) is model
     assert model.part("x.") == Weights({"x.a": a}, {"x.c": c})
     assert model.part("x.", "y.") == model
-
-
-def test_values_of_weights_are_both_groups() -> None:
-    """As a frozen model takes them: 2 parameters and 3 statistics by the module's names."""
-    values = weights().values
-    assert set(values) == {"head.weight", "head.bias", "bn.running_mean", "bn.running_var", "bn.num_batches_tracked"}
-    assert values["head.bias"] is not None and torch.equal(values["bn.running_var"], torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize(
@@ -140,12 +123,6 @@ def test_prototypes_of_the_wrong_shape_are_refused(means: torch.Tensor, present:
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be negative, got -1"):
         Count(-1)
-
-
-def test_sizes_add_and_parameters_are_counted() -> None:
-    assert Size(1, 2) + Size(10, 20) == Size(11, 22)
-    assert weights().num_parameters == 9
-    assert weights().without_buffers().buffers == {}
 
 
 @pytest.mark.parametrize(

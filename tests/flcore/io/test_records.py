@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from flcore.io.records import (
     unpack_record,
 )
 
-MODEL, PROTOTYPES, NUMBER = Key("model", Weights), Key("prototypes", Prototypes), Key("number", Count)
+MODEL, NUMBER = Key("model", Weights), Key("number", Count)
 
 
 def weights() -> Weights:
@@ -52,9 +51,6 @@ def assert_equal(found: Payload, expected: Payload) -> None:
         assert torch.equal(ours[name], tensor), name
 
 
-# ---- slots and records -------------------------------------------------------------------------------------------
-
-
 def test_a_slot_is_its_name_with_a_type() -> None:
     """A record holds the same payload under both; a slot refuses a payload of another type, coming and going."""
     record = Record({MODEL: weights(), "other": Count(3)})
@@ -68,14 +64,6 @@ def test_a_slot_is_its_name_with_a_type() -> None:
         record.get(Key("other", Weights))
     with pytest.raises(KeyError):
         record[NUMBER]
-
-
-def test_what_is_not_there() -> None:
-    record = Record({MODEL: weights()})
-    assert record.get(NUMBER) is None and record.get("number") is None
-    assert record.get(NUMBER, Count(7)) == Count(7)
-    assert record.get(MODEL, Weights({})) is record[MODEL]
-    assert len(Record()) == 0 and not Record()
 
 
 def test_a_record_is_never_changed() -> None:
@@ -105,9 +93,6 @@ def test_a_record_goes_to_another_device_whole() -> None:
     moved = on_device(Record({MODEL: weights(), "x": TensorDict({"a": torch.ones(2)})}), "meta")
     assert {tensor.device.type for payload in moved.values() for tensor in payload.arrays().values()} == {"meta"}
     assert list(moved[MODEL].params) == ["head.weight", "head.bias"]
-
-
-# ---- on disk -----------------------------------------------------------------------------------------------------
 
 
 EVERYTHING: Payloads = {
@@ -171,56 +156,11 @@ def test_payloads_may_share_tensors(tmp_path: Path) -> None:
     assert len(set(places)) == len(places) == 5
 
 
-class Counted(dict[str, Any]):
-    """Counts how many entries were looked at."""
-
-    looks = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for key in super().__iter__():
-            self.looks += 1
-            yield key
-
-    def items(self) -> Any:
-        return ((key, super(Counted, self).__getitem__(key)) for key in self)
-
-    def __getitem__(self, key: str) -> Any:
-        self.looks += 1
-        return super().__getitem__(key)
-
-
-def test_loading_five_hundred_members_looks_at_each_array_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ensemble's state has a model per client: 500 of three arrays are 1,500 looks, not 500 times as many."""
-    from flcore.io import records
-
-    members = {f"member_{k:04d}": Weights({"w": torch.full((1,), float(k)), "b": torch.ones(1), "c": torch.ones(1)})
-               for k in range(500)}  # fmt: skip
-    save_record(tmp_path / "r", members)
-    read, seen = records.read_tensors, Counted()
-
-    def counting(*arguments: Any) -> Any:
-        arrays, header = read(*arguments)
-        seen.update(arrays)
-        return seen, header
-
-    monkeypatch.setattr(records, "read_tensors", counting)
-    found, _ = load_record(tmp_path / "r")
-    assert [found[Key(name, Weights)].params["w"].item() for name in members] == list(range(500))
-    assert seen.looks <= 2 * 1500
-
-
 def test_same_content_same_bytes(tmp_path: Path) -> None:
-    record = EVERYTHING
-    backwards = dict(reversed(record.items()))
-    for number, (content, extra) in enumerate([(record, {"a": 1, "b": 2}), (record, {"b": 2, "a": 1})] * 5):
-        save_record(tmp_path / str(number), content, extra)
-    save_record(tmp_path / "backwards", backwards, {"a": 1, "b": 2})
-    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-
-
-def test_one_metadata_key_only(tmp_path: Path) -> None:
-    """Safetensors keeps metadata in a hash map: two keys would come in random order."""
-    save_record(tmp_path / "r", EVERYTHING, {"a": 1, "b": 2, "c": 3})
+    """Whatever the order; safetensors keeps metadata in a hash map, where two keys would come in random order."""
+    save_record(tmp_path / "r", EVERYTHING, {"a": 1, "b": 2})
+    save_record(tmp_path / "backwards", dict(reversed(EVERYTHING.items())), {"b": 2, "a": 1})
+    assert (tmp_path / "r").read_bytes() == (tmp_path / "backwards").read_bytes()
     with safe_open(tmp_path / "r", framework="pt") as file:
         assert list(file.metadata()) == ["protofl"]
 
@@ -275,23 +215,10 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
         load_record(tmp_path / "r")
 
 
-@pytest.mark.parametrize("content", [b"not safetensors at all", b"\x00" * 64, b'{"json": true}'])
-def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "r").write_bytes(content)
-    with pytest.raises(DataError, match="damaged"):
-        load_record(tmp_path / "r")
-
-
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"protofl": "{half"}])
 def test_safetensors_of_somebody_else_are_refused(metadata: Any, tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "r", metadata=metadata)
     with pytest.raises(DataError, match=r"damaged or not written by protofl|not a record of protofl"):
-        load_record(tmp_path / "r")
-
-
-def test_arrays_are_not_a_record(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "r", {"w": torch.ones(2)}, {"kind": "arrays"})
-    with pytest.raises(DataError, match="not a record"):
         load_record(tmp_path / "r")
 
 
