@@ -20,12 +20,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import launch
 from benchmarks.command import BENCHMARKS, describe, run
 from benchmarks.federation import TrainedRun
 from benchmarks.measuring import ROOT, Bench, Execution, Timing, paired, steady
-from benchmarks.overhead import Options, Overhead, compared
-from benchmarks.peers.roster import PEERS, Done, Peer, Peers, environment, environment_folder, start
+from benchmarks.overhead import Options, Overhead
+from benchmarks.peers.roster import PEERS, Peer, Peers, environment, start
 from benchmarks.work import SHAPES, Work, digest
 from benchmarks.workload import bare_rounds, client_data, make_model, train_client, write_inputs
 from flcore.core.errors import ConfigError, RunError
@@ -135,34 +134,6 @@ def test_a_digest_is_of_the_values_in_the_order_of_names() -> None:
     assert digest({"a": tensors["b"], "b": tensors["a"]}) != expected
 
 
-def test_bits_are_the_same_or_differ_or_are_not_known() -> None:
-    assert [compared(digests) for digests in ([], ["x"], ["x", "x", "x"], ["x", "x", "y"])] == [
-        None,
-        None,
-        "same",
-        "differ",
-    ]
-
-
-def test_bits_and_peers_have_their_lines() -> None:
-    seconds = {"median": 1.0, "min": 1.0, "max": 1.0}
-    case = {"case": "run", "seconds": seconds, "steps_per_second": 400.0, "peak_mb": 500.0}
-    text = describe(
-        {
-            "name": "overhead",
-            "machine": {"cores": 2, "torch": "2", "cpu_capability": "any"},
-            "settings": {"peers": {"jax": {"version": "jax 1", "status": "measured"}}},
-            "cases": [{**case, "bits": {"repeated": "same", "workers": None}}, {**case, "case": "run_rounds"}],
-            "ratios": {},
-        }
-    )
-    assert text.splitlines()[3:] == [
-        "  same bits   repeated  other workers",
-        "  run         same      -",
-        "  jax (jax 1): measured",
-    ]
-
-
 @pytest.fixture
 def no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing can be fetched, and nothing is there yet; the folder of all that is made."""
@@ -206,32 +177,6 @@ def test_an_interpreter_replaces_an_environment(no_registry: Path, monkeypatch: 
     assert missing.settings()["numbers"]["status"].endswith("No such file or directory")
 
 
-def test_a_peer_that_fails_stops_no_other_and_does_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its module does not exist; a bare loop in the place of the other one takes 1 x 2 x 3 steps."""
-    monkeypatch.setitem(PEERS, "good", Peer("../workload", ()))
-    monkeypatch.setitem(PEERS, "bad", Peer("nowhere", ()))
-    started = []
-
-    def one(bench: Bench, case: str, module: str, work: Work, **_: Any) -> Any:
-        started.append(module)
-        if module == "peers.nowhere":
-            raise RunError("bad: failed\nwith exit code 1")
-        return Done(Execution(2.0, 100.0, ""), [1.0, 0.5], "x")
-
-    monkeypatch.setattr("benchmarks.peers.roster.start", one)
-    peers, work = Peers(["good", "bad"], Bench("x", tmp_path)), Work(cohort=2, steps=3, rounds=2)
-    for _ in range(2):
-        assert peers.attempt("bad", work, "bad", "bad_rounds") == {}
-        good = peers.attempt("good", work, "good", "good_rounds")
-        assert good == {"good": Timing(2.0, 12, 100.0), "good_rounds": Timing(1.0, 12, 100.0)}
-    assert started.count("peers.nowhere") == 1
-    assert peers.measured == ["good"]
-    assert peers.digests == {"good": ["x", "x"]}
-    assert peers.settings()["bad"]["status"] == "failed: bad: failed with exit code 1"
-
-
 @pytest.mark.slow
 def test_a_script_without_our_packages_does_all_rounds(tmp_path: Path) -> None:
     bench, work = Bench("x", tmp_path), Work(clients=2, samples=8, cohort=2, steps=2, batch_size=4, rounds=2)
@@ -257,12 +202,6 @@ def test_which_peers_are_asked_for() -> None:
         Options(cases=("run_engine",))
     with pytest.raises(ConfigError, match="--only-peers nobody: expected some of torch_cuda_graph, jax, jax_cuda, "):
         run("overhead", only_peers=("nobody",))
-
-
-def test_assignments_for_the_engine_may_leave_its_name_out() -> None:
-    assert Options().assignments == ()
-    given = Options(engine=("stack=true", "engine.stack_size=4")).assignments
-    assert given == ("engine.stack=true", "engine.stack_size=4")
 
 
 @pytest.mark.parametrize(
@@ -301,18 +240,6 @@ def test_ratios_are_paired_by_repetition() -> None:
     assert paired(series, "a", "b") == 3
 
 
-def test_cases_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turns = []
-
-    def case(name: str) -> dict[str, Timing]:
-        turns.append(name)
-        return {name: Timing(float(len(turns)), 1, 1.0)}
-
-    series = Bench("x", tmp_path).alternate({"a": lambda: case("a"), "b": lambda: case("b")}, 2)
-    assert turns == ["a", "b", "a", "b"]
-    assert [timing.seconds for timing in series["b"]] == [2.0, 4.0]
-
-
 def test_memory_is_the_commands_own(tmp_path: Path) -> None:
     """This process has torch, hundreds of megabytes; a bare interpreter has not, and one with 64 MB of text has those.
 
@@ -324,12 +251,6 @@ def test_memory_is_the_commands_own(tmp_path: Path) -> None:
         peaks.append(json.loads((tmp_path / "launched.json").read_text())["peak_mb"])
     assert peaks[0] < 40
     assert 50 < peaks[1] - peaks[0] < 80
-
-
-def test_the_launcher_imports_little() -> None:
-    code = f"import sys; sys.argv = ['x']; exec(open({launch.__file__!r}).read().split('if __name__')[0]); "
-    code += "print(len([name for name in ('torch', 'numpy', 'pathlib', 'typing') if name in sys.modules]))"
-    assert subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=True).stdout == b"0\n"
 
 
 def test_a_case_that_fails_stops_the_benchmark_and_says_why(tmp_path: Path) -> None:
@@ -424,28 +345,3 @@ def test_everybody_takes_as_many_steps() -> None:
     seconds, weights = bare_rounds(work)
     assert len(seconds) == 2
     assert weights.keys() == module.state_dict().keys()
-
-
-def test_the_spine_is_one_epoch() -> None:
-    """pfl counts epochs: 20 steps of 32 must be the 640 samples of a client."""
-    work = Work()
-    assert work.steps * work.batch_size == work.samples
-
-
-def test_peers_have_our_torch_and_a_folder_for_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    peers = [peer for peer in PEERS.values() if peer.packages]
-    folders = {environment_folder(peer) for peer in peers}
-    assert len(folders) == len(peers) - 1 == len(PEERS) - 2  # pfl has one for two devices; one is measured in our own
-    assert all(folder.parent == tmp_path / "protofl" and folder.name.startswith("bench-peers-") for folder in folders)
-    for peer in peers:
-        assert (f"torch=={torch.__version__.split('+')[0]}" in peer.requirements) == peer.torch
-        assert all("==" in requirement for requirement in peer.requirements)
-
-
-def test_an_environment_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = environment_folder(PEERS["pfl"])
-    folder.mkdir(parents=True)
-    (folder / "ready").touch()
-    assert environment("pfl", Bench("x", tmp_path)) == str(folder / "bin" / "python")

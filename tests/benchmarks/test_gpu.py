@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks import gpu
 from benchmarks.command import run
-from benchmarks.measuring import Bench, Execution
-from benchmarks.peers import roster
 from benchmarks.peers.roster import PEERS
-from benchmarks.work import Work
 from flcore.core.errors import ConfigError
-
-FOUND = Execution(1.0, 1.0, '{"rounds": [1.0], "digest": "x"}')
 
 
 def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,26 +28,6 @@ def test_on_a_gpu_every_way_is_measured() -> None:
         *("cuda, compiled, tf32, 4 clients", "cuda, compiled, bf16, 4 clients", "cpu, compiled, 4 clients"),
     ]
     assert len(result["ratios"]) == 5
-
-
-def test_who_is_set_beside_us() -> None:
-    assert gpu.Options().named_peers == ()
-    assert gpu.Options(peers=True).named_peers == ("torch_cuda_graph", "jax_cuda", "pfl_cuda")
-    with pytest.raises(ConfigError, match=r"^bench gpu: --only-peers flower: expected some of torch_cuda_graph, jax_c"):
-        gpu.Options(only_peers=("flower",))
-    assert all(PEERS[name].cuda for name in gpu.Options(peers=True).named_peers)
-
-
-def test_every_number_of_clients_has_images_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inputs of three clients leave those of two."""
-    places: list[str] = []
-    monkeypatch.setattr(Bench, "execute", lambda self, case, command, variables: places.append(command[-1]) or FOUND)
-    for clients in (2, 3, 2):
-        roster.start(Bench("gpu", tmp_path), "case", "workload", Work(clients=clients, samples=4, rounds=1))
-    assert places[0] == places[2]
-    for place, clients in zip(places, (2, 3), strict=False):
-        with np.load(place) as stored:
-            assert stored["images"].shape == (clients, 4, 1, 28, 28)
 
 
 @pytest.mark.slow

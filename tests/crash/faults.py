@@ -113,8 +113,6 @@ class FaultyDisk:
             self._lose(fault.share)
         _die()
 
-    # ---- power -----------------------------------------------------------------------------------------------------
-
     def _note(self, name: str, path: Any) -> None:
         if self.fault is None or self.fault.kind != "power":
             return

@@ -82,9 +82,6 @@ class Found:
     why: str = ""
 
 
-# ---- one process -------------------------------------------------------------------------------------------------
-
-
 def carried_out(folder: Path, command: Sequence[str], fault: Fault | None = None, log: Path | None = None) -> Ended:
     """Fork, and type a command in a folder.
 
@@ -162,9 +159,6 @@ def state(folder: Path) -> str:
             content = re.sub(rb'"(datetime_\w+|worker_id)":"[^"]*"', b"#", content)
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-# ---- one scenario ------------------------------------------------------------------------------------------------
 
 
 _CURES = ("--restart", "restart=True")
@@ -259,9 +253,6 @@ class Ground:
         if differing := self.differing(folder):
             return LOST, f"different in the end: {', '.join(differing)}"
         return outcome, second.line if outcome == REFUSED else ""
-
-
-# ---- all of them -------------------------------------------------------------------------------------------------
 
 
 def tried_on(grounds: Sequence[Ground], chosen: Sequence[tuple[int, Fault]], lanes: int, root: Path) -> list[Found]:

@@ -63,11 +63,7 @@ SCENARIOS = {
     "fedavg": _run("`run`, FedAvg"),
     "gfpl": _run("`run`, GFPL: memories, server steps", method=GFPL),
     "fedcspc": _run("`run`, FedCSPC: calibration, scores before it", method=FEDCSPC, model=PROJECTED, data=LARGER),
-    "fedproto": _run(
-        "`run`, FedProto, snapshots",
-        method={"name": "fedproto"},
-        evaluation={"snapshots": [0, 1]},
-    ),
+    "fedproto": _run("`run`, FedProto, snapshots", method={"name": "fedproto"}, evaluation={"snapshots": [0, 1]}),
     "spaced": _run(
         "`run`, FedProto, no state but the first is durable",
         method={"name": "fedproto"},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcore.analyses.base import FinishedRun, equal_per_class
 from flcore.analyses.by_class import averaged_bodies, class_heatmap, class_heatmap_trained, confusion
-from flcore.analyses.generated import generator_distances, tsne_generated
+from flcore.analyses.generated import generator_distances
 from flcore.analyses.gradcam import gradcam_cases
 from flcore.analyses.registry import ANALYSES
 from flcore.analyses.tsne import (
@@ -80,9 +80,6 @@ def tiny_run(lab: Any, tmp: Any, **changes: Any) -> tuple[Any, Record, Any]:
     return experiment, done.state.server, done.client_state
 
 
-# ------------------------------------------------------------------------------------------------- names, samples
-
-
 def test_names_of_snapshots() -> None:
     names = with_snapshots(["tsne", "class_heatmap"], [10, 0])
     assert names[2:] == [f"{base}_round_{number}" for base in ("tsne", "class_heatmap") for number in (0, 10)]
@@ -98,10 +95,7 @@ def test_every_name_has_an_entry_and_a_line() -> None:
 
 
 def test_configuration_knows_the_names_and_keeps_them_out_of_a_runs_identity() -> None:
-    plain, asked = (
-        Config.from_mapping({}),
-        Config.from_mapping({"evaluation": {"analyses": ["tsne", "inversion"]}}),
-    )
+    plain, asked = (Config.from_mapping({}), Config.from_mapping({"evaluation": {"analyses": ["tsne", "inversion"]}}))
     assert asked.evaluation.analyses == ("tsne", "inversion") and plain.evaluation.analyses == ()
     assert asked.identity() == plain.identity() and "every" in asked.identity()["evaluation"]
     assert Config.from_mapping(asked.to_mapping()) == asked
@@ -121,9 +115,6 @@ def test_equally_many_samples_of_every_class() -> None:
     assert torch.equal(equal_per_class(labels, 9, 0, "test"), equal_per_class(labels, 9, 0, "test"))
     draws = {tuple(equal_per_class(labels, 1, seed, "test").tolist()) for seed in range(20)}
     assert len(draws) > 1
-
-
-# ---------------------------------------------------------------------------------------------------- class heatmap
 
 
 def table(result: Any) -> dict[tuple[str, str], list[float | None]]:
@@ -189,14 +180,6 @@ def test_confusion_of_a_global_model(lab: Any) -> None:
     ]
 
 
-def test_confusion_of_personal_models_adds_up_clients(lab: Any) -> None:
-    """Client 0 reads a, b right. Client 1 swaps a and b: its images, a b and a c, both labelled b, are an a and a c."""
-    memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
-    found = confusion(finished(federation(lab, method__name="local"), {}, memories.__getitem__))
-    assert found.arrays["counts"].tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
-    assert "no global model" in found.notes[0]
-
-
 @pytest.mark.parametrize("method", quick(["fedensemble", "fedper", "fesem", "fedproto"], 2))
 def test_clients_answer_in_analyses_as_they_are_scored(lab: Any, tmp_path: Any, method: str) -> None:
     """Accuracy by client and by class are sums over the rows of the heat maps.
@@ -220,9 +203,6 @@ def test_clients_answer_in_analyses_as_they_are_scored(lab: Any, tmp_path: Any, 
         round((accuracy or 0) * total) for accuracy, total in zip(scores.local_accuracy, tested, strict=True)
     ]
     assert [trained[str(client)] for client in range(4)] == scores.tasks["private_correct"]
-
-
-# ----------------------------------------------------------------------------------------------------------- t-SNE
 
 
 def test_embedding_keeps_groups_together_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,16 +246,6 @@ def lab_accuracy(experiment: Any, server: Record) -> float:
     found = Scorer(experiment).score(server, lambda k: Record()).top1_global
     assert found is not None
     return found
-
-
-def test_tsne_of_clients_shows_the_same_images_to_all(lab: Any, tmp_path: Any) -> None:
-    experiment, server, memory = tiny_run(lab, tmp_path, method__name="local")
-    result = tsne(finished(experiment, server, memory))
-    arrays = result.arrays
-    assert arrays["models"].tolist() == [f"client {k}" for k in range(4)]
-    assert arrays["embedding"].shape == (4, 60, 2) and arrays["predictions"].shape == (4, 60)
-    assert np.array_equal(arrays["counts"], experiment.partition.counts[:4])
-    assert result.notes
 
 
 @pytest.mark.slow
@@ -462,23 +432,6 @@ def test_prototypes_over_a_clients_features(lab: Any) -> None:
                      (1, 0): 8, (1, 1): 1, (1, 2): 2, (1, 4): 4, (1, -1): 1}  # fmt: skip
 
 
-def test_prototypes_of_the_encoder_are_shown_among_its_outputs(lab: Any) -> None:
-    """FedCSPC's encoder ends in 84 values, its projection in 256: prototypes of 84 are shown among the former.
-
-    Two classes, of each a prototype; of prototypes of any other length none can be shown.
-    """
-    experiment = lab.experiment(model={"name": "fedcspc_cnn"}, method__name="fedavg")
-    server = experiment.method.start_server(experiment.setting)
-    for width, shown in ((84, 2), (256, 2), (7, 0)):
-        prototypes = Prototypes(torch.ones(6, width), torch.ones(6, dtype=torch.bool))
-        result = tsne_prototypes(finished(experiment, {**server, "prototypes": prototypes}))
-        assert int((result.arrays["clusters"] == -1).sum()) == shown
-        assert result.notes[0].startswith("Encoded training images" if width == 84 else "Training features")
-
-
-# ------------------------------------------------------------------------------------------------ generated features
-
-
 @dataclass(frozen=True)
 class Generating(FedAvg):
     """FedAvg with features drawn around a corner per class."""
@@ -492,14 +445,6 @@ class Generating(FedAvg):
         corners = 100 * torch.eye(setting.num_classes, setting.feature_dim)
         noise = torch.randn(len(labels), setting.feature_dim, generator=generator)
         return corners[labels] + noise, labels
-
-
-def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
-    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
-    arrays = tsne_generated(finished(experiment, server, memory)).arrays
-    made = arrays["generated"]
-    assert arrays["embedding"].shape == (120, 2) and made.sum() == 60
-    assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6
 
 
 @pytest.mark.slow
@@ -552,15 +497,12 @@ def test_bodies_are_averaged_by_samples_and_answer_by_the_nearest_prototype(lab:
     assert ANALYSES["averaged_bodies"].refusal(finished(local, {})) == "the server of local holds no prototypes"
 
 
-# --------------------------------------------------------------------------------------------------- what applies
-
-
 def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     experiment = federation(lab)
     server = {"model": reader()}
     reasons = {name: analysis.refusal(finished(experiment, server)) for name, analysis in ANALYSES.items()}
     assert {name for name, reason in reasons.items() if reason is None} == {
-        *("class_heatmap", "confusion", "tsne_prototypes", "inversion", "inversion_search"),
+        *("class_heatmap", "confusion", "tsne_prototypes", "inversion", "inversion_search")
     }
     # One image of class 0 and three of class 1: one of each can be shown.
     assert reasons["tsne"] == "a t-SNE needs 4 images, and 2 can be shown"

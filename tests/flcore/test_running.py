@@ -350,9 +350,6 @@ def test_damaged_results_are_refused_until_restart_is_said(name: str, tmp_path: 
     assert results(tmp_path / "run") == results(finished)
 
 
-# --------------------------------------------------------------------------------------------------------- plug-ins
-
-
 def test_a_plug_in_is_kept_in_the_folder_which_may_be_moved(
     plugin: Path, plugin_text: str, unload_plugins: Callable[[], None], tmp_path: Path
 ) -> None:

@@ -53,7 +53,6 @@ RAW: dict[str, Any] = {
     "local": {"batch_size": 16, "steps": 1, "lr": 0.1},
 }
 
-# ---- what happens to a file --------------------------------------------------------------------------------------
 
 _JUNK: list[Any] = [
     None,
@@ -217,9 +216,6 @@ def happen(folder: Path, rng: random.Random) -> tuple[str, bool]:
     return f"{name} {change.__name__.strip('_')}", True
 
 
-# ---- artefacts ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Artefact:
     """Something on the disk.
@@ -312,8 +308,6 @@ class Made:
         if accident and artefact.is_checked and found != self.expected[name]:
             return f"{where}: taken, and another result"
         return None
-
-    # ---- of this project -----------------------------------------------------------------------------------------
 
     def _divided(self, folder: Path) -> Any:
         divide(self.config, folder, self.root / "divided")
@@ -409,9 +403,6 @@ def _journal_read(folder: Path) -> Any:
     ]
 
 
-# ---- of others ---------------------------------------------------------------------------------------------------
-
-
 def _source(name: str, folder: Path) -> Any:
     kind = name.partition(".")[0]
     root = folder / "images.zip" if name.endswith(".zip") else folder
@@ -500,9 +491,6 @@ def _vireofood(folder: Path) -> None:
             _write(folder / f"ready_chinese_food/{number}/{number}_{image}.jpg", _png(4, "JPEG"))
     for name, image in (("TR", 0), ("VAL", 0), ("TE", 1)):
         _write(folder / f"SplitAndIngreLabel/{name}.txt", f"/1/1_{image}.jpg\n/2/2_{image}.jpg\n".encode())
-
-
-# ---- tests -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,6 @@ TRAINED = [2, pytest.param(200, marks=pytest.mark.slow)]
 
 _MOST_LINES, _LONGEST = 6, 2100
 
-# ---- what is written ---------------------------------------------------------------------------------------------
 
 _OWN = {
     section: {param.name: param for entry in registry.values() for param in declared(entry)}
@@ -258,9 +257,6 @@ def _allowed(draw: st.DrawFn, large: bool) -> dict[str, dict[str, Any]]:
     raw["data"] |= {"root": None, "size": draw(st.sampled_from([None, 8, 12]))}
     raw["evaluation"] = {key: value for key, value in raw.get("evaluation", {}).items() if key != "analyses"}
     return raw
-
-
-# ---- what must hold ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,6 @@ class Fault:
     works: tuple[str, ...] = ("compare", "tune")
 
 
-# ---- processes ---------------------------------------------------------------------------------------------------
-
-
 def _kill(found: list[psutil.Process]) -> bool:
     for process in found:
         with suppress(psutil.NoSuchProcess):
@@ -104,18 +101,12 @@ def _a_worker(moment: Moment, typed: Typed) -> list[psutil.Process]:
     return [moment.random.choice(workers)] if workers else []
 
 
-# ---- servers that are away ---------------------------------------------------------------------------------------
-
-
 def _away(name: str) -> Callable[[Moment], Mapping[str, str]]:
     def away(moment: Moment) -> Mapping[str, str]:
         _kill(moment.place.server(name))
         return {}
 
     return away
-
-
-# ---- the disk ----------------------------------------------------------------------------------------------------
 
 
 def _fill(moment: Moment) -> None:
@@ -165,9 +156,6 @@ def allow(out: Path) -> None:
         with suppress(FileNotFoundError):
             if path.is_dir():
                 path.chmod(0o755)
-
-
-# ---- clients -----------------------------------------------------------------------------------------------------
 
 
 def _harm(kind: str) -> Callable[[Moment], Mapping[str, str]]:

@@ -121,8 +121,6 @@ class Place:
         self._store = ""
         self._commands = 0
 
-    # ---- before and after ----------------------------------------------------------------------------------------
-
     def open(self) -> None:
         """Write what commands need, and start the servers."""
         (self.home / "params.yaml").write_text(yaml.safe_dump(PARAMS))
@@ -195,8 +193,6 @@ class Place:
             check=False,
         )
 
-    # ---- commands ------------------------------------------------------------------------------------------------
-
     def type(self, work: str, out: Path, variables: Mapping[str, str] | None = None) -> Typed:
         """Begin a command whose results go to a folder, with a cache of that folder's own."""
         return self.begin([*WORKS[work], "--out", str(out)], {"PROTOFL_CACHE": f"{out}.cache", **(variables or {})})
@@ -216,8 +212,6 @@ class Place:
                 stderr=subprocess.STDOUT,
             )
         return Typed(process, log)
-
-    # ---- what they leave -----------------------------------------------------------------------------------------
 
     def logged(self) -> list[dict[str, Any]]:
         """Every MLflow run that is there, with its metrics and tags as mappings."""

@@ -46,8 +46,7 @@ def test_integer_buffers_are_averaged_and_rounded() -> None:
     """Counters 10 and 13 with n = (1, 2): 12; 1 and 2 with n = (1, 2): 5/3, rounded 2; statistics (0, 3): 2.0."""
     models = {
         client: Weights(
-            {"w": torch.zeros(1)},
-            {"mean": torch.tensor([mean]), "a": torch.tensor(a), "b": torch.tensor(b)},
+            {"w": torch.zeros(1)}, {"mean": torch.tensor([mean]), "a": torch.tensor(a), "b": torch.tensor(b)}
         )
         for client, (mean, a, b) in enumerate([(0.0, 10, 1), (3.0, 13, 2)])
     }

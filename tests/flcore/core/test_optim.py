@@ -56,26 +56,6 @@ def test_adam_is_torchs(options: Any, fused: bool) -> None:
         assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_momentum_by_hand() -> None:
-    """w = 1, gradients 1 and 1, lr 0.1, momentum 0.5: v = 1, w = 0.9; v = 1.5, w = 0.75. Decay 1: v = 2, w = 0.8."""
-    w = [torch.tensor([1.0])]
-    optimizer = Sgd(0.1, 0.5)
-    for expected in (0.9, 0.75):
-        optimizer.step(w, [torch.tensor([1.0])])
-        assert w[0].item() == pytest.approx(expected)
-    w = [torch.tensor([1.0])]
-    Sgd(0.1, 0.0, 1.0).step(w, [torch.tensor([1.0])])
-    assert w[0].item() == pytest.approx(0.8)
-
-
-def test_the_first_step_of_adam_is_the_learning_rate() -> None:
-    """m̂ = g, v̂ = g²: a step of lr·g/(|g| + 1e-8), whatever the gradient's size."""
-    for gradient in (3.0, -0.002):
-        w = [torch.tensor([1.0])]
-        Adam(0.01).step(w, [torch.tensor([gradient])])
-        assert w[0].item() == pytest.approx(1 - math.copysign(0.01, gradient), abs=1e-6)
-
-
 def test_adam_by_hand() -> None:
     """Gradients (3, -2): m = 0.1·g, v = 0.001·g². Weight decay 0.5 at w = 4 turns -2 into 0."""
     params = {"w": torch.tensor([1.0, 4.0])}
@@ -150,9 +130,6 @@ def test_the_schedule_reaches_training(lab: Any) -> None:
     assert reply.message["model"].params["head.weight"][0, 0].item() == pytest.approx(0.025)
 
 
-# ---- clipping ----------------------------------------------------------------------------------------------------
-
-
 def gradients(seed: int, scale: float, clients: int = 0) -> list[torch.Tensor]:
     """Of a matrix, a vector and a matrix; with ``clients`` of so many in a stack."""
     generator = torch.Generator().manual_seed(seed)
@@ -175,15 +152,6 @@ def test_clipping_is_torchs(seed: int, scale: float, limit: float) -> None:
         assert torch.allclose(grad, twin.grad, rtol=2e-6, atol=0)
 
 
-def test_clipping_by_hand() -> None:
-    """Gradients (3, 0) and (4): norm 5. Limit 2.5 halves them (to 1e-6/5 relative); limit 6 leaves them to the bit."""
-    grads = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
-    clip_gradients(grads, 6.0, stacked=False)
-    assert torch.equal(torch.cat(grads), torch.tensor([3.0, 0.0, 4.0]))
-    clip_gradients(grads, 2.5, stacked=False)
-    assert torch.cat(grads).tolist() == pytest.approx([1.5, 0.0, 2.0], rel=1e-6)
-
-
 def test_clients_of_a_stack_are_clipped_each_by_its_own_norm() -> None:
     """Client 0 has norm 5 and is halved, client 1 norm 1 and is left alone; as each alone would be, to the bit."""
     grads = [torch.tensor([[3.0, 0.0], [0.6, 0.0]]), torch.tensor([[4.0], [0.8]])]
@@ -202,15 +170,6 @@ def test_a_scalar_parameter_of_a_stack_is_clipped() -> None:
     grads = [torch.tensor([3.0, 0.6]), torch.tensor([[4.0], [0.8]])]
     clip_gradients(grads, 2.5, stacked=True)
     assert grads[0].tolist() == pytest.approx([1.5, 0.6], rel=1e-6)
-
-
-def test_clipping_nothing_gives_nothing() -> None:
-    grads = [torch.zeros(2, 3), torch.zeros(2, 1)]
-    clip_gradients(grads, 1.0, stacked=True)
-    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in grads)
-
-
-# ---- stacks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [lambda: Sgd(0.1), lambda: Sgd(0.1, 0.9, 0.01), lambda: Adam(0.1, 0.01)])
@@ -232,14 +191,6 @@ def test_a_stack_of_optimisers_is_one_for_each(make: Any) -> None:
         for step in range(count):
             own.step(alone, [grad[client].clone() for grad in all_grads[step]])
         assert all(torch.equal(ours[client], tensor) for ours, tensor in zip(stacked, alone, strict=True)), client
-
-
-def test_nothing_to_keep_before_the_first_step() -> None:
-    for optimizer in (Sgd(0.1, 0.9), Adam(0.1)):
-        optimizer.keep(1)
-        w = [torch.ones(2)]
-        optimizer.step(w, [torch.ones(2)])
-        assert w[0].tolist() == pytest.approx([0.9, 0.9])
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,6 @@ def test_a_rule_between_fields_names_the_section() -> None:
         build(Options, {"count": 9, "enabled": False}, "options")
 
 
-def test_without_a_path_the_key_stands_alone() -> None:
-    with pytest.raises(ConfigError, match=r"^count = 0: must be"):
-        build(Options, {"count": 0}, "")
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "allowed"),
     [
@@ -162,20 +157,10 @@ def test_listing(name: str, kind: str, allowed: str) -> None:
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry or name in ("mode",)  # JSON has lists for tuples
 
 
-def test_listing_of_a_search_range() -> None:
-    entries = {p.name: p.describe() for p in declared(Options)}
-    assert entries["rate"]["search"] == {"low": 0.001, "high": 0.5, "log": True}
-    assert list(entries["mode"]["search"]["choices"]) == ["fast", "exact"]
-    assert "search" not in entries["count"]
-
-
 @pytest.mark.parametrize("arguments", [{}, {"low": 1.0}, {"low": 1.0, "high": 2.0, "choices": (1,)}])
 def test_a_search_range_is_an_interval_or_a_list(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either low and high, or choices"):
         Search(**arguments)
-
-
-# ---- search ranges -----------------------------------------------------------------------------------------------
 
 
 def half(classes: int | None, rounds: int) -> int:

@@ -7,16 +7,6 @@ import pytest
 from flcore.core.schedules import exponential
 
 
-@pytest.mark.parametrize(
-    ("t", "ge", "po"),
-    [(0, 25, 5), (1, 24.5, 4.9), (10, 20.426820, 4.085364), (100, 3.315489, 0.663098), (199, 0.448672, 0.15)],
-)
-def test_weights_of_fedpa(t: int, ge: float, po: float) -> None:
-    """fedpa.md fact 2."""
-    assert exponential(25, 0.98, 1e-4)(t) == pytest.approx(ge, abs=1e-6)
-    assert exponential(5, 0.98, 0.15)(t) == pytest.approx(po, abs=1e-6)
-
-
 def test_a_floor_is_reached_and_kept() -> None:
     """fedpa.md fact 2: 5·0.98^173 = 0.151733, then 0.15. FedGen, baselines.md 6: 1e-4 when 0.98^r < 1e-5: r > 569.9."""
     pull, fedgen = exponential(5, 0.98, 0.15), exponential(10, 0.98, 1e-4)
@@ -28,18 +18,6 @@ def test_a_floor_is_reached_and_kept() -> None:
 
 def test_a_floor_does_not_revive_a_weight_of_zero() -> None:
     assert all(exponential(0, 0.98, 0.15)(t) == 0 for t in (0, 1, 500))
-
-
-@pytest.mark.parametrize(("t", "lr"), [(10, 0.009043821), (100, 0.003660323), (199, 0.001353330)])
-def test_client_learning_rate_of_fedpa(t: int, lr: float) -> None:
-    """fedpa.md fact 2: 0.01·0.99^t."""
-    assert exponential(0.01, 0.99)(t) == pytest.approx(lr, abs=1e-9)
-
-
-def test_generator_learning_rate_of_fedpa() -> None:
-    """fedpa.md fact 2: 3e-4·0.98^10 = 2.451218e-4."""
-    assert exponential(3e-4, 0.98)(10) == pytest.approx(2.451218e-4, abs=1e-10)
-    assert exponential(3e-4, 0.98)(0) == 3e-4
 
 
 def test_generator_learning_rate_of_fedpg() -> None:

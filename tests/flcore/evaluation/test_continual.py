@@ -32,9 +32,6 @@ def stream(schedule: Any = "blocked", rounds: int = 4, minority: tuple[bool, ...
     return TaskStream(np.array(classes, dtype=bool), schedule, rounds, np.array(minority))
 
 
-# ---- forgetting --------------------------------------------------------------------------------------------------
-
-
 def test_forgetting_and_backward_transfer_of_the_specification() -> None:
     """Task 1: best of .9, .7 is .9, now .6: .3. Task 2: best .8, now .5: .3. F = .3; BWT = ((.6-.9) + (.5-.8))/2."""
     assert forgetting(AFTER) == pytest.approx(0.3)
@@ -61,9 +58,6 @@ def test_roundwise_forgetting_of_the_specification() -> None:
     assert roundwise_forgetting(rounds[:1]) is None
 
 
-# ---- the stream --------------------------------------------------------------------------------------------------
-
-
 def test_what_is_met_when() -> None:
     """Blocked, 4 rounds, 2 tasks: rounds 1, 2 and 3, 4. Cyclic: both tasks are met from round 2 on."""
     blocked, cyclic = stream(), stream("cyclic")
@@ -81,8 +75,6 @@ def test_a_stream_of_data_that_do_not_change() -> None:
     still = TaskStream(np.ones((2, 1, 3), dtype=bool), "none", 4, np.zeros(3, dtype=bool))
     assert (still.task(3), still.task_visit(3), still.begun(3), still.ends_block(4)) == (None, 0, 1, False)
 
-
-# ---- one round ---------------------------------------------------------------------------------------------------
 
 TESTED = np.array([10, 20, 20])
 PRIVATE_RIGHT = np.array([[10, 4, 0], [2, 20, 8]])
@@ -116,14 +108,6 @@ def test_after_the_second_task() -> None:
     assert found["a_sel_minority"] == 0.0
     assert found["by_task"] == [pytest.approx(1.0), pytest.approx((4 / 40 + 22 / 30) / 2)]
     assert found["a_glo"] is None and found["a_glo_minority"] is None and found["by_task_global"] is None
-
-
-def test_without_minority_classes_there_is_no_minority_accuracy() -> None:
-    found = task_scores(stream(minority=(False,) * 3), 4, TESTED, PRIVATE_RIGHT, SHARED_RIGHT)
-    assert (found["a_glo_minority"], found["a_loc_minority"], found["a_sel_minority"]) == (None, None, None)
-
-
-# ---- a run -------------------------------------------------------------------------------------------------------
 
 
 def record(tasks: TaskStream, number: int, right: list[list[int]], shared: list[int]) -> dict[str, Any]:
@@ -186,9 +170,6 @@ def test_forgetting_of_a_blocked_run() -> None:
     assert (found["forgetting"], found["backward_transfer"]) == (pytest.approx(0.65), pytest.approx(-0.65))
     assert (found["forgetting_global"], found["backward_transfer_global"]) == (pytest.approx(0.2), pytest.approx(-0.2))
     assert [end["round"] for end in found["stage_ends"]] == [2, 4]
-
-
-# ---- through the engine ------------------------------------------------------------------------------------------
 
 
 def task_lab(lab: Any, method: str = "fedavg", **changes: Any) -> Any:
@@ -273,14 +254,6 @@ def test_clients_are_tested_on_what_they_have_met(lab: Any) -> None:
     labels = lab.dataset.test.labels
     share = int((labels == 2).sum()) / int((labels <= 2).sum())
     assert scorer.score(server, lambda k: {}).local_accuracy == pytest.approx([share, share])
-
-
-def test_static_data_keep_no_own_models_unless_asked(lab: Any, tmp_path: Any) -> None:
-    still = lab.run(lab.experiment(federation__rounds=1), tmp_path / "still")
-    assert "tasks" not in still.history[0]
-    asked = lab.run(lab.experiment(federation__rounds=1, evaluation__private=True), tmp_path / "asked")
-    found = asked.history[0]["tasks"]
-    assert found["a_glo"] == pytest.approx(asked.history[0]["top1_global"]) and found["by_task"] == [found["a_sel"]]
 
 
 @pytest.mark.parametrize("method", quick(["fedper", "fedrep"], 1))

@@ -52,13 +52,6 @@ def test_ssim_of_one_window_by_hand() -> None:
     assert expected < -0.5
 
 
-def test_ssim_is_symmetric_and_below_one_for_others() -> None:
-    other = NOISE.flip(-1)
-    assert ssim(NOISE, other).tolist() == pytest.approx(ssim(other, NOISE).tolist())
-    assert (ssim(NOISE, other) < 0.9).all()
-    assert float(ssim(NOISE[:1], (NOISE[:1] + 0.02))) > 0.95
-
-
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (1, 5), (3, 12)])
 def test_small_images_have_a_ssim(height: int, width: int) -> None:
     image = NOISE[:, :, :height, :width]

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from flcore.analyses import inversion as module
 from flcore.analyses.base import FinishedRun
-from flcore.analyses.inversion import (
-    BASELINE,
-    Decoder,
-    closest_image,
-    group_means,
-    search_images,
-    train_decoder,
-)
+from flcore.analyses.inversion import BASELINE, Decoder, group_means, search_images, train_decoder
 from flcore.io.messages import Weights
 from flcore.io.records import Record
 
@@ -79,25 +72,6 @@ def test_the_search_finds_the_image_behind_an_invertible_encoder() -> None:
     torch.testing.assert_close(found[1:2], alone)
 
 
-def test_the_search_prefers_smooth_images() -> None:
-    """An encoder that sees only the mean brightness, asked for 0.5 from 0.5: the smooth start is kept.
-
-    Asked for 0.8 with a strong smoothness, every pixel rises alike.
-    """
-
-    def encode(images: Tensor) -> Tensor:
-        return images.flatten(1).mean(dim=1, keepdim=True)
-
-    assert search_images(encode, torch.tensor([[0.5]]), (1, 4, 4), steps=5).unique().tolist() == [0.5]
-    found = search_images(encode, torch.tensor([[0.8]]), (1, 4, 4), steps=300, lr=0.01, smoothness=1.0)
-    assert float(found.max() - found.min()) < 1e-6 and float(found.mean()) == pytest.approx(0.8, abs=0.02)
-
-
-def test_the_closest_member_is_by_squared_error() -> None:
-    members = torch.tensor([0.0, 0.4, 1.0]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2)
-    assert closest_image(torch.full((1, 2, 2), 0.65), members).unique().tolist() == pytest.approx([0.4])
-
-
 def federation(lab: Any) -> tuple[Any, dict[str, Weights]]:
     """Two classes of 1×2 images; the model says which pixel is brighter.
 
@@ -143,30 +117,6 @@ def test_scores_of_an_attack_that_hands_the_feature_back(lab: Any) -> None:
     assert result.arrays["guesses"].reshape(-1).tolist() == [50, 0]
     assert result.arrays["rebuilt"].shape == (1, 5, 1, 1, 2)
     assert result.arrays["truths"].dtype == np.uint8
-
-
-def test_a_blind_attack_scores_as_the_guess_does(lab: Any) -> None:
-    """Whoever hands back the class's mean test image gets the baseline's rows; accuracy 0 where the class is wrong."""
-    experiment, server = federation(lab)
-
-    def blind(run: FinishedRun, model: Weights, wanted: Tensor) -> Tensor:
-        return torch.where(wanted[:, :1] > 0, torch.tensor([50 / 255, 0]), torch.tensor([0, 40 / 255])).reshape(
-            -1, 1, 1, 2
-        )
-
-    rows = module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "blind", blind).rows
-    half = len(rows) // 2
-    assert [{**row, "attack": ""} for row in rows[:half]] == [{**row, "attack": ""} for row in rows[half:]]
-
-    def swapped(run: FinishedRun, model: Weights, wanted: Tensor) -> Tensor:
-        return blind(run, model, wanted).flip(-1)
-
-    assert {
-        row["accuracy"]
-        for row in module._attacked(FinishedRun(experiment, Record(server), lambda k: Record()), "x", swapped).rows[
-            :half
-        ]
-    } == {0.0}
 
 
 def test_a_run_is_attacked_both_ways(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.core.errors import DataError, ProtoflError
+from flcore.core.errors import DataError
 from flcore.data.dividing import make_partition
 from flcore.data.partitioners import PARTITIONERS
 from flcore.data.tasks import TaskStream
@@ -132,11 +132,6 @@ def test_an_evaluation_asks_once_what_classes_clients_have_met(
     assert found.local_accuracy == [0.5, 1.0, 1.0, 1.0] and len(asked) == 1
 
 
-def test_nobody_has_test_data(lab: Any) -> None:
-    found = score(federation(lab, SHOWN, LABELS, [[], []]), {"model": reader()})
-    assert (found.mean_local, found.pooled_local, found.client_std, found.top1_global) == (None, None, None, 0.875)
-
-
 @pytest.mark.parametrize(
     ("method", "scored"), [("local", False), ("gfpl", False), ("fedproto", True), ("fedavg", True)]
 )
@@ -185,12 +180,6 @@ def test_majority_vote_with_ties_to_the_smaller_class(lab: Any) -> None:
     assert score(experiment, server, client_states).top1_vote is None  # only when asked for
 
 
-def test_local_has_no_vote(lab: Any) -> None:
-    experiment = federation(lab, SHOWN, LABELS, [[0], [1]], method__name="local")
-    found = score(experiment, {}, {0: {}, 1: {}}, vote=True)
-    assert (found.top1_global, found.top1_vote) == (None, None)
-
-
 def test_validation_scores_on_the_clients_validation_data(lab: Any) -> None:
     """Training images show their label. The model confuses 0 and 1, so images 0 and 1 are wrong, 2 and 3 right.
 
@@ -203,26 +192,6 @@ def test_validation_scores_on_the_clients_validation_data(lab: Any) -> None:
     assert found.local_accuracy == [0.5, 1.0]
     assert found.top1_global == pytest.approx(2 / 3)
     assert found.class_accuracy == [None, 0.0, 1.0, 1.0]
-
-
-def test_clients_that_share_validation_data(lab: Any) -> None:
-    """Image 2 validates both clients; each finds its own rows: client 0 has 0 (wrong) and 2, client 1 has 2 and 3."""
-    experiment = federation(
-        lab, SHOWN, LABELS, [[0], [1]], vals=[[0, 2], [2, 3]], evaluation__split="validation", partition__validation=0.5
-    )
-    assert score(experiment, {"model": reader((1, 0, 2, 3))}).local_accuracy == [0.5, 1.0]
-
-
-def test_no_validation_sample_at_all(lab: Any) -> None:
-    """partition.validation = 0.1 of clients with four samples of four classes sets nothing aside."""
-    experiment = federation(
-        lab, SHOWN, LABELS, [[0], [1]], vals=[[], []], evaluation__split="validation", partition__validation=0.1
-    )
-    try:
-        found = score(experiment, {"model": reader()})
-    except ProtoflError:
-        return
-    assert found.top1_global is None
 
 
 def test_local_split_tests_clients_on_their_own_data_and_the_model_on_the_official_test(lab: Any) -> None:
@@ -275,15 +244,6 @@ def test_scores_do_not_depend_on_the_evaluation_batch(lab: Any, method: str, bat
         found.append(replace(scores, loss_global=round(scores.loss_global or 0, 4)))
     assert found[0] == found[1] == found[2]
     assert found[0].mean_local == run.history[-1]["mean_local"]
-
-
-def test_scoring_twice_and_in_between_changes_nothing(lab: Any, tmp_path: Any) -> None:
-    experiment = lab.experiment(method__name="fedproto")
-    run = lab.run(experiment, tmp_path / "run")
-    scorer = Scorer(experiment)
-    first = scorer.score(run.state.server, run.client_state, vote=True)
-    scorer.score(run.state.server, lambda k: {}, vote=True)
-    assert scorer.score(run.state.server, run.client_state, vote=True) == first
 
 
 def private(mean: float) -> Record:

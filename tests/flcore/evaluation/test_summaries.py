@@ -13,7 +13,7 @@ import pytest
 from flcore.aggregation.account import client_epsilon
 from flcore.core.errors import DataError
 from flcore.evaluation.scoring import Scores
-from flcore.evaluation.summaries import best_round, check_history, mean_of_best, summarise_run
+from flcore.evaluation.summaries import best_round, check_history, summarise_run
 
 
 def history(*accuracies: float | None, every: int = 1) -> list[dict[str, Any]]:
@@ -55,25 +55,11 @@ def test_last_ten_of_twelve(lab: Any) -> None:
     assert (found["last10_rounds"], found["best_round"], found["best_top1_global"]) == (10, 12, 0.12)
 
 
-def test_fewer_than_ten_are_all_and_said(lab: Any) -> None:
-    """0.2, 0.6, 0.4: mean 0.4 over 3; best 0.6 in round 4 when every second round is evaluated."""
-    found = summarise_run(lab.experiment(federation__rounds=6), FINAL, history(0.2, 0.6, 0.4, every=2))
-    assert found["last10_top1_global"] == pytest.approx(0.4)
-    assert (found["last10_rounds"], found["best_round"]) == (3, 4)
-
-
 def test_mean_of_the_five_best_rounds(lab: Any) -> None:
     """0.9, 0.1, 0.8, 0.3, 0.7, 0.6, 0.5: the five best are 0.9, 0.8, 0.7, 0.6, 0.5, mean 0.7; halves and quarters."""
     found = summarise_run(lab.experiment(federation__rounds=7), FINAL, history(0.9, 0.1, 0.8, 0.3, 0.7, 0.6, 0.5))
     assert found["top5_pooled_local"] == pytest.approx(0.35)
     assert found["top5_mean_local"] == pytest.approx(0.175)
-
-
-def test_fewer_than_five_rounds_are_all_taken() -> None:
-    """0.2 and 0.4: 0.3; a round without the figure does not count; equal rounds both do."""
-    assert mean_of_best(history(0.2, None, 0.4), "top1_global") == pytest.approx(0.3)
-    assert mean_of_best(history(0.4, 0.4, 0.1), "top1_global", 2) == pytest.approx(0.4)
-    assert mean_of_best(history(None), "pooled_local") is None
 
 
 def test_traffic_totals_and_per_round(lab: Any) -> None:

@@ -75,9 +75,6 @@ def test_a_trace_says_who_there_is_and_starts_again() -> None:
     assert all(abs(times[client] - 400) < 58 for client in (0, 2, 5))  # two of three, ± 5 √(600 · 2/3 · 1/3)
 
 
-# ---- in a configuration --------------------------------------------------------------------------------------------
-
-
 def config(**options: Any) -> Config:
     return Config.from_mapping({"federation": {"sampler": "trace", "sampler_options": options}})
 
@@ -130,10 +127,7 @@ def test_what_is_no_trace(tmp_path: Path, text: str, words: str) -> None:
     [
         ({"federation": {"sampler": "tracer"}}, "federation.sampler = tracer: "),
         ({"federation": {"sampler": "trace"}}, "federation.sampler = trace: set sampler_options"),
-        (
-            {"federation": {"sampler": "by_size", "sampler_options": {"file": "a"}}},
-            "federation.sampler_options.file: ",
-        ),
+        ({"federation": {"sampler": "by_size", "sampler_options": {"file": "a"}}}, "federation.sampler_options.file: "),
         (
             {"federation": {"sampler": "trace", "sampler_options": {"file": "no"}}},
             "federation.sampler_options.file = no: ",

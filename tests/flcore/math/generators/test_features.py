@@ -21,7 +21,6 @@ from flcore.math.generators.features import (
     teacher_divergence,
     weighted_client_mean,
 )
-from flcore.math.losses.alignment import prototype_pull
 
 T = torch.tensor
 SIX = {"abs": 1e-6}
@@ -35,21 +34,6 @@ def gradient(value: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, of, allow_unused=True)
 
 
-def test_label_weights() -> None:
-    """fedpa.md fact 5: (9+1)/(10+1+1), (4+1)/(1+5+1) and so on."""
-    counts = T([[9, 0], [0, 4], [0, 0]])
-    weights = label_weights(counts)
-    assert weights[:, 0].tolist() == pytest.approx([0.833333, 0.083333, 0.083333], **SIX)
-    assert weights[:, 1].tolist() == pytest.approx([0.142857, 0.714286, 0.142857], **SIX)
-    assert qualified_labels(counts).tolist() == [True, True]
-    assert qualified_labels(T([[9, 0], [1, 0]])).tolist() == [True, False]
-
-
-def test_label_weights_without_smoothing() -> None:
-    """(3, 1) of class 0, nobody of class 1."""
-    assert label_weights(T([[3, 0], [1, 0]]), 0.0).tolist() == [[0.75, 0.0], [0.25, 0.0]]
-
-
 @given(st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_label_weights_sum_to_one(counts: list[list[int]]) -> None:
@@ -58,32 +42,6 @@ def test_label_weights_sum_to_one(counts: list[list[int]]) -> None:
     present = qualified_labels(T(counts))
     assert weights.sum(dim=0).tolist() == pytest.approx(present.float().tolist(), abs=1e-5)
     assert label_weights(T(counts)).sum(dim=0).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
-
-
-# ---- diversity -------------------------------------------------------------------------------------------------------
-
-H, EPS, Y = T([[0.0, 0], [1, 1], [2, 0]]), T([[0.0, 1], [1, 1], [0, 0]]), T([0, 0, 1])
-
-
-@pytest.mark.parametrize(
-    ("mask", "metric", "expected"),
-    [
-        ("all", "code", 0.641180),  # exp(-2·(0.5 + 0.5 + 1)/9)
-        ("inter", "code", 0.716531),  # exp(-2·(0.5 + 1)/9)
-        ("intra", "code", 0.894839),  # exp(-2·0.5/9)
-        ("intra", "norms", 0.730322),  # exp(-2·√2·1/9)
-    ],
-)
-def test_diversity_of_fedpa(mask: Any, metric: Any, expected: float) -> None:
-    """fedpa.md fact 6."""
-    assert diversity_loss(H, EPS, Y, mask, metric).item() == pytest.approx(expected, **SIX)
-
-
-def test_diversity_of_fedgen() -> None:
-    """baselines.md 6 (a): ε (0,0), (0,1), (1,1); code 0.641180; norms exp(-2·(√2·1 + 2·√2 + √2·1)/9) = 0.284484."""
-    noise = T([[0.0, 0], [0, 1], [1, 1]])
-    assert diversity_loss(H, noise, Y, "all").item() == pytest.approx(0.641180, **SIX)
-    assert diversity_loss(H, noise, Y, "all", "norms").item() == pytest.approx(0.284484, **SIX)
 
 
 @pytest.mark.parametrize("mask", ["intra", "inter", "all"])
@@ -115,8 +73,6 @@ def test_masks_of_diversity_multiply(seed: int) -> None:
     assert shuffled.item() == pytest.approx(intra.item(), rel=1e-5)
 
 
-# ---- fidelity --------------------------------------------------------------------------------------------------------
-
 LOSSES, SHARES = T([[0.2, 1.0], [0.5, 0.3]]), T([[0.75, 0.25], [0.25, 0.75]])
 
 
@@ -128,13 +84,6 @@ def test_fidelity_toy() -> None:
     assert weighted_client_mean(LOSSES, SHARES).item() == pytest.approx(0.375, **SIX)
     assert weighted_client_mean(LOSSES, SHARES, "authors_broadcast").item() == pytest.approx(0.5, **SIX)
     assert weighted_client_mean(LOSSES, SHARES).item() / len(LOSSES) == pytest.approx(0.1875, **SIX)
-
-
-def test_fidelity_of_fedgen() -> None:
-    """baselines.md 6 (b): (0.2·1 + 0.8·3)/2 = 1.3; broadcast 0.5·2 = 1.0."""
-    losses, weights = T([[1.0, 3.0]]), T([[0.2, 0.8]])
-    assert weighted_client_mean(losses, weights).item() == pytest.approx(1.3)
-    assert weighted_client_mean(losses, weights, "authors_broadcast").item() == pytest.approx(1.0)
 
 
 def test_broadcast_form_is_the_authors_product() -> None:
@@ -176,25 +125,6 @@ def test_heads_with_a_hidden_layer_by_hand() -> None:
     assert frozen_head_logits(T([[1.0, -2.0]]), heads).tolist() == [[[7.0, 5.0]], [[0.0, 0.0]]]
 
 
-def test_equal_heads_make_plain_cross_entropy() -> None:
-    """Weights sum to 1 over clients: S copies of a head give the loss of one, in either form when weights are equal."""
-    logits, labels = torch.randn(6, 4, generator=stream()), T([0, 1, 2, 3, 0, 1])
-    stack = logits.expand(3, -1, -1)
-    weights = label_weights(torch.randint(9, (3, 4), generator=stream()))
-    plain = F.cross_entropy(logits, labels).item()
-    assert fidelity_loss(stack, labels, weights).item() == pytest.approx(plain, rel=1e-5)
-    even = torch.full((3, 4), 1 / 3)
-    assert fidelity_loss(stack, labels, even, "authors_broadcast").item() == pytest.approx(plain, rel=1e-5)
-
-
-# ---- pull and push ---------------------------------------------------------------------------------------------------
-
-FEATURES, PHI, ALL = T([[3.0, 4.0], [0.0, 0.0]]), T([[0.0, 0.0], [0.0, 2.0]]), T([True, True])
-
-
-# ---- FedGen's teacher ------------------------------------------------------------------------------------------------
-
-
 def test_teacher_divergence() -> None:
     """Teacher (¾, ¼), model (½, ½): ¾·ln 1.5 + ¼·ln 0.5 = 0.130812; second sample equal: 0. Mean 0.065406."""
     teacher = T([[0.75, 0.25], [0.75, 0.25]]).log().requires_grad_()
@@ -215,25 +145,3 @@ def test_one_hot_teachers_give_finite_gradients() -> None:
     value = teacher_divergence(logits, T([[500.0, 0.0, -500.0]]))
     assert value.item() == pytest.approx(math.log(3), **SIX)
     assert torch.isfinite(gradient(value, logits)[0]).all()
-
-
-# ---- many clients at once --------------------------------------------------------------------------------------------
-
-
-def test_client_losses_under_vmap() -> None:
-    """Pull and teacher: values and gradients of three clients at once are those of one by one."""
-    features, logits = torch.randn(3, 4, 2, generator=stream()), torch.randn(3, 4, 2, generator=stream(1))
-    labels = torch.randint(2, (3, 4), generator=stream())
-    weight = T([[1.0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
-    present = T([True, False])
-    for loss in (
-        lambda f, g, y, w: prototype_pull(f, y, PHI, present, weight=w),
-        lambda f, g, y, w: prototype_pull(f, y, PHI, present, "l2", cap=1.0, weight=w),
-        lambda f, g, y, w: teacher_divergence(f, g, w),
-    ):
-        together = torch.vmap(torch.func.grad_and_value(loss))(features, logits, labels, weight)
-        for client in range(3):
-            alone = torch.func.grad_and_value(loss)(features[client], logits[client], labels[client], weight[client])
-            for both, one in zip(together, alone, strict=True):
-                assert torch.allclose(both[client], one, atol=1e-6)
-                assert torch.isfinite(one).all()

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flcore.math.generators.networks import (
     EnlargingConvolution,
@@ -16,7 +15,7 @@ from flcore.math.generators.networks import (
     build_image_generator,
     constant_output,
 )
-from flcore.models import MODELS, build_model, extract_weights
+from flcore.models import extract_weights
 
 CLASSES = 4
 SMALL: dict[str, Any] = {
@@ -55,14 +54,6 @@ def test_parameters_of_the_feature_generator(classes: int, hidden: int, paramete
     weights = extract_weights(build_feature_generator(classes, 32, hidden=hidden))
     assert weights.num_parameters == parameters
     assert sum(b.numel() for b in weights.buffers.values() if b.is_floating_point()) == 2 * hidden
-
-
-def test_traffic_of_fedpa_by_its_parts() -> None:
-    """fedpa.md fact 10: up = model + K·d + K, down = that + generator; MNIST K = 10, EMNIST K = 26, d = 32."""
-    for classes, up, down in ((10, 26_764, 46_508), (26, 27_820, 51_660)):
-        model = count(build_model(MODELS["fedgen_cnn"](), (1, 28, 28), classes))
-        assert model + classes * 32 + classes == up
-        assert up + count(build_feature_generator(classes, 32)) == down
 
 
 def test_parameters_of_the_fc_image_generator() -> None:
@@ -147,16 +138,6 @@ def test_initial_weights_are_a_function_of_the_seed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_labels_and_noise_both_matter(kind: str) -> None:
-    generator = SMALL[kind]().eval()
-    noise, _ = inputs(2)
-    zero, one = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
-    made = generator(noise, zero)
-    assert not torch.equal(made, generator(noise, one))
-    assert not torch.equal(made[0], made[1])
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_batchnorm_follows_the_mode(kind: str) -> None:
     """Train: a sample's output depends on its batch, statistics move. Eval: neither."""
     generator = SMALL[kind]()
@@ -206,35 +187,3 @@ def test_shared_weights_and_noise_of_every_client(kind: str) -> None:
     for client, (own_noise, own_labels) in enumerate(pairs):
         alone = constant_output(generator, params, buffers, own_noise, own_labels)
         assert torch.allclose(together[client], alone, atol=1e-6)
-
-
-def test_generated_features_teach_the_head_alone() -> None:
-    """fedpa.md fact 12: L_ge has zero gradient to the extractor Π and to the generator θ, not to the classifier Φ."""
-    model = build_model(MODELS["fedgen_cnn"](feature_dim=5), (1, 8, 8), CLASSES).eval()
-    generator = SMALL["feature"]().eval()
-    theta, buffers = state(generator)
-    noise, labels = inputs(6)
-    generated = constant_output(generator, theta, buffers, noise, labels)
-    loss = nn.functional.cross_entropy(model.classify(generated), labels)
-    groups = [list(model.encoder.parameters()), list(theta.values()), list(model.head.parameters())]
-    extractor, own, head = (torch.autograd.grad(loss, group, allow_unused=True, retain_graph=True) for group in groups)
-    assert all(grad is None for grad in (*extractor, *own))
-    assert all(grad.abs().sum() > 0 for grad in head)
-
-
-def test_gradient_of_the_clients_loss_under_vmap() -> None:
-    """The head's gradient on generated features, for two clients at once and one by one."""
-    generator = SMALL["feature"]().eval()
-    theta, buffers = state(generator)
-    head = nn.Linear(5, CLASSES)
-    weights = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in head.named_parameters()}
-
-    def loss(own: dict[str, Tensor], noise: Tensor, labels: Tensor) -> Tensor:
-        features = constant_output(generator, theta, buffers, noise, labels)
-        return nn.functional.cross_entropy(functional_call(head, own, (features,)), labels)
-
-    noise, labels = (torch.stack(both) for both in zip(inputs(4, seed=1), inputs(4, seed=2), strict=True))
-    together = torch.vmap(torch.func.grad(loss))(weights, noise, labels)
-    for client in range(2):
-        alone = torch.func.grad(loss)({name: w[client] for name, w in weights.items()}, noise[client], labels[client])
-        assert all(torch.allclose(together[name][client], alone[name], atol=1e-6) for name in alone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -25,9 +24,8 @@ from flcore.math.losses.alignment import (
     smooth_l1_to_prototypes,
     softmax_divergence,
     triplet_hinge,
-    vertex_cosines,
 )
-from flcore.math.losses.basic import cross_entropy, distances, gradient_distance, linear_gradient
+from flcore.math.losses.basic import cross_entropy, gradient_distance, linear_gradient
 from flcore.math.prototypes.class_means import frame_of_basis
 
 
@@ -39,22 +37,10 @@ def close(*expected: float) -> object:
     return pytest.approx(expected, abs=1e-6)
 
 
-# --- FedCSPC: angles and edges -----------------------------------------------------------------------------------
-
 POINTS = tensor((1, 0), (0, 0), (0, 1))  # fedcspc.md, fact 2: one sample of each of three classes, b the second
 PROTOTYPES = tensor((1, 0), (0, 0), (1, 1))
 LABELS = torch.tensor([0, 1, 2])
 ALL = torch.ones(3, dtype=torch.bool)
-
-
-def test_angles() -> None:
-    """Fact 2: at b the cosines are 0 and 0.707107; L1 means 0.104757 of 27 entries, 0.471405 of the six distinct."""
-    found, wanted = vertex_cosines(POINTS), vertex_cosines(PROTOTYPES)
-    assert (found[1, 0, 2].item(), wanted[1, 0, 2].item()) == close(0, 0.707107)
-    difference = (found - wanted).abs()
-    assert difference.mean().item() == pytest.approx(0.104757, abs=1e-6)
-    distinct = [difference[triple].item() for triple in itertools.permutations(range(3))]
-    assert sum(distinct) / 6 == pytest.approx(0.471405, abs=1e-6)
 
 
 def test_angle_loss() -> None:
@@ -73,15 +59,6 @@ def test_angle_loss_of_two_classes() -> None:
     # a=c=1: 1, mixed 0.7071 twice. Halved squares: 2·0.5·0.085786 + 0.5 + 0.5 + 2·0.5·0.5 = 1.585786; over 27.
     expected = (2 * 0.5 * (1 - math.sqrt(0.5)) ** 2 + 0.5 + 0.5 + 2 * 0.5 * 0.5) / 27
     assert angle_loss(POINTS, labels, PROTOTYPES, ALL, mode="all").item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_edges() -> None:
-    """Fact 3: differences 0, 0.414214, 0.414214 of the pairs; mean distances 1.138071 on both sides."""
-    found, wanted = distances(POINTS, POINTS), distances(PROTOTYPES, PROTOTYPES)
-    difference = (found - wanted).abs()
-    assert [difference[pair].item() for pair in ((0, 1), (0, 2), (1, 2))] == close(0, 0.414214, 0.414214)
-    for lengths in (found, wanted):
-        assert lengths.sum().item() / 6 == pytest.approx(1.138071, abs=1e-6)
 
 
 def test_edge_loss() -> None:
@@ -131,24 +108,9 @@ def test_shape_terms_do_not_see_scale_and_shift(seed: int, scale: float, shift: 
     assert edge_loss(at_prototypes, labels, means, ALL).item() == pytest.approx(0, abs=1e-12)
 
 
-# --- FedCSPC: mix-up and hinge -----------------------------------------------------------------------------------
-
-
-def test_extrapolation() -> None:
-    """Fact 4; distances from the anchor are 1.5 and 0.5 times the partners'."""
-    anchor, same, other = tensor(1, 2), tensor(3, 2), tensor(0, 0)
-    positive, negative = extrapolate(anchor, same, other, 0.5)
-    assert (positive.tolist(), negative.tolist()) == ([4, 2], [0.5, 1])
-    assert ((positive - anchor).norm() / (same - anchor).norm()).item() == pytest.approx(1.5)
-    assert ((negative - anchor).norm() / (other - anchor).norm()).item() == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("same", "other", "mixed", "literal", "hinge"),
-    [
-        ((3, 2), (0, 0), ((4, 2), (0.5, 1)), 8.75, 2.881966),
-        ((1.5, 2), (-9, 2), ((1.75, 2), (-4, 2)), -23.4375, 0.0),
-    ],
+    [((3, 2), (0, 0), ((4, 2), (0.5, 1)), 8.75, 2.881966), ((1.5, 2), (-9, 2), ((1.75, 2), (-4, 2)), -23.4375, 0.0)],
 )
 def test_hinge(same: object, other: object, mixed: object, literal: float, hinge: float) -> None:
     """Fact 5, H = identity, margin 1: the literal squared form is unbounded below, the hinge is not.
@@ -163,16 +125,6 @@ def test_hinge(same: object, other: object, mixed: object, literal: float, hinge
     assert triplet_hinge(anchor, positive, negative).item() == pytest.approx(hinge, abs=1e-6)
 
 
-def test_hinge_is_a_mean_over_anchors_and_draws() -> None:
-    """Both cases of fact 5 as draws of one anchor, twice: (2.881966 + 0)/2; a weight 0 takes one out."""
-    anchor = tensor((1, 2)).unsqueeze(1).expand(2, 2, 2)
-    positive = tensor((4, 2), (1.75, 2)).expand(2, 2, 2)
-    negative = tensor((0.5, 1), (-4, 2)).expand(2, 2, 2)
-    assert triplet_hinge(anchor, positive, negative).item() == pytest.approx(2.881966 / 2, abs=1e-6)
-    weight = tensor((1, 0), (1, 1))
-    assert triplet_hinge(anchor, positive, negative, weight=weight).item() == pytest.approx(2 * 2.881966 / 3, abs=1e-6)
-
-
 def test_hinge_of_coinciding_points() -> None:
     """j = i: u+ = u_i, distance 0; margin 1 less the distance 1 of the negative is 0.0, at margin 2 it is 1."""
     anchor = tensor((1, 2))
@@ -183,64 +135,8 @@ def test_hinge_of_coinciding_points() -> None:
     assert gradient.tolist() == [[1.0, 0.0]]
 
 
-# --- FedMLP ------------------------------------------------------------------------------------------------------
-
-Z, G = tensor((0.2, -1.5, 3)), tensor((0, 0, 1))
-ONE, FIRST = torch.tensor([True]), torch.tensor([0])
-
-
-def test_smooth_l1() -> None:
-    """fedmlp.md, fact 1: elements 0.02, 1.0, 1.5: mean 0.84, sum 2.52."""
-    assert smooth_l1_to_prototypes(Z, FIRST, G, ONE).item() == pytest.approx(0.84, abs=1e-6)
-    assert smooth_l1_to_prototypes(Z, FIRST, G, ONE, reduction="sum").item() == pytest.approx(2.52, abs=1e-6)
-
-
-@pytest.mark.parametrize(("distance", "expected"), [(1.0, 0.5), (-1.0, 0.5), (0.999, 0.4990005), (2.0, 1.5)])
-def test_smooth_l1_at_its_corner(distance: float, expected: float) -> None:
-    found = smooth_l1_to_prototypes(tensor((distance,)), FIRST, tensor((0,)), ONE)
-    assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_smooth_l1_divides_by_the_samples_used() -> None:
-    """Second sample of a missing class: 0.84 still; a minority mask without any sample in the batch: exactly 0."""
-    features, labels = torch.cat([Z, 100 * Z]), torch.tensor([0, 1])
-    means = torch.cat([G, G])
-    assert smooth_l1_to_prototypes(features, labels, means, torch.tensor([True, False])).item() == pytest.approx(
-        0.84, abs=1e-6
-    )
-    nobody = torch.tensor([False, False])  # fact 12
-    loss = lambda f: smooth_l1_to_prototypes(f, labels, means, nobody)  # noqa: E731
-    assert loss(features).item() == 0.0
-    assert torch.equal(grad(loss)(features), torch.zeros(2, 3))
-
-
-def test_minority_samples_to_the_centre_of_their_cluster() -> None:
-    """L_S: classes 0, 1 share centre (0, 0), class 2 has (4, 4); minority {1, 2}.
-
-    Samples (1, 0) of class 0, (1, 1) of 1 and (4, 2) of 2: the last two count: ((0.5 + 0.5)/2 + (0 + 1.5)/2)/2 = 0.625.
-    """
-    centres, assignment = tensor((0, 0), (4, 4), (0, 0)), torch.tensor([0, 0, 1])
-    minority = torch.tensor([False, True, True])
-    features = tensor((1, 0), (1, 1), (4, 2))
-    found = smooth_l1_to_prototypes(features, LABELS, centres[assignment], minority)
-    assert found.item() == pytest.approx(0.625)
-
-
-def test_divergence_of_softmax() -> None:
-    """Fact 3, both directions: 0.266217 and 0.308994; 0.247989 and 0.333238."""
-    features = tensor((1, 0, -1), (1, 2, 0))
-    targets = tensor((0, 0, 0), (0.5, 1, 1))
-    assert softmax_divergence(features, targets).tolist() == close(0.266217, 0.247989)
-    assert softmax_divergence(features, targets, direction="cz").tolist() == close(0.308994, 0.333238)
-
-
-def test_divergence_is_zero_up_to_a_common_shift() -> None:
-    """Fact 3; and a temperature divides both sides."""
-    features = tensor((1, 2, 0))
-    assert softmax_divergence(features, features + 7).item() == pytest.approx(0, abs=1e-6)
-    assert softmax_divergence(features, features + tensor((1, 0, 0))).item() > 1e-3
-    warm = softmax_divergence(3 * features, tensor((1.5, 3, 3)), temperature=3.0)
-    assert warm.item() == pytest.approx(0.247989, abs=1e-6)
+Z = tensor((0.2, -1.5, 3))
+FIRST = torch.tensor([0])
 
 
 @pytest.mark.parametrize("direction", ["zc", "cz"])
@@ -305,9 +201,6 @@ def test_targets_are_constants() -> None:
         assert torch.autograd.grad(loss, means, allow_unused=True) == (None,)
 
 
-# --- FedHKD, FedNTD, GFPL, CReFF ---------------------------------------------------------------------------------
-
-
 def test_row_distance() -> None:
     """baselines.md 15a: (1,2), (3,4) to (0,0), (3,0): MSE (2.5 + 8)/2 = 5.25, norms (sqrt 5 + 4)/2 = 3.118034."""
     rows, targets = tensor((1, 2), (3, 4)), tensor((0, 0), (3, 0))
@@ -316,33 +209,7 @@ def test_row_distance() -> None:
     assert row_distance(rows, targets, torch.tensor([False, True]), form="l2").item() == 4.0
 
 
-def test_soft_predictions_of_fedhkd() -> None:
-    """baselines.md 14a: softmax of (2, 1, 0)/0.5 is (0.866813, 0.117310, 0.015876).
-
-    To (1, 0, 0): sqrt(0.133187² + 0.117310² + 0.015876²) = 0.178195; class 1 has no knowledge and does not count.
-    """
-    predictions = (tensor((2, 1, 0), (0, 9, 0)) / 0.5).softmax(1)
-    assert predictions[0].tolist() == close(0.866813, 0.117310, 0.015876)
-    knowledge = tensor((1, 0, 0), (0, 0, 0))
-    found = row_distance(predictions, knowledge, torch.tensor([True, False]), form="l2")
-    expected = math.sqrt(0.133187**2 + 0.117310**2 + 0.015876**2)
-    assert found.item() == pytest.approx(expected, abs=2e-6)
-
-
 STUDENT, TEACHER = tensor((2, 1, 0)), tensor((3, 0.5, 1.5))
-
-
-def test_not_true_distillation() -> None:
-    """baselines.md 5a: 0.462117 at T = 1; 0.055047 at 3, times 9 0.495421; the cross-entropy is 0.407606.
-
-    T = 1: teacher (0.5, 1.5) is (1/(1+e), e/(1+e)), student (1, 0) the reverse: KL = (e - 1)/(e + 1) = tanh(1/2).
-    """
-    assert math.tanh(0.5) == pytest.approx(0.462117, abs=1e-6)
-    assert not_true_distillation(STUDENT, TEACHER, FIRST).item() == pytest.approx(0.462117, abs=1e-6)
-    warm = not_true_distillation(STUDENT, TEACHER, FIRST, temperature=3.0)
-    scaled = not_true_distillation(STUDENT, TEACHER, FIRST, temperature=3.0, tau_squared=True)
-    assert (warm.item(), scaled.item()) == close(0.055047, 0.495421)
-    assert cross_entropy(STUDENT, FIRST).item() == pytest.approx(0.407606, abs=1e-6)
 
 
 def test_the_true_class_does_not_matter() -> None:
@@ -357,10 +224,6 @@ def test_the_true_class_does_not_matter() -> None:
         others = [k for k in range(3) if k != label]
         p, q = TEACHER[0, others].softmax(0), STUDENT[0, others].softmax(0)
         assert expected == pytest.approx((p * (p / q).log()).sum().item(), abs=1e-6)
-
-
-def test_two_classes_leave_nothing_to_distil() -> None:
-    assert not_true_distillation(tensor((3, -1)), tensor((0, 5)), FIRST).item() == 0.0
 
 
 FRAME = frame_of_basis(torch.eye(4)[:, :3])  # gfpl.md, fact 1
@@ -378,13 +241,6 @@ def test_dot_regression() -> None:
     assert dot_regression(7 * projection, torch.tensor([2]), FRAME).item() == pytest.approx(1.244017, abs=1e-6)
     assert dot_regression(FRAME.T, LABELS, FRAME).item() == pytest.approx(0, abs=1e-12)
     assert dot_regression(torch.zeros(1, 4), FIRST, FRAME).item() == 0.5  # no direction: dot 0
-
-
-def test_gradient_of_a_zero_classifier() -> None:
-    """baselines.md 20a: features (1, 2), (3, 0) of class 0: errors (-½, ½): W' [[-1, -0.5], [1, 0.5]], b' (-½, ½)."""
-    weight, bias = linear_gradient(tensor((1, 2), (3, 0)), torch.tensor([0, 0]), torch.zeros(2, 2), torch.zeros(2))
-    assert weight.tolist() == [[-1, -0.5], [1, 0.5]]
-    assert bias.tolist() == [-0.5, 0.5]
 
 
 def test_gradient_equals_autograd() -> None:

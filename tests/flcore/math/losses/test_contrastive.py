@@ -29,9 +29,6 @@ def close(*expected: float) -> object:
     return pytest.approx(expected, abs=1e-6)
 
 
-# --- the supervised contrast -------------------------------------------------------------------------------------
-
-
 def reference(
     points: list[list[float]],
     labels: list[int],
@@ -75,13 +72,6 @@ def test_source_aware_contrast_of_three() -> None:
     assert losses.mean().item() == pytest.approx(0.273520, abs=1e-6)
 
 
-def test_source_aware_contrast_of_four() -> None:
-    """Fact 7."""
-    sigma = source_weights(FOUR_LABELS, FOUR_SOURCES)
-    losses, _ = contrastive_terms(FOUR, FOUR_LABELS, 0.5, pair_weights=sigma)
-    assert losses.tolist() == close(0.863001, 0, 1.316427, 0.875692)
-
-
 def test_some_anchors_among_all() -> None:
     """Fact 7 of the rows 3 and 1 alone, with pairs [2, 4]; without the third the fourth has one positive.
 
@@ -104,15 +94,6 @@ def test_plain_contrast() -> None:
     losses, _ = contrastive_terms(points, labels, 0.5)
     assert losses.tolist() == close(0.263282, 0.913015, 0)
     assert supervised_contrastive(points, labels, 0.5).item() == pytest.approx(0.392099, abs=1e-6)
-
-
-def test_base_temperature() -> None:
-    """fedpg.md, fact 5: T 0.5 over T0 0.07 multiplies by 50/7: 2.800709; T = T0 = 0.07: 0.971059."""
-    points, labels = THREE[[0, 2, 1]], torch.tensor([0, 0, 1])
-    found = supervised_contrastive(points, labels, 0.5, base_temperature=0.07)
-    assert found.item() == pytest.approx(2.800709, abs=1e-5)
-    found = supervised_contrastive(points, labels, 0.07, base_temperature=0.07)
-    assert found.item() == pytest.approx(0.971059, abs=1e-5)
 
 
 def test_weights_above_change_the_value_not_the_gradient() -> None:
@@ -138,9 +119,6 @@ def test_contrast_equals_the_loops(count: int, classes: int, seed: int) -> None:
     assert losses.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-# --- the contrast of models (MOON) -------------------------------------------------------------------------------
-
-
 def at_cosine(cosine: float) -> Tensor:
     return torch.tensor([[cosine, math.sqrt(1 - cosine**2)]])
 
@@ -158,27 +136,6 @@ def test_model_contrast() -> None:
     assert scaled.item() == pytest.approx(0.362230, abs=1e-6)
 
 
-def test_equal_models_give_log_two() -> None:
-    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    assert model_contrast(z, z, z.unsqueeze(0), torch.tensor([True]), 0.5).item() == pytest.approx(math.log(2))
-
-
-def test_without_a_previous_model_the_term_is_exactly_zero() -> None:
-    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss = model_contrast(z, torch.ones(5, 4), torch.full((1, 5, 4), 9.0), torch.tensor([False]), 0.5)
-    assert loss.item() == 0.0
-    assert torch.equal(torch.autograd.grad(loss, z)[0], torch.zeros(5, 4))
-
-
-def test_no_gradient_to_the_other_models() -> None:
-    """baselines.md 4b."""
-    z, positive, negatives = (torch.ones(shape, requires_grad=True) for shape in ((2, 3), (2, 3), (1, 2, 3)))
-    loss = model_contrast(z, positive, negatives, torch.tensor([True]), 0.5)
-    assert torch.autograd.grad(loss, [positive, negatives], allow_unused=True) == (None, None)
-
-
-# --- the contrast with prototypes --------------------------------------------------------------------------------
-
 AXES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
 ALL = torch.ones(3, dtype=torch.bool)
 
@@ -189,31 +146,6 @@ def test_node_loss(label: int, expected: float) -> None:
     assert math.log(math.exp(2) + 1 + math.exp(-2)) - 2 == pytest.approx(0.142932, abs=1e-6)
     found = prototype_contrast(torch.tensor([[1.0, 0.0]]), torch.tensor([label]), AXES, ALL, 0.5)
     assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_node_loss_does_not_see_scale() -> None:
-    """Fact 1: f = (3, 4), U = (2, 0), (0, 5): cosines 0.6 and 0.8."""
-    means, present = torch.tensor([[2.0, 0.0], [0.0, 5.0]]), torch.tensor([True, True])
-    for label, expected in ((0, 0.913015), (1, 0.513015)):
-        found = prototype_contrast(torch.tensor([[3.0, 4.0]]), torch.tensor([label]), means, present, 0.5)
-        assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("temperature", "expected"), [(1.0, 0.313262), (0.5, 0.126928)])
-def test_fedproc(temperature: float, expected: float) -> None:
-    """baselines.md 11a: log(1 + e^(-1/T)); here cosine and inner product agree."""
-    assert math.log(1 + math.exp(-1 / temperature)) == pytest.approx(expected, abs=1e-6)
-    z, present = torch.tensor([[1.0, 0.0]]), torch.tensor([True, True])
-    for similarity in ("cosine", "inner"):
-        found = prototype_contrast(
-            z,
-            torch.tensor([0]),
-            AXES[:2],
-            present,
-            temperature,
-            similarity=similarity,  # type: ignore[arg-type]
-        )
-        assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_inner_product_sees_scale() -> None:

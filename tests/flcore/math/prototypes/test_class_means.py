@@ -21,12 +21,6 @@ def test_class_means() -> None:
     assert found.present.tolist() == [True, False, True, False]
 
 
-def test_a_client_with_a_single_class() -> None:
-    found = class_means(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1]), 3)
-    assert found.present.tolist() == [False, True, False]
-    assert found.means[1].item() == 1.5
-
-
 class Listening(TorchDispatchMode):
     """Notes the operations carried out."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -51,9 +49,6 @@ def blobs(seed: int, sizes: tuple[int, ...], dim: int = 3) -> Tensor:
     return torch.cat(rows)
 
 
-# --- a partition -------------------------------------------------------------------------------------------------
-
-
 def test_clusters_are_numbered_by_their_first_member_and_never_empty() -> None:
     """Ids 7, 2, 7, 5: numbered 0, 1, 0, 2; centres (1 + 3)/2 = 2, 2... of the members."""
     found = clusters_of(torch.tensor([[1.0], [5.0], [3.0], [9.0]]), torch.tensor([7, 2, 7, 5]))
@@ -73,9 +68,6 @@ def test_merging_small_clusters() -> None:
     # min 3: the second (2 members) joins too; one cluster is the end, whatever the minimum.
     assert merge_small(points, start, 3).labels.tolist() == [0] * 5
     assert merge_small(points, start, 99).centres.tolist() == [[pytest.approx(5.2)]]
-
-
-# --- k-means -----------------------------------------------------------------------------------------------------
 
 
 def test_one_thread_and_then_as_before() -> None:
@@ -120,24 +112,10 @@ def test_kmeans_is_a_function_of_its_generator() -> None:
     assert not torch.equal(runs[0], runs[2])  # no structure: other starts, other clusters
 
 
-def test_more_restarts_are_not_worse() -> None:
-    points = torch.rand(60, 4, generator=torch.Generator().manual_seed(1))
-
-    def inertia(clusters: Clusters) -> float:
-        return float((points - clusters.centres[clusters.labels]).square().sum())
-
-    best = inertia(kmeans(points, 6, stream(0), restarts=10))
-    single = [inertia(kmeans(points, 6, stream(label))) for label in range(10)]
-    assert best <= sum(single) / 10
-
-
 @pytest.mark.parametrize(("points", "clusters"), [(0, 3), (3, 0)])
 def test_kmeans_of_nothing(points: int, clusters: int) -> None:
     with pytest.raises(ValueError, match=f"{points} points and {clusters} clusters"):
         kmeans(torch.zeros(points, 2), clusters, stream(0))
-
-
-# --- FedCSPC's prototypes ----------------------------------------------------------------------------------------
 
 
 def test_ratio_one_repeats_the_cluster_mean() -> None:
@@ -221,9 +199,6 @@ def test_small_clusters_are_merged() -> None:
         assert len(found) == clusters
 
 
-# --- FINCH -------------------------------------------------------------------------------------------------------
-
-
 def test_first_partition() -> None:
     """fedmlp.md, fact 5: neighbours 1, 0, 3, 4, 3, 6, 5; centres (0.95, 0.05), (0.1, 0.933333), (-1, -0.95)."""
     assert first_neighbours(SEVEN).tolist() == [1, 0, 3, 4, 3, 6, 5]
@@ -275,9 +250,6 @@ def test_one_point_and_dead_points() -> None:
     assert finch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), centred=True).labels.tolist() == [0, 0]
 
 
-# --- by name -----------------------------------------------------------------------------------------------------
-
-
 def test_average_linkage() -> None:
     """On a line 0, 1, 5, 7: merges {0, 1} at 1, {5, 7} at 2; two clusters with centres 0.5 and 6."""
     points = torch.tensor([[5.0], [0.0], [7.0], [1.0]])
@@ -301,16 +273,6 @@ def test_clusterings_by_name(name: Clustering, labels: list[int]) -> None:
     assert partition_by(name, 2, stream(0))(SEVEN).labels.tolist() == labels
 
 
-def test_centred_by_name() -> None:
-    """Directions (1, y), y = 0, 0.1, 0.2, 0.4, are a chain; less their mean the first two point down, the others up."""
-    points = torch.tensor([[1.0, 0], [1, 0.1], [1, 0.2], [1, 0.4]])
-    assert partition_by("finch", 2, stream(0))(points).labels.tolist() == [0] * 4
-    assert partition_by("centred", 2, stream(0))(points).labels.tolist() == [0, 0, 1, 1]
-
-
-# --- class prototypes in fixed shapes ----------------------------------------------------------------------------
-
-
 def test_semantic_prototypes() -> None:
     """Fact 5 with two missing classes in between: they get no cluster and do not disturb the others."""
     means = torch.full((9, 2), 77.0)
@@ -322,14 +284,6 @@ def test_semantic_prototypes() -> None:
     assert found.assignment[present].tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert torch.allclose(found.centres[1], torch.tensor([0.1, 0.933333]), atol=1e-6)
     assert torch.equal(found.centres[3:], torch.zeros(6, 2))
-
-
-def test_semantic_prototypes_by_kmeans() -> None:
-    """v = max(2, round(sqrt 12)) = 3 clusters, ten restarts, of blobs of 4, 4 and 4 classes."""
-    means = blobs(0, (4, 4, 4))
-    partition = partial(kmeans, num_clusters=3, generator=stream(0), restarts=10)
-    found = cluster_classes(means, torch.ones(12, dtype=torch.bool), partition)
-    assert found.assignment.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_no_class_no_cluster() -> None:

@@ -36,12 +36,6 @@ def some_sums(seed: int, number: int = 60, dim: int = 7, classes: int = 4) -> Cl
     return discriminant_sums(features, labels, classes)
 
 
-def test_sums_by_hand() -> None:
-    assert LINE.counts.tolist() == [2, 2]
-    assert LINE.sums.flatten().tolist() == [2, 10]
-    assert LINE.second.item() == 0 + 4 + 16 + 36
-
-
 def test_a_sample_with_a_weight_counts_as_often() -> None:
     """Class 1 with weight 2 is class 1 twice."""
     rows, labels = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([0, 1])
@@ -99,19 +93,6 @@ def test_cross_validation_is_leave_one_out_on_average() -> None:
     assert cross_validated(totals, grid) == min(grid, key=score)
 
 
-def test_many_features_are_told_apart() -> None:
-    """Two clouds that differ along a direction of little variance: nearest means fail, the discriminant does not."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(400) % 2
-    wide = 10 * torch.randn(400, 1, generator=generator)
-    features = torch.cat(
-        [wide, wide + (2 * labels.unsqueeze(1) - 1) + 0.3 * torch.randn(400, 1, generator=generator)], 1
-    )
-    weight, bias = discriminant(discriminant_sums(features, labels, 2), 1e-4)
-    answers = (features.double() @ weight.mT + bias).argmax(1)
-    assert (answers == labels).double().mean() > 0.99
-
-
 def test_classes_without_samples_never_answer() -> None:
     totals = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 2, 2]), 4)
     for weight, bias in (discriminant(totals, 0.3), ridge(totals, 0.3)):
@@ -160,9 +141,6 @@ def test_other_class_shares() -> None:
     assert found.tolist() == pytest.approx([1 + math.log(2), NEVER, 3.0])
 
 
-# ---- sums --------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 5), min_size=30, max_size=30), st.permutations(range(6)))
 def test_a_division_does_not_matter(owners: list[int], order: list[int]) -> None:
@@ -182,9 +160,6 @@ def test_what_is_taken_off_was_never_there() -> None:
     left = (first + second) - second
     for one, other in zip(discriminant(left, 0.01), discriminant(first, 0.01), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-# ---- the wire ----------------------------------------------------------------------------------------------------
 
 
 def test_what_travels() -> None:

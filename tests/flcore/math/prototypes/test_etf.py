@@ -34,12 +34,6 @@ def test_gram_matrix(classes: int, dim: int, cosine: float) -> None:
     assert torch.linalg.matrix_rank(frame, atol=1e-4).item() == classes - 1
 
 
-def test_angle_of_ten_classes() -> None:
-    """gfpl.md 7b: a cosine of -1/9 is 96.379 degrees."""
-    frame = simplex_etf(20, 10, torch_stream(0, "frame"))
-    assert math.degrees(math.acos(float(frame[:, 0] @ frame[:, 1]))) == pytest.approx(96.379, abs=1e-3)
-
-
 def test_the_frame_is_a_function_of_the_seed() -> None:
     frames = [simplex_etf(8, 4, torch_stream(seed, "frame")) for seed in (0, 0, 1)]
     assert torch.equal(frames[0], frames[1])

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flcore.io.messages import Prototypes
-from flcore.math.prototypes.class_means import best_means, fuse, similarities, to_unit_range
+from flcore.math.prototypes.class_means import fuse, to_unit_range
 
 
 def close(values: Tensor, *expected: float) -> bool:
@@ -49,24 +48,3 @@ def test_a_class_without_exemplar() -> None:
     assert close(fuse(LOGITS, missing, 0.9, 0.5, "authors"), 0.2, 0.1 + 0.9 * math.exp(1.8), 0.9 * math.exp(0.2))
     assert close(fuse(LOGITS, missing, 0.5, 0.5, "minmax"), 0.5, 0.75, 0)
     assert close(to_unit_range(torch.tensor([[-torch.inf, 3.0, -torch.inf]])), 0, 0, 0)
-
-
-def test_exemplars_are_means_of_what_is_right() -> None:
-    """Class 0: the right one of 1 and 3; class 1: none is right, both count; class 2 has none."""
-    exemplars = best_means(
-        torch.tensor([[1.0], [3.0], [4.0], [8.0]]),
-        torch.tensor([0, 0, 1, 1]),
-        torch.tensor([True, False, False, False]),
-        3,
-    )
-    assert exemplars.means.flatten().tolist() == [1, 6, 0]
-    assert exemplars.present.tolist() == [True, True, False]
-
-
-def test_similarities() -> None:
-    """(2, 1) has cosines 1/√5 and 3/√10 to (0, 1) and (1, 1), 0.447214 and 0.948683; −∞ without an exemplar."""
-    means = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    found = similarities(torch.tensor([[2.0, 1.0]]), Prototypes(means, torch.tensor([True, True, False])))
-    assert found is not None and close(found, 0.447214, 0.948683, -math.inf)
-    assert similarities(torch.zeros(1, 2), Prototypes.empty(3, 2)) is None
-    assert similarities(torch.zeros(1, 2), None) is None

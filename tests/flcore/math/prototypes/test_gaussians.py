@@ -17,7 +17,6 @@ from flcore.math.prototypes.gaussians import (
     class_gaussian,
     class_gaussians,
     from_upper_triangles,
-    map_gaussians,
     merge_gaussians,
     sample_gaussians,
     upper_triangles,
@@ -28,29 +27,8 @@ def tensor(*rows: object) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def close(*expected: float) -> object:
-    return pytest.approx(expected, abs=1e-6)
-
-
 CLIENT_A = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
 CLIENT_B = torch.tensor([[1.0, 3.0], [3.0, 3.0], [2.0, 6.0]])
-
-
-def test_merged_statistics() -> None:
-    """baselines.md 7a: mean (1.6, 2.4), covariance [[1.3, 1.2], [1.2, 6.3]], not the biased [[0.8833, ...]]."""
-    merged = merge_gaussians({0: class_gaussian(CLIENT_A), 1: class_gaussian(CLIENT_B)})
-    assert merged.counts.tolist() == [5]
-    assert merged.means[0].tolist() == close(1.6, 2.4)
-    assert merged.covariances[0].flatten().tolist() == close(1.3, 1.2, 1.2, 6.3)
-
-
-def test_statistics_of_a_client() -> None:
-    """A: mean (1, 0), unbiased variance 2 in the first dimension; B: mean (2, 4), [[1, 0], [0, 3]]."""
-    a, b = class_gaussian(CLIENT_A), class_gaussian(CLIENT_B)
-    assert a.means.tolist() == [[1.0, 0.0]]
-    assert a.covariances.tolist() == [[[2.0, 0.0], [0.0, 0.0]]]
-    assert b.means.tolist() == [[2.0, 4.0]]
-    assert b.covariances.tolist() == [[[1.0, 0.0], [0.0, 3.0]]]
 
 
 def test_single_and_missing_samples() -> None:
@@ -112,19 +90,6 @@ def test_merging_does_not_depend_on_who_answered_first() -> None:
         assert torch.equal(found.covariances, expected.covariances)
 
 
-def test_linear_map() -> None:
-    """Statistics of W x + b from those of x equal those of the mapped samples; a missing class stays empty."""
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(30, 3, generator=generator).double(), torch.arange(30) % 2
-    weight, bias = torch.randn(7, 3, generator=generator), torch.randn(7, generator=generator)
-    mapped = map_gaussians(class_gaussians(features, labels, 3), weight, bias)
-    expected = class_gaussians(features @ weight.double().T + bias.double(), labels, 3)
-    assert torch.equal(mapped.counts, expected.counts)
-    assert torch.allclose(mapped.means, expected.means)
-    assert torch.allclose(mapped.covariances, expected.covariances)
-    assert torch.linalg.matrix_rank(mapped.covariances[0]).item() == 3  # of 7: sampling must take it
-
-
 def test_draws_of_a_rank_deficient_gaussian() -> None:
     """Mean (1, 2), covariance of (t, 2t): [[1, 2], [2, 4]]; every draw lies on the line x2 - 2 = 2·(x1 - 1).
 
@@ -142,14 +107,6 @@ def test_draws_of_a_rank_deficient_gaussian() -> None:
     assert draws.var(0).tolist() == pytest.approx([1, 4], rel=0.03)
 
 
-def test_draws_have_the_covariance() -> None:
-    """[[1.3, 1.2], [1.2, 6.3]] of 100,000 draws, to about 1 %."""
-    merged = merge_gaussians({0: class_gaussian(CLIENT_A), 1: class_gaussian(CLIENT_B)})
-    draws, _ = sample_gaussians(merged, 100_000, torch_stream(0, "draw"))
-    found = torch.cov(draws.T)
-    assert found.flatten().tolist() == pytest.approx([1.3, 1.2, 1.2, 6.3], abs=0.1)
-
-
 def test_slightly_negative_eigenvalues_are_clamped() -> None:
     """[[1, 1 + 1e-6], [1 + 1e-6, 1]] has the eigenvalue -1e-6: finite draws on the diagonal."""
     covariance = tensor((1, 1 + 1e-6), (1 + 1e-6, 1)).unsqueeze(0)
@@ -157,15 +114,3 @@ def test_slightly_negative_eigenvalues_are_clamped() -> None:
     draws, _ = sample_gaussians(statistics, 100, torch_stream(0, "draw"))
     assert draws.isfinite().all()
     assert torch.allclose(draws[:, 0], draws[:, 1], atol=1e-5)
-
-
-def test_a_single_sample_may_be_drawn_as_itself() -> None:
-    draws, labels = sample_gaussians(class_gaussian(CLIENT_B[:1]), 3, torch_stream(0, "draw"), min_count=1)
-    assert draws.tolist() == [[1.0, 3.0]] * 3
-    assert labels.tolist() == [0, 0, 0]
-
-
-def test_no_class_no_draws() -> None:
-    draws, labels = sample_gaussians(class_gaussian(CLIENT_B[:1]), 3, torch_stream(0, "draw"))
-    assert draws.shape == (0, 2)
-    assert labels.shape == (0,)

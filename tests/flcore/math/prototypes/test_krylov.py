@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -43,18 +41,6 @@ def exchanged(totals: ClassSums, margins: Margins, blocks: int, shrinkage: float
         solution, residual = solved(basis, products, margins, shrinkage)
         left.append(float(torch.linalg.matrix_norm(residual, 2)) / first)
     return left, solution
-
-
-def test_one_direction_by_hand() -> None:
-    """One feature (section 3a): the first block is all there is, and the head that of the discriminant."""
-    line = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
-    margins = line.margins
-    assert margins.mean.item() == 3 and margins.scale.item() == pytest.approx(math.sqrt(5))
-    left, solution = exchanged(line, margins, 1, 0.3)
-    assert left[0] < 1e-12
-    weight, bias = head(solution, margins)
-    assert weight.flatten().tolist() == pytest.approx([-0.8, 0.8])
-    assert bias.tolist() == pytest.approx([math.log(0.5) + 1.6, math.log(0.5) - 3.2])
 
 
 def test_all_directions_give_the_direct_solution() -> None:

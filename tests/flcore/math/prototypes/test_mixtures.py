@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flcore.core.rng import numpy_stream, torch_stream
-from flcore.io.messages import Mixtures
-from flcore.math.prototypes import gaussians as module
 from flcore.math.prototypes.gaussians import (
     Mixture,
     bhattacharyya,
@@ -25,7 +23,6 @@ from flcore.math.prototypes.gaussians import (
     fuse_uploads,
     group_components,
     pack_mixtures,
-    sample_classes,
     sample_mixture,
     unpack_mixtures,
 )
@@ -59,9 +56,6 @@ def moments(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         (weights * mixture.means).sum(0),
         (weights * (mixture.variances + mixture.means.square())).sum(0),
     )
-
-
-# --- fitting -----------------------------------------------------------------------------------------------------
 
 
 def densities(points: Tensor, mixture: Mixture) -> Tensor:
@@ -157,9 +151,6 @@ def test_nothing_to_fit() -> None:
         fit_mixture(torch.zeros(0, 3), 4, stream(0))
 
 
-# --- Bhattacharyya distance --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -205,22 +196,6 @@ def test_distance_equals_the_form_with_determinants() -> None:
         assert sums.item() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("variance", "expected"), [(1e-6, 1.96), (1e-4, 0.81)])
-def test_one_dead_dimension_keeps_components_apart(variance: float, expected: float) -> None:
-    """gfpl.md 7g: equal means, variance 1e-6 or 1e-4 against 0.01."""
-    found = bhattacharyya(tensor(0), tensor(variance), tensor(0), tensor(0.01))
-    assert found.item() == pytest.approx(expected, abs=0.005)
-
-
-def test_many_small_dimensions_do_not_underflow() -> None:
-    """512 variances of 1e-4: a product of them is 0 in any float; the distance of equal Gaussians is 0."""
-    small = torch.full((512,), 1e-4)
-    assert bhattacharyya(torch.zeros(512), small, torch.zeros(512), small).item() == 0.0
-
-
-# --- Algorithm 1 -------------------------------------------------------------------------------------------------
-
-
 def grouped(values: list[float], threshold: float) -> list[list[float]]:
     """Unit-variance Gaussians at ``values``: D = (difference)²/8."""
     points = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
@@ -250,12 +225,6 @@ def test_groups_depend_on_the_order() -> None:
     assert grouped([0, -2, 2], 1.0) == [[0, -2, 2]]  # although D(-2, 2) = 2
 
 
-def test_identical_components_stay_apart_at_threshold_zero() -> None:
-    """Fact 12: strictly less."""
-    assert grouped([1, 1, 1], 0.0) == [[1], [1], [1]]
-    assert grouped([1, 1, 1], 1e-9) == [[1, 1, 1]]
-
-
 def as_written(mixture: Mixture, threshold: float) -> list[list[int]]:
     """Algorithm 1 word by word: whoever is near every member joins, again and again."""
     pairs = (mixture.means.unsqueeze(1), mixture.variances.unsqueeze(1), mixture.means, mixture.variances)
@@ -279,25 +248,6 @@ def test_a_seed_and_all_that_is_near_it_are_algorithm_1(components: int, thresho
     assert group_components(mixture.means, mixture.variances, threshold) == as_written(mixture, threshold)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 2.0])
-def test_no_table_of_all_distances(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 components of 4 dimensions: never more than 30 distances at a time, where all of them are 900."""
-    asked: list[int] = []
-
-    def counted(*gaussians: Tensor, per_dimension: bool = False) -> Tensor:
-        found = bhattacharyya(*gaussians, per_dimension=per_dimension)
-        asked.append(found.numel())
-        return found
-
-    monkeypatch.setattr(module, "bhattacharyya", counted)
-    fuse_mixtures({k: random_mixture(k, 3, 4) for k in range(10)}, None, threshold)
-    assert max(asked) == 30
-    assert sum(asked) <= 30 * 31 / 2
-
-
-# --- fusion ------------------------------------------------------------------------------------------------------
-
-
 def test_fusion() -> None:
     """gfpl.md, fact 4: mean (3, 1.5), diagonal (4.75, 2.0), deviations (2.179449, 1.414214), weight 4."""
     parts = Mixture(tensor(1, 3), tensor((0, 0), (4, 2)), tensor((1, 2), (2, 1)))
@@ -306,22 +256,6 @@ def test_fusion() -> None:
     assert fused.means.tolist() == [[3.0, 1.5]]
     assert fused.variances.tolist() == [[4.75, 2.0]]
     assert fused.variances.sqrt()[0].tolist() == close(2.179449, 1.414214)
-
-
-def test_a_group_of_one_returns_itself() -> None:
-    parts = random_mixture(0, 3, 2)
-    fused = fuse_components(parts, [[2], [0], [1]])
-    order = [2, 0, 1]
-    assert torch.equal(fused.weights, parts.weights[order])
-    assert torch.equal(fused.means, parts.means[order])
-    assert torch.equal(fused.variances, parts.variances[order])
-
-
-def test_weights_by_count() -> None:
-    """Fact 6: counts 30 and 10 give (0.75, 0.25); without counts (0.5, 0.5)."""
-    uploads = {k: Mixture(tensor(1), tensor((mean,)), tensor((1,))) for k, mean in ((0, 0.0), (1, 40.0))}
-    assert fuse_mixtures(uploads, {0: 30, 1: 10}, 1.0).weights.tolist() == [0.75, 0.25]
-    assert fuse_mixtures(uploads, None, 1.0).weights.tolist() == [0.5, 0.5]
 
 
 @given(
@@ -367,9 +301,6 @@ def test_fusion_does_not_depend_on_who_answered_first() -> None:
         assert torch.equal(found.variances, expected.variances)
 
 
-# --- messages ----------------------------------------------------------------------------------------------------
-
-
 def test_what_is_packed_is_what_is_unpacked() -> None:
     """Deviations travel, variances come out: 4 and 9 as 2 and 3; counts of the classes that are there."""
     first = Mixture(torch.tensor([0.25, 0.75]), torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [9.0]]))
@@ -393,25 +324,6 @@ def test_no_mixture_at_all() -> None:
     assert unpack_mixtures(payload) == {} == fuse_uploads({0: payload, 4: payload}, 1.0)
 
 
-def test_uploads_are_fused_class_by_class() -> None:
-    """Class 0 of clients 2 and 5 at 0 and 8, told counts 3 and 1: mean 2; untold, 4. Class 6 is client 5's alone."""
-
-    def upload(means: dict[int, float], counts: Tensor | None) -> Mixtures:
-        parts = {c: Mixture(torch.ones(1), torch.tensor([[m]]), torch.ones(1, 1)) for c, m in means.items()}
-        return pack_mixtures(parts, counts, 1)
-
-    for told, expected in ((True, 2.0), (False, 4.0)):
-        counts = [torch.tensor([n, 0, 0, 0, 0, 0, 7]) if told else None for n in (3, 1)]
-        uploads = {5: upload({6: 9.0, 0: 8.0}, counts[1]), 2: upload({0: 0.0}, counts[0])}
-        fused = fuse_uploads(uploads, math.inf)
-        assert list(fused) == [0, 6]
-        assert fused[0].means.tolist() == [[expected]]
-        assert fused[6].means.tolist() == [[9.0]]
-
-
-# --- sampling ----------------------------------------------------------------------------------------------------
-
-
 def test_draws_have_the_moments_of_the_mixture() -> None:
     """gfpl.md, fact 6: weights (0.75, 0.25), means 0, 4, variances 1, 2: mean 1, variance 4.25.
 
@@ -426,18 +338,3 @@ def test_draws_have_the_moments_of_the_mixture() -> None:
     assert draws.var().item() == pytest.approx(4.25, abs=0.1)
     # A quarter of the draws comes from the second component (above 2: 0.75·0.0228 + 0.25·0.9214 = 0.2474).
     assert (draws > 2).float().mean().item() == pytest.approx(0.2474, abs=0.006)
-
-
-def test_pseudo_features_of_classes() -> None:
-    """16 of every class with a mixture, in order of the class; missing classes are missing."""
-    far = Mixture(torch.ones(1), torch.full((1, 2), 50.0), torch.ones(1, 2))
-    near = Mixture(torch.ones(1), torch.full((1, 2), -50.0), torch.ones(1, 2))
-    features, labels = sample_classes({7: far, 2: near}, 16, torch_stream(0, "draw"))
-    assert labels.tolist() == [2] * 16 + [7] * 16
-    assert (features[:16] < -40).all() and (features[16:] > 40).all()
-    clipped, _ = sample_classes({7: far, 2: near}, 16, torch_stream(0, "draw"), clip_nonnegative=True)
-    assert torch.equal(clipped, features.clamp_min(0))
-    again, _ = sample_classes({2: near, 7: far}, 16, torch_stream(0, "draw"))
-    assert torch.equal(again, features)
-    other, _ = sample_classes({2: near, 7: far}, 16, torch_stream(1, "draw"))
-    assert not torch.equal(other, features)

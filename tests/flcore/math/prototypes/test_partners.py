@@ -10,10 +10,7 @@ from flcore.math.prototypes.clustering import Partners
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20),
-    st.integers(0, 10**6),
-)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20), st.integers(0, 10**6))
 def test_partners(cells: list[tuple[int, int]], seed: int) -> None:
     """Section 5, 3: of the same client where there is one, the same label and not itself, and another label."""
     labels, sources = [label for label, _ in cells], [source for _, source in cells]
