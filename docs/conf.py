@@ -18,7 +18,7 @@ myst_heading_anchors = 4
 smartquotes = False  # P' is a symbol
 suppress_warnings = ["myst.header"]  # a number may stand two levels below another
 
-exclude_patterns = ["examples"]
+exclude_patterns = ["internals"]  # for developers: read in the source
 html_theme = "furo"
 html_title = "protofl"
 html_favicon = "_static/favicon.svg"

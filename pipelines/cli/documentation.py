@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ REFERENCE = Path("docs/reference")
 CLAIMS = Path("docs/claims.md")
 
 _WRITTEN = "<!-- Written from the declarations by `make docs`; do not edit. -->\n"
+_SHARED_BY = 3  # methods with the same parameter, default and meaning: it is listed once
 _COMMON = ("help", "debug", "plugins")  # options that every command has
 
 
@@ -119,83 +121,88 @@ def parameters_page() -> str:
     parts = [
         "# Parameters\n",
         _WRITTEN,
-        "What `params.yaml` may say; anything left out has its default, and `--set KEY=VALUE` overrides. Options\n"
-        "that contradict each other are refused. (Stages of `dvc.yaml` need the keys that they name.)\n"
-        "`seed` and `plugins` are top-level keys: `seed` is the run's (default `0`), `plugins` a list of files with\n"
+        "Keys of `params.yaml`. A missing key has its default; `--set KEY=VALUE` overrides. Contradicting values are\n"
+        "refused. Where a section has a `name`, the chosen entry's keys are in the same section.\n"
+        "Two keys are outside the sections: `seed` (default `0`), and `plugins`, a list of files with\n"
         "[your own](../how-to/plugins.md) methods, data sources, partitioners, models and client samplers, relative\n"
-        "to the parameter file. Every other key is in a section.\n"
-        "Where a section has a `name`, the chosen entry's keys are in the same section.\n",
-        "Editors complete and check a parameter file by its first line: `# yaml-language-server: $schema=`, and then\n"
-        "where `docs/params.schema.json` is; `protofl schema` prints that schema.\n",
+        "to the parameter file. `protofl schema` prints a JSON Schema for editors.\n",
     ]
     for section, common in {**SHARED, **PLAIN}.items():
         parts.append(f"## {section}\n")
         if common is not None:
-            parts.append(_parameters(section, common))
+            parts.append(_parameters(section, _rows(section, common)))
         if section == "method":
             parts.append("`method.name` and the keys of each method: see [methods](methods.md).\n")
             continue
         for name, entry in schema.REGISTRIES.get(section, {}).items():
             parts.append(f"### {section}.name: {name}\n\n{_plain(entry.summary)}\n")
             if declared(entry):
-                parts.append(_parameters(section, entry))
+                parts.append(_parameters(section, _rows(section, entry)))
     return "\n".join(parts)
 
 
-def _parameters(section: str, cls: Any) -> str:
-    described = [parameter.describe() for parameter in declared(cls)]
-    has_search = section == "method" and any("search" in entry for entry in described)
-    columns = ("key", "type", "default", "allowed", *(["searched by `tune`"] if has_search else ()), "meaning")
-    return _table(columns, [_cells(section, entry, has_search=has_search) for entry in described])
+def _parameters(section: str, rows: list[tuple[str, ...]]) -> str:
+    columns = ("key", "default", "allowed", *(["searched by `tune`"] if section == "method" else ()), "meaning")
+    return _table(columns, rows)
 
 
-def _cells(section: str, entry: Mapping[str, Any], *, has_search: bool) -> list[str]:
-    known = [f"`{section}.{entry['name']}`", entry["type"], f"`{to_yaml(entry['default'])}`", _plain(entry["range"])]
-    if has_search:
-        known.append(registry.searched(entry["search"]) if "search" in entry else "")
-    return [*known, _plain(entry["meaning"])]
+def _rows(section: str, cls: Any) -> list[tuple[str, ...]]:
+    return [_cells(section, parameter.describe()) for parameter in declared(cls)]
+
+
+def _cells(section: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    values = str(entry["range"])
+    allowed = values if values.startswith("one of") and "null" not in entry["type"] else f"{entry['type']} {values}"
+    known = (f"`{section}.{entry['name']}`", f"`{to_yaml(entry['default'])}`", _plain(allowed.strip()))
+    if section == "method":
+        searched = registry.searched(entry["search"]) if "search" in entry else ""
+        known += (searched.replace(", on a logarithmic scale", " (log)"),)
+    return (*known, _plain(entry["meaning"]))
 
 
 # ------------------------------------------------------------------------------------------------------------ methods
 
 
 def methods_page() -> str:
-    """Return the page of all methods of the package: source, summary and parameters."""
-    rows = [(f"[`{e.name}`](#{e.name})", _plain(e.summary), _plain(e.citation)) for e in headlines("methods")]
+    """Return the page of all methods of the package: summary, source and parameters."""
+    summaries = [(f"[`{e.name}`](#{e.name})", _plain(e.summary)) for e in headlines("methods")]
+    rows = {name: _rows("method", METHODS[name]) for name in names("methods")}
+    uses = Counter(row for of_method in rows.values() for row in of_method)
+    shared = [row for row, number in uses.items() if number >= _SHARED_BY]
     parts = [
         "# Methods\n",
         _WRITTEN,
         "What `method.name` and `compare.methods` choose from; `protofl show method NAME` prints the same. Equations\n"
-        "and deviations from the paper stand at the top of each file. A switch is a part that an ablation turns off.\n",
-        _table(("method", "what it is", "source"), rows),
+        "and deviations from the paper are at the top of each file. A switch is a part that an ablation turns off.\n",
+        _table(("method", "what it is"), summaries),
+        "## Shared parameters\n\nSeveral methods have these; each method below names its own.\n",
+        _parameters("method", shared),
     ]
-    for name in names("methods"):
-        described = registry.describe_one("method", name)
-        parts.append(f"## {name}\n\n{_plain(described['summary'])}\n")
-        parts.append("\n".join(f"- {fact}" for fact in _facts(described)) + "\n")
-        parts.append(_parameters("method", METHODS[name]) if described["parameters"] else "No parameters.\n")
+    for name, of_method in rows.items():
+        parts.append(f"## {name}\n")
+        also = [row[0].replace("method.", "") for row in of_method if row in shared]
+        facts = [*_facts(registry.describe_one("method", name)), *([f"shared: {', '.join(also)}"] if also else [])]
+        parts.append("\n".join(f"- {fact}" for fact in facts) + "\n")
+        if special := [row for row in of_method if row not in shared]:
+            parts.append(_parameters("method", special))
     return "\n".join(parts)
 
 
 def _facts(described: Mapping[str, Any]) -> Iterator[str]:
     method = METHODS[described["name"]]()
-    yield f"source: {_plain(described['citation'])}"
-    yield f"file: `{described['file']}`"
+    yield f"source: {_plain(described['citation'])} (`{described['file']}`)"
     if method.data_scope == "union":
         yield "trains: at the server, on the data of all clients"
     elif method.trains == "all":
         yield "trains: every client in every round"
     vote = "; their majority vote is scored too" if method.has_vote else ""
     yield f"answers: {'one global model' if method.has_global_model else f'each client with its own model{vote}'}"
-    yield f"server steps: {_listed(described['stages'])}"
-    yield f"switches: {_listed(described['switches'])}"
+    for fact, words in (("server steps", described["stages"]), ("switches", described["switches"])):
+        if words:
+            yield f"{fact}: {', '.join(f'`{word}`' for word in words)}"
     if method.required_config:
         needs = (f"`{key}` = {' or '.join(map(to_yaml, values))}" for key, values in method.required_config.items())
         yield f"needs: {', '.join(needs)}"
-
-
-def _listed(words: list[str]) -> str:
-    return ", ".join(f"`{word}`" for word in words) or "none"
 
 
 # ----------------------------------------------------------------------------------------------------------- Markdown

@@ -23,7 +23,8 @@ from pipelines.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "infra" / "README.md"]
+OF_THE_SITE = [page for page in PAGES if page.is_relative_to(DOCS) and page.parent.name != "internals"]
 
 
 def build(builder: str, target: Path) -> Path:
@@ -57,15 +58,15 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 @pytest.mark.slow
 def test_every_page_is_reached_from_the_first(site: Path) -> None:
     menu = (site / "index.html").read_text(encoding="utf-8")
-    for page in DOCS.rglob("*.md"):
+    for page in OF_THE_SITE:
         address = page.relative_to(DOCS).with_suffix(".html").as_posix()
         assert address == "index.html" or f'href="{address}"' in menu, address
 
 
 def test_links_of_the_pages_outside_the_site_lead_somewhere() -> None:
-    for page in ROOT.glob("*.md"):
+    for page in {*PAGES} - {*OF_THE_SITE}:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (ROOT / target).exists(), (page.name, target)
+            assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -128,7 +129,7 @@ def test_registered_names_are_in_the_contract() -> None:
     from flcore.data.sources import SOURCES
     from flcore.methods.registry import METHODS
 
-    text = (DOCS / "explanation" / "contract.md").read_text(encoding="utf-8")
+    text = (DOCS / "internals" / "contract.md").read_text(encoding="utf-8")
     for registry in (METHODS, SOURCES, PARTITIONERS):
         assert not [name for name in registry if f"`{name}`" not in text]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.kept import HERE, kept_tables, made_by
+from pipelines.papers.kept import HERE, KeptTable, kept_tables, made_by
 from pipelines.papers.marks import changed
-from pipelines.papers.results import lead, notes, paper_tables, title
+from pipelines.papers.results import paper_tables, title
+from pipelines.papers.runs import told_pairs
 from pipelines.papers.verdicts.claim_files import Claim, claims
 from pipelines.papers.verdicts.judged import Judged, judged
 from pipelines.reporting.claims import Judgement
@@ -24,14 +25,13 @@ _VERDICTS: Mapping[Judgement, str] = {
 _HEAD = """\
 # What the papers claim, and what holds
 
-Computed from finished tables (`protofl paper run`). A claim holds if the 95 % interval of the difference is above the
-claimed lead, does not hold if it is below, and is undecided if it contains the lead, or if there is no interval because
-all runs of a method diverged. Differences are paired by seed and division; n is the number of pairs. With several
-divisions, the interval is over divisions, of each the mean over its seeds. With a single division it is over seeds, and
-the verdict is **on one division**: it says nothing about others. Budget: share of the paper's rounds.
+Computed from finished tables (`protofl paper run`). A claim **holds** if the 95 % interval of the paired difference is
+above the claimed lead, and does **not** hold if it is below. It is **undecided** if the interval contains the lead, or
+if all runs of a method diverged. The runs of a pair have the same seed and division of the data. With several divisions
+the interval is over their means. With one it is over seeds, and the verdict is **on one division**: that one only.
 
-Claims that were not run need hours of a machine, or images. The command next to each runs what is missing
-(`--set data.root=DIR`: where the images are; `--part 1/2`: half of it, for one of two machines)."""
+Claims that were not run need hours of a machine, or images. Each command runs the missing ones
+(`--set data.root=DIR`: where the images are; `--part 1/2`: half of the runs, for one of two machines)."""
 
 
 def counts(found: Sequence[Judged]) -> str:
@@ -45,22 +45,27 @@ def kept_page() -> str:
     stored = kept_tables()
     lines = [
         markdown(judged(claims(), None, HERE), kept={one.table.id for one in stored}),
-        "## The figures",
+        "## Measured figures",
+        "",
+        "Mean ± sample standard deviation over runs, next to the printed figures. `protofl paper show TABLE` prints",
+        "what the paper leaves open and how it is read here.",
         "",
         made_by(stored) if stored else "None.",
         "",
     ]
     for one in stored:
-        found = one.results()
-        besides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
-        about, *told = lead(found)
-        lines += [f"### {title(found)}", "", about, "", *(f"- {sentence}" for sentence in told), ""]
-        lines += [f"Set beside the table's own values: {', '.join(besides)}.", ""] if besides else []
-        for table in paper_tables(found, measured=True):
-            lines += [f"#### {table.title}", *markdown_table(table)[1:]]
-        if noted := notes(found):
-            lines += ["#### Notes", "", *(f"- {note}" for note in noted), ""]
+        lines += _figures(one)
     return "\n".join(lines)
+
+
+def _figures(one: KeptTable) -> Iterator[str]:
+    """Yield a kept table's lines: what is measured, by which runs, and the figures."""
+    found = one.results()
+    overrides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
+    runs = dict.fromkeys(told_pairs(cell.pairs) for cell in found.cells.values() if cell.pairs)
+    yield from (f"### {title(found)}", "", found.plan.table.about, "")
+    yield from ("Runs: " + "; ".join([*runs, *([f"set: {', '.join(overrides)}"] if overrides else [])]) + ".", "")
+    yield from markdown_table(paper_tables(found, measured=True)[0])[2:]
 
 
 def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
@@ -70,16 +75,17 @@ def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
     """
     lines = [_HEAD, "", counts(found), ""]
     for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
-        own = [one for one in found if one.claim.id.partition(".")[0] == paper]
-        measured = [one for one in own if one.verdict != "not run"]
+        of_paper = [one for one in found if one.claim.id.partition(".")[0] == paper]
+        measured = [one for one in of_paper if one.verdict != "not run"]
         lines += [f"## {paper}", ""]
-        if measured:
-            lines += ["| claim | where | verdict | difference [95 %] | n | seeds | divisions | budget |"]
-            lines += ["| :--- | :--- | :--- | ---: | ---: | ---: | ---: | ---: |", *map(_line, measured), ""]
+        for where in dict.fromkeys(one.claim.where for one in measured):
+            lines += [f"{where}:", ""] if where else []
+            lines += ["| claim | verdict | difference [95 %] | pairs, divisions |", "| :--- | :--- | ---: | ---: |"]
+            lines += [*map(_line, (one for one in measured if one.claim.where == where)), ""]
         for id in dict.fromkeys(one.claim.table for one in measured):
             if beside := table_named(id).beside:
-                lines += [f"Beside `{id}`: {beside}", ""]
-        waiting = list(_not_run([one.claim for one in own if one.verdict == "not run"], kept))
+                lines += [f"Another measurement of `{id}`: {beside}", ""]
+        waiting = list(_not_run([one.claim for one in of_paper if one.verdict == "not run"], kept))
         lines += ["Not run:", "", *waiting, ""] if waiting else []
     return "\n".join(lines)
 
@@ -88,10 +94,9 @@ def _line(one: Judged) -> str:
     difference, lost = one.difference, f" ({'; '.join(one.lost)})" if one.lost else ""
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
-    return (
-        f"| {one.claim.says} | {one.claim.where} | **{one.verdict}** | {shown}{lost} | {difference.n} | "
-        f"{len(one.seeds)} | {len(one.divisions)} | {one.rounds_scale:g}{changed(one.besides)} |"
-    )
+    budget = "" if one.rounds_scale == 1 else f", {one.rounds_scale:g} of the rounds"
+    runs = f"{difference.n}, {len(one.divisions)}{budget}{changed(one.besides)}"
+    return f"| {one.claim.says} | **{one.verdict}** | {shown}{lost} | {runs} |"
 
 
 def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:

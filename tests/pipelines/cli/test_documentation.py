@@ -24,18 +24,23 @@ def test_every_page_is_up_to_date(pages: dict[str, str]) -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == content, f"{path}: run `make docs`"
 
 
-def test_parameters_stand_with_their_range_and_methods_on_a_page_of_their_own(pages: dict[str, str]) -> None:
+def test_parameters_have_their_range_and_methods_a_page(pages: dict[str, str]) -> None:
     parameters, methods = pages["docs/reference/parameters.md"], pages["docs/reference/methods.md"]
-    assert "| `partition.num_clients` | int |" in parameters
+    assert "| `partition.num_clients` | `10` | int >= 1" in parameters
     assert "### partition.name: dirichlet" in parameters
     assert "`plugins`" in parameters
-    mu = "| `method.mu` | float | `0.01` | >= 0 | 0.001 to 1, on a logarithmic scale | weight μ of the proximal term |"
-    assert mu in methods
+    assert "| `method.mu` | `0.01` | float >= 0 | 0.001 to 1 (log) | weight μ of the proximal term |" in methods
+    assert "- answers: each client with its own model; their majority vote is scored too\n" in methods
+    shared = re.findall(
+        r"^\| `method\.(\w+)`", methods.split("\n## Shared parameters\n")[1].split("\n## ")[0], re.MULTILINE
+    )
     for name, cls in METHODS.items():
         section = methods.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert cls.citation in section.replace("\\*", "*")
-        assert re.findall(r"^\| `method\.(\w+)`", section, re.MULTILINE) == [p.name for p in declared(cls)]
-    assert "- answers: each client with its own model; their majority vote is scored too\n" in methods
+        also = re.findall(r"`(\w+)`", "".join(re.findall(r"^- shared: (.*)$", section, re.MULTILINE)))
+        listed = {*re.findall(r"^\| `method\.(\w+)`", section, re.MULTILINE), *also}
+        assert listed == {parameter.name for parameter in declared(cls)}
+        assert {*also} <= {*shared}
 
 
 def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str, str]) -> None:
