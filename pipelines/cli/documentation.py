@@ -27,7 +27,7 @@ REFERENCE = Path("docs/reference")
 CLAIMS = Path("docs/claims.md")
 
 _WRITTEN = "<!-- Written from the declarations by `make docs`; do not edit. -->\n"
-_SHARED_BY = 3  # methods with the same parameter, default and meaning: it is listed once
+_SHARED_BY = 2  # methods with the same parameter, default and meaning: it is listed once
 _COMMON = ("help", "debug", "plugins")  # options that every command has
 
 
