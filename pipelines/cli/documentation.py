@@ -152,7 +152,7 @@ def _rows(section: str, cls: Any) -> list[tuple[str, ...]]:
 
 def _cells(section: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     values = str(entry["range"])
-    allowed = values if values.startswith("one of") and "null" not in entry["type"] else f"{entry['type']} {values}"
+    allowed = values if values.startswith("one of") and entry["type"] == "str" else f"{entry['type']} {values}"
     known = (f"`{section}.{entry['name']}`", f"`{to_yaml(entry['default'])}`", _plain(allowed.strip()))
     if section == "method":
         searched = registry.searched(entry["search"]) if "search" in entry else ""
