@@ -151,9 +151,9 @@ def _rows(section: str, cls: Any) -> list[tuple[str, ...]]:
 
 
 def _cells(section: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    values = str(entry["range"])
-    allowed = values if values.startswith("one of") and entry["type"] == "str" else f"{entry['type']} {values}"
-    known = (f"`{section}.{entry['name']}`", f"`{to_yaml(entry['default'])}`", _plain(allowed.strip()))
+    is_choice = entry["range"].startswith("one of") and "list" not in entry["type"]
+    allowed = ", ".join(words for words in ("" if is_choice else entry["type"], entry["range"]) if words)
+    known: tuple[str, ...] = (f"`{section}.{entry['name']}`", f"`{to_yaml(entry['default'])}`", _plain(allowed))
     if section == "method":
         searched = registry.searched(entry["search"]) if "search" in entry else ""
         known += (searched.replace(", on a logarithmic scale", " (log)"),)

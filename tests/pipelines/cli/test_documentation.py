@@ -26,10 +26,10 @@ def test_every_page_is_up_to_date(pages: dict[str, str]) -> None:
 
 def test_parameters_have_their_range_and_methods_a_page(pages: dict[str, str]) -> None:
     parameters, methods = pages["docs/reference/parameters.md"], pages["docs/reference/methods.md"]
-    assert "| `partition.num_clients` | `10` | int >= 1" in parameters
+    assert "| `partition.num_clients` | `10` | int, >= 1 |" in parameters
     assert "### partition.name: dirichlet" in parameters
     assert "`plugins`" in parameters
-    assert "| `method.mu` | `0.01` | float >= 0 | 0.001 to 1 (log) | weight μ of the proximal term |" in methods
+    assert "| `method.mu` | `0.01` | float, >= 0 | 0.001 to 1 (log) | weight μ of the proximal term |" in methods
     assert "- answers: each client with its own model; their majority vote is scored too\n" in methods
     shared = re.findall(
         r"^\| `method\.(\w+)`", methods.split("\n## Shared parameters\n")[1].split("\n## ")[0], re.MULTILINE
