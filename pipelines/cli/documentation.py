@@ -125,7 +125,7 @@ def parameters_page() -> str:
         "refused. Where a section has a `name`, the chosen entry's keys are in the same section.\n"
         "Two keys are outside the sections: `seed` (default `0`), and `plugins`, a list of files with\n"
         "[your own](../how-to/plugins.md) methods, data sources, partitioners, models and client samplers, relative\n"
-        "to the parameter file. `protofl schema` prints a JSON Schema for editors.\n",
+        "to the parameter file. `protofl schema` prints the JSON Schema for editors.\n",
     ]
     for section, common in {**SHARED, **PLAIN}.items():
         parts.append(f"## {section}\n")
