@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,34 +130,33 @@ def parameters_page() -> str:
     for section, common in {**SHARED, **PLAIN}.items():
         parts.append(f"## {section}\n")
         if common is not None:
-            parts.append(_parameters(section, _rows(section, common)))
+            parts.append(_list(_parameters(section, common).values()))
         if section == "method":
             parts.append("`method.name` and the keys of each method: see [methods](methods.md).\n")
             continue
         for name, entry in schema.REGISTRIES.get(section, {}).items():
             parts.append(f"### {section}.name: {name}\n\n{_plain(entry.summary)}\n")
             if declared(entry):
-                parts.append(_parameters(section, _rows(section, entry)))
+                parts.append(_list(_parameters(section, entry).values()))
     return "\n".join(parts)
 
 
-def _parameters(section: str, rows: list[tuple[str, ...]]) -> str:
-    columns = ("key", "default", "allowed", *(["searched by `tune`"] if section == "method" else ()), "meaning")
-    return _table(columns, rows)
+def _parameters(section: str, cls: Any) -> dict[str, str]:
+    """Return a line for each parameter of a class, by name."""
+    return {parameter.name: _parameter(section, parameter.describe()) for parameter in declared(cls)}
 
 
-def _rows(section: str, cls: Any) -> list[tuple[str, ...]]:
-    return [_cells(section, parameter.describe()) for parameter in declared(cls)]
-
-
-def _cells(section: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _parameter(section: str, entry: Mapping[str, Any]) -> str:
     is_choice = entry["range"].startswith("one of") and "list" not in entry["type"]
-    allowed = ", ".join(words for words in ("" if is_choice else entry["type"], entry["range"]) if words)
-    known: tuple[str, ...] = (f"`{section}.{entry['name']}`", f"`{to_yaml(entry['default'])}`", _plain(allowed))
-    if section == "method":
-        searched = registry.searched(entry["search"]) if "search" in entry else ""
-        known += (searched.replace(", on a logarithmic scale", " (log)"),)
-    return (*known, _plain(entry["meaning"]))
+    facts = [f"Default `{to_yaml(entry['default'])}`", "" if is_choice else entry["type"], _plain(entry["range"])]
+    if "search" in entry:
+        facts.append("tuned: " + registry.searched(entry["search"]).replace(", on a logarithmic scale", " (log)"))
+    words = f"`{section}.{entry['name']}`: {_plain(entry['meaning'])}".rstrip(".")
+    return f"{words}. {'; '.join(fact for fact in facts if fact)}."
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
 
 
 # ------------------------------------------------------------------------------------------------------------ methods
@@ -166,9 +165,9 @@ def _cells(section: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 def methods_page() -> str:
     """Return the page of all methods of the package: summary, source and parameters."""
     summaries = [(f"[`{e.name}`](#{e.name})", _plain(e.summary)) for e in headlines("methods")]
-    rows = {name: _rows("method", METHODS[name]) for name in names("methods")}
-    uses = Counter(row for of_method in rows.values() for row in of_method)
-    shared = [row for row, number in uses.items() if number >= _SHARED_BY]
+    parameters = {name: _parameters("method", METHODS[name]) for name in names("methods")}
+    uses = Counter(line for lines in parameters.values() for line in lines.values())
+    shared = [line for line, number in uses.items() if number >= _SHARED_BY]
     parts = [
         "# Methods\n",
         _WRITTEN,
@@ -176,16 +175,14 @@ def methods_page() -> str:
         "and deviations from the paper are at the top of each file. A switch is a part that an ablation turns off.\n",
         _table(("method", "what it is"), summaries),
         "## Shared parameters\n\nSeveral methods have these; each method below names its own.\n",
-        _parameters("method", shared),
+        _list(shared),
     ]
-    for name, of_method in rows.items():
-        parts.append(f"## {name}\n")
-        also = [row[0].replace("method.", "") for row in of_method if row in shared]
+    for name, lines in parameters.items():
+        also = [f"`{key}`" for key, line in lines.items() if line in shared]
         facts = [*_facts(registry.describe_one("method", name)), *([f"shared: {', '.join(also)}"] if also else [])]
-        parts.append("\n".join(f"- {fact}" for fact in facts) + "\n")
-        if special := [row for row in of_method if row not in shared]:
-            parts.append(_parameters("method", special))
-    return "\n".join(parts)
+        special = [line for line in lines.values() if line not in shared]
+        parts += [f"## {name}\n", _list(facts), _list(special)]
+    return "\n".join(part for part in parts if part)
 
 
 def _facts(described: Mapping[str, Any]) -> Iterator[str]:
