@@ -181,8 +181,8 @@ def methods_page() -> str:
         also = [f"`{key}`" for key, line in lines.items() if line in shared]
         facts = [*_facts(registry.describe_one("method", name)), *([f"shared: {', '.join(also)}"] if also else [])]
         special = [line for line in lines.values() if line not in shared]
-        parts += [f"## {name}\n", _list(facts), _list(special)]
-    return "\n".join(part for part in parts if part)
+        parts += [f"## {name}\n", _list(facts), *(["Parameters:\n", _list(special)] if special else [])]
+    return "\n".join(parts)
 
 
 def _facts(described: Mapping[str, Any]) -> Iterator[str]:
