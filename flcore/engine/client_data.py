@@ -88,7 +88,7 @@ class ClientData:
         return parts
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self.labels.shape[0]
 
     def images(self, positions: Tensor) -> Tensor:
         """Return normalised images at the client's positions int64 [m]."""
