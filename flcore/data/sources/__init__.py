@@ -17,5 +17,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "vireofood172": "flcore.data.sources.on_request:VireoFood172",
         "celeba": "flcore.data.sources.on_request:CelebA",
         "imagefolder": "flcore.data.sources.imagefolder:ImageFolder",
+        "arrays": "flcore.data.sources.arrays:Arrays",
+        "huggingface": "flcore.data.sources.huggingface:HuggingFace",
     },
 )

@@ -54,11 +54,15 @@ def test_idx_files_that_are_there_are_read_without_slow_libraries(tmp_path: Path
     assert printed.strip() == "[]"
 
 
+OWN = ("imagefolder", "arrays", "huggingface")
+"""Sources of one's own images."""
+
+
 def test_the_number_of_channels_is_known_before_anything_is_read() -> None:
     """As published (data.md, section 1); of one's own images the files say."""
     gray = {"digits", "mnist", "fashionmnist", "emnist", "femnist"}
     for name, kind in SOURCES.items():
-        assert kind().channels == (None if name == "imagefolder" else 1 if name in gray else 3), name
+        assert kind().channels == (None if name in OWN else 1 if name in gray else 3), name
     assert Digits().load().train.images.shape == (1437, 8, 8)
 
 
@@ -67,7 +71,7 @@ def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
     published = {"digits": 10, "mnist": 10, "fashionmnist": 10, "emnist": 26, "femnist": 62, "cifar10": 10}
     published |= {"cifar100": 100, "tinyimagenet": 200, "vireofood172": 172, "celeba": 2}
     found = {name: kind().num_classes for name, kind in SOURCES.items()}
-    assert found == {**published, "imagefolder": None}
+    assert found == published | dict.fromkeys(OWN)
     assert [Emnist(split=split).num_classes for split in ("balanced", "byclass")] == [47, 62]
     assert len(Digits().load().class_names) == 10
 
@@ -77,7 +81,7 @@ def test_where_files_lie_is_known_before_anything_is_read(tmp_path: Path) -> Non
     published = {"digits": "", "mnist": "MNIST/raw", "fashionmnist": "FashionMNIST/raw", "emnist": "EMNIST/raw"}
     published |= {"femnist": "femnist", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
     published |= {"tinyimagenet": "tiny-imagenet-200", "vireofood172": "ready_chinese_food SplitAndIngreLabel"}
-    published |= {"celeba": "celeba", "imagefolder": "."}
+    published |= {"celeba": "celeba", **dict.fromkeys(OWN, ".")}
     found = {name: [place.relative_to(tmp_path) for place in kind().places(tmp_path)] for name, kind in SOURCES.items()}
     assert found == {name: list(map(Path, places.split())) for name, places in published.items()}
     assert Femnist(reading="byclass").places(tmp_path) == (tmp_path / "EMNIST" / "raw",)
