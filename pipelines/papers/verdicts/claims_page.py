@@ -80,8 +80,8 @@ def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
         lines += [f"## {paper}", ""]
         for where in dict.fromkeys(one.claim.where for one in measured):
             lines += [f"{where}:", ""] if where else []
-            lines += ["| claim | verdict | difference [95 %] | pairs, divisions |", "| :--- | :--- | ---: | ---: |"]
-            lines += [*map(_line, (one for one in measured if one.claim.where == where)), ""]
+            lines += ["| claim | verdict, difference [95 %] | pairs, divisions |", "| :--- | :--- | ---: |"]
+            lines += [*_rows([one for one in measured if one.claim.where == where]), ""]
         for id in dict.fromkeys(one.claim.table for one in measured):
             if beside := table_named(id).beside:
                 lines += [f"Another measurement of `{id}`: {beside}", ""]
@@ -90,13 +90,40 @@ def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _line(one: Judged) -> str:
-    difference, lost = one.difference, f" ({'; '.join(one.lost)})" if one.lost else ""
+def _rows(measured: Sequence[Judged]) -> Iterator[str]:
+    """Yield the rows of a table of verdicts; claims that differ in the rival alone share a row."""
+    groups: dict[str, list[Judged]] = {}
+    for one in measured:
+        groups.setdefault(_without_rival(one.claim), []).append(one)
+    for says, group in groups.items():
+        runs = "; ".join(dict.fromkeys(map(_runs, group)))
+        if len(group) == 1:
+            yield f"| {group[0].claim.says} | {_verdict(group[0])} | {runs} |"
+        else:
+            found = (f"{_rival(one.claim)} {_verdict(one)}" for one in group)
+            yield f"| {says} | {'; '.join(found)} | {runs} |"
+
+
+def _rival(claim: Claim) -> str:
+    """Return the title of the only row that a claim is against; empty if there are several or none."""
+    return table_named(claim.table).row(claim.than[0]).title if len(claim.than) == 1 else ""
+
+
+def _without_rival(claim: Claim) -> str:
+    before, rival, after = claim.says.rpartition(f" {_rival(claim)}") if _rival(claim) else ("", "", "")
+    return f"{before} …{after}" if rival else claim.says
+
+
+def _verdict(one: Judged) -> str:
+    difference, lost = one.difference, f"({', '.join(one.lost)})" if one.lost else ""
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
+    return " ".join(words for words in (f"**{one.verdict}**", shown, lost) if words)
+
+
+def _runs(one: Judged) -> str:
     budget = "" if one.rounds_scale == 1 else f", {one.rounds_scale:g} of the rounds"
-    runs = f"{difference.n}, {len(one.divisions)}{budget}{changed(one.besides)}"
-    return f"| {one.claim.says} | **{one.verdict}** | {shown}{lost} | {runs} |"
+    return f"{one.difference.n}, {len(one.divisions)}{budget}{changed(one.besides)}"
 
 
 def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:

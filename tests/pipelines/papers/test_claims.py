@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -329,7 +330,28 @@ def test_a_rival_of_which_nothing_is_left_decides_nothing_and_is_not_run_again(
     one, other = judge(claim(), measured), judge(claim(column=("skewed",)), measured)
     assert (one.verdict, one.lost, one.difference.n) == ("undecided", ("FedProx: 2 of 2 diverged",), 0)
     assert (other.verdict, other.lost) == ("not run", ())
-    assert "| **undecided** |  (FedProx: 2 of 2 diverged) | 0, 0 |" in markdown([one])
+    assert "| **undecided** (FedProx: 2 of 2 diverged) | 0, 0 |" in markdown([one])
+
+
+def test_claims_that_differ_in_the_rival_share_a_row(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedProx leads FedAvg by 4 to 6 points: 5 ± 2.48; the opposite claim about FedAvg has a row of its own."""
+    monkeypatch.setattr(claims_page, "table_named", lambda id: tiny())
+    measured = found(compared, {0: 4.0, 1: 5.0, 2: 6.0})
+    sentences = (
+        ("It leads FedAvg on MNIST", "fedavg"),
+        ("It leads FedProx on MNIST", "near"),
+        ("It is best", "fedavg"),
+    )
+    first, second, third = (
+        judge(
+            replace(claim(), says=says, better=("near",) if than == "fedavg" else ("fedavg",), than=(than,)), measured
+        )
+        for says, than in sentences
+    )
+    page = markdown([first, second, third])
+    leads = "FedAvg **holds** +5.00 [+2.52, +7.48]; FedProx **does not hold** -5.00 [-7.48, -2.52]"
+    assert f"| It leads … on MNIST | {leads} | 3, 3 |" in page
+    assert "| It is best | **holds** +5.00 [+2.52, +7.48] | 3, 3 |" in page
 
 
 def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +363,7 @@ def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, m
     measured = results(plan(table, Asked(), look_at_data=False), out)
     which = [claim(), claim(better=("other",)), claim(column=("skewed",)), claim(column=("sent",))]
     page = markdown([judge(one, measured) for one in which])
-    assert "|  | **undecided** | +4.00 (FedProx: 1 of 2 diverged) | 1, 1 |" in page
+    assert "|  | **undecided** +4.00 (FedProx: 1 of 2 diverged) | 1, 1 |" in page
     assert "Another measurement of `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
     assert page.endswith(
         "Not run:\n\n"
