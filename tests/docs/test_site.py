@@ -69,6 +69,20 @@ def test_links_of_the_pages_outside_the_site_lead_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
 
 
+def test_idioms_stay_few() -> None:
+    """Idioms cost readers whose first language is another one; the same rule holds for ``flcore`` (test_words.py)."""
+    idioms = re.compile(
+        r"\b(who(ever|m)|whatever|nobody|(is|are|was|were|be) told|stands? (in|on|for|at|there)|beside|anew"
+        r"|go(ne|es)? on with|carr(y|ies|ied) out|so (many|much)|lies? (in|at|below)|under way|of one's own)\b",
+        re.IGNORECASE,
+    )
+    pages = [page for page in PAGES if page.parent.name != "internals"]
+    found = [
+        (page.name, line) for page in pages for line in page.read_text("utf-8").splitlines() if idioms.search(line)
+    ]
+    assert len(found) < 15, found
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every ``protofl`` line of a shell block, as (page, arguments)."""
     for page in PAGES:
