@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipelines.cli.arguments import Parser
+from cyclopts import App
 
 BENCHMARKS = {
     "overhead": "a whole run, a bare PyTorch loop with the same steps and, with --peers, other simulators",
@@ -19,39 +18,22 @@ BENCHMARKS = {
 }
 """Name of a module → its summary."""
 
+app = App(name="bench", help="Run a benchmark; in a source checkout only.", version_flags=())
+for benchmark, summary in BENCHMARKS.items():
+    app.command(f"benchmarks.{benchmark}:bench", benchmark, help=summary, version_flags=())
 
-def main(words: Sequence[str]) -> int:
-    """Run the benchmark named by the first word with the following options; print its result; return the exit code.
+
+def report(name: str, options: Any, measure: Callable[[Any, Any], Any], *, as_json: bool) -> int:
+    """Run a benchmark and print its result; return the exit code.
 
     Raises:
         ConfigError: an option has a wrong value. RunError: a case failed.
     """
-    name, given = parse(words)
-    as_json = given.pop("json")
-    result = run(name, **given)
+    from benchmarks.measuring import result_of
+
+    result = result_of(name, options, measure)
     print(json.dumps(result, indent=2) if as_json else describe(result))
     return 0
-
-
-def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a benchmark and its options; exit with a one-line error for an invalid word."""
-    epilog = "\n".join(f"{name:<12} {summary}" for name, summary in BENCHMARKS.items())
-    names = Parser(prog="protofl bench", description="Medians of several alternating repetitions.", epilog=epilog)
-    names.add_argument("name", choices=tuple(BENCHMARKS), metavar="NAME", help="see below; NAME --help has its options")
-    name = names.parse_args(words[:1]).name
-    module = importlib.import_module(f"benchmarks.{name}")
-    parser = Parser(prog=f"protofl bench {name}", description=module.__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on standard output")
-    for declared in fields(module.Options):
-        how = dict(declared.metadata)
-        if how["type"] is None:
-            del how["type"], how["metavar"]
-            how["action"] = "store_true"
-        elif declared.default is not None:
-            written = declared.default if isinstance(declared.default, tuple) else (declared.default,)
-            how["help"] += f" (default: {','.join(map(str, written))})"
-        parser.add_argument(f"--{declared.name.replace('_', '-')}", default=declared.default, **how)
-    return name, vars(parser.parse_args(words[1:]))
 
 
 def run(name: str, **options: Any) -> dict[str, Any]:

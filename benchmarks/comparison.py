@@ -20,12 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
+from benchmarks.command import report
 from benchmarks.federation import compiled_code_in, engine_assignments, made, protofl, random_dataset, write_images
-from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Timing, option, paired, rounds
+from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Rounds, Settings, Timing, option, paired
 from benchmarks.work import SHAPE
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from pipelines.cli.arguments import names, whole_number, whole_numbers
+from pipelines.cli.options import Common, Count, Folder, Json, Names, Numbers
 from pipelines.plan.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE
 from pipelines.runs.layout import write_json
@@ -38,19 +41,23 @@ _ON_CORES = (
 )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options(BenchOptions):
     """Runs of the comparison, cores, and another version."""
 
-    rounds: int = rounds(10)
-    repetitions: int = option(1, whole_number(1), "N", "repetitions of every case, in turn")
-    methods: tuple[str, ...] = option(METHODS, names, "A,B,...", "methods to compare")
-    seeds: tuple[int, ...] = option((0, 1, 2), whole_numbers, "0,1,...", "seeds of each method")
-    cores: tuple[int, ...] | None = option(None, whole_numbers, "N,N,...", "numbers of cores (default: 1 and 2)")
-    engine: tuple[str, ...] | None = option(
-        None, names, "KEY=VALUE,...", "keys of the section engine, such as stack=true, for this version alone"
-    )
-    baseline: Path | None = option(None, Path, "DIR", "sources of another version")
+    rounds: Rounds = option(10, "rounds of every run")
+    repetitions: Count = option(1, "repetitions of every case, in turn")
+    methods: Names = option(METHODS, "methods to compare")
+    seeds: Numbers = option((0, 1, 2), "seeds of each method")
+    cores: Numbers | None = option(None, "numbers of cores (default: 1 and 2)")
+    engine: Settings | None = option(None, "keys of the section engine, such as stack=true, for this version alone")
+    baseline: Folder | None = option(None, "sources of another version")
+
+
+def bench(*, options: Options = Options(), as_json: Json = False, common: Common = Common()) -> int:
+    """Print the measurements of this benchmark."""
+    return report("comparison", options, measure, as_json=as_json)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:

@@ -16,16 +16,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
+from cyclopts import Parameter
 
+from benchmarks.command import report
 from benchmarks.federation import Federation
 from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Timing, option, paired
 from benchmarks.peers.roster import Peers
 from benchmarks.work import SHAPES, Work
 from flcore.core.errors import ConfigError
-from pipelines.cli.arguments import names, whole_numbers
+from pipelines.cli.options import Common, File, Json, Names, Numbers
 
 CASES = {
     "cuda, serial": ("device=cuda", "stack=false", "compile=none"),
@@ -41,15 +42,16 @@ CROSS_DEVICE = "cifar10-cross-device, cuda, compiled"
 CROSS_DEVICE_WORK = Work(1000, 50, 50, 5, 10, 0.1, 20, cores=1, model="pfl_cnn")
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options(BenchOptions):
     """Clients of a round, and peers."""
 
-    clients: tuple[int, ...] = option((100,), whole_numbers, "N,N,...", "clients of a round")
-    peers: bool = option(False, None, "", "also others, in environments that are made in the cache folder")
-    only_peers: tuple[str, ...] | None = option(None, names, "A,B,...", f"some of {', '.join(ALL_PEERS)}")
-    peer_python: Path | None = option(
-        None, Path, "FILE", "an interpreter with the packages of the peers, where no registry is reached"
+    clients: Numbers = option((100,), "clients of a round")
+    peers: bool = option(False, "also others, in environments that are made in the cache folder")
+    only_peers: Names | None = option(None, f"some of {', '.join(ALL_PEERS)}")
+    peer_python: File | None = option(
+        None, "an interpreter with the packages of the peers, where no registry is reached"
     )
 
     def __post_init__(self) -> None:
@@ -61,6 +63,11 @@ class Options(BenchOptions):
     def named_peers(self) -> tuple[str, ...]:
         """Peers to measure."""
         return self.only_peers or (ALL_PEERS if self.peers else ())
+
+
+def bench(*, options: Options = Options(), as_json: Json = False, common: Common = Common()) -> int:
+    """Print the measurements of this benchmark."""
+    return report("gpu", options, measure, as_json=as_json)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:

@@ -1,7 +1,5 @@
 """Run cases in processes of their own, in turn; measure them; make the JSON to print."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -12,35 +10,40 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from cyclopts import Parameter
 
 from flcore.core.cpu_class import processor_class
 from flcore.core.errors import RunError
-from pipelines.cli.arguments import whole_number
+from pipelines.cli.options import Count, names, read_by, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _NOT_PASSED_ON = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")  # measurements are not reported to servers
 
 
-def option(default: Any, read: Callable[[str], Any] | None, metavar: str, about: str) -> Any:
-    """Declare a field of a benchmark's options; ``read`` parses its text, None makes a flag."""
-    return field(default=default, metadata={"type": read, "metavar": metavar, "help": about})
+Rounds = Annotated[int, read_by(whole_number(2), "N")]
+"""Rounds of a run; at least two, since the first does not count (see :func:`steady`)."""
+
+Settings = Annotated[tuple[str, ...], read_by(names, "KEY=VALUE,...")]
+"""Keys of the section engine."""
 
 
-def rounds(default: int) -> Any:
-    """Declare the rounds of a run; at least two, since the first does not count (see :func:`steady`)."""
-    return option(default, whole_number(2), "N", "rounds of every run")
+def option(default: Any, about: str) -> Any:
+    """Declare an option of a benchmark as a field."""
+    return field(default=default, metadata={"help": about})
 
 
+# Cyclopts reads inherited fields in the module that inherits them: no annotation here may be a mere name.
+@Parameter(name="*")
 @dataclass(frozen=True)
 class BenchOptions:
     """Options of every benchmark; each extends them by an ``Options`` of its own."""
 
-    rounds: int = rounds(6)
-    repetitions: int = option(3, whole_number(1), "N", "repetitions of every case, in turn")
+    rounds: Rounds = option(6, "rounds of every run")
+    repetitions: Count = option(3, "repetitions of every case, in turn")
 
 
 @dataclass(frozen=True)

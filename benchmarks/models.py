@@ -20,13 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from cyclopts import Parameter
+
+from benchmarks.command import report
 from benchmarks.federation import Federation, TrainedRun, compiled_code_in
 from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Timing, option, paired
 from benchmarks.peers.roster import start
 from benchmarks.work import Work
 from flcore.core.errors import ConfigError, RunError
 from flcore.models import MODELS
-from pipelines.cli.arguments import names, whole_numbers
+from pipelines.cli.options import Common, Json, Names, Numbers
 
 LR = 0.01
 ENGINES = {
@@ -77,12 +80,13 @@ PAPERS: Mapping[str, Paper] = {
 """The setting of each model in its paper."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options(BenchOptions):
     """Models and worker processes."""
 
-    models: tuple[str, ...] | None = option(None, names, "A,B,...", "default: those that a paper trains")
-    workers: tuple[int, ...] = option((0, 2), whole_numbers, "N,N,...", "numbers of worker processes")
+    models: Names | None = option(None, "default: those that a paper trains")
+    workers: Numbers = option((0, 2), "numbers of worker processes")
 
     def __post_init__(self) -> None:
         for name in self.models or ():
@@ -93,6 +97,11 @@ class Options(BenchOptions):
     def named(self) -> tuple[str, ...]:
         """Models to measure."""
         return self.models or tuple(name for name in MODELS if name in PAPERS)
+
+
+def bench(*, options: Options = Options(), as_json: Json = False, common: Common = Common()) -> int:
+    """Print the measurements of this benchmark."""
+    return report("models", options, measure, as_json=as_json)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:

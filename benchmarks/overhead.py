@@ -27,8 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
 from safetensors.numpy import load_file
 
+from benchmarks.command import report
 from benchmarks.federation import (
     Federation,
     TrainedRun,
@@ -40,13 +42,24 @@ from benchmarks.federation import (
     trained_run,
     write_images,
 )
-from benchmarks.measuring import Bench, BenchOptions, Case, Measurement, Series, Timing, option, paired, rounds
+from benchmarks.measuring import (
+    Bench,
+    BenchOptions,
+    Case,
+    Measurement,
+    Rounds,
+    Series,
+    Settings,
+    Timing,
+    option,
+    paired,
+)
 from benchmarks.peers.roster import PEERS, Peers, start
 from benchmarks.work import MEAN, STD, Work, digest
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.experiment.engine_rule import MANY_STEPS
-from pipelines.cli.arguments import names
+from pipelines.cli.options import Common, Json, Names
 from pipelines.plan.params import override
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.layout import RunFiles, write_json
@@ -56,18 +69,17 @@ OWN: Mapping[str, int | None] = {"run": None, "run_1_process": 0}
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options(BenchOptions):
     """Peers, and settings of the engine."""
 
-    rounds: int = rounds(Work.rounds)
-    peers: bool = option(False, None, "", "also other simulators, in environments that are made in the cache folder")
-    only_peers: tuple[str, ...] | None = option(None, names, "A,B,...", "some of them, by name")
-    engine: tuple[str, ...] | None = option(
-        None, names, "KEY=VALUE,...", "also cases with these keys of the section engine, such as stack=true"
-    )
-    cases: tuple[str, ...] | None = option(
-        None, names, "A,B,...", "some of our commands, such as run_1_process, and the bare loop; bits are not compared"
+    rounds: Rounds = option(Work.rounds, "rounds of every run")
+    peers: bool = option(False, "also other simulators, in environments that are made in the cache folder")
+    only_peers: Names | None = option(None, "some of them, by name")
+    engine: Settings | None = option(None, "also cases with these keys of the section engine, such as stack=true")
+    cases: Names | None = option(
+        None, "some of our commands, such as run_1_process, and the bare loop; bits are not compared"
     )
 
     def __post_init__(self) -> None:
@@ -92,6 +104,11 @@ class Options(BenchOptions):
     def named_peers(self) -> tuple[str, ...]:
         """Peers to measure."""
         return self.only_peers or (tuple(PEERS) if self.peers else ())
+
+
+def bench(*, options: Options = Options(), as_json: Json = False, common: Common = Common()) -> int:
+    """Print the measurements of this benchmark."""
+    return report("overhead", options, measure, as_json=as_json)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:

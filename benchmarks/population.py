@@ -10,25 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from cyclopts import Parameter
+
+from benchmarks.command import report
 from benchmarks.federation import Federation
-from benchmarks.measuring import Bench, BenchOptions, Measurement, Timing, option, paired, rounds
+from benchmarks.measuring import Bench, BenchOptions, Measurement, Rounds, Timing, option, paired
 from benchmarks.work import Work
 from flcore.core.errors import ConfigError
-from pipelines.cli.arguments import whole_numbers
+from pipelines.cli.options import Common, Json, Numbers
 
 COHORT = 10
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options(BenchOptions):
     """Populations to measure, each at least a cohort."""
 
-    rounds: int = rounds(20)
-    clients: tuple[int, ...] = option((100, 1000, 10_000), whole_numbers, "N,N,...", "numbers of clients")
+    rounds: Rounds = option(20, "rounds of every run")
+    clients: Numbers = option((100, 1000, 10_000), "numbers of clients")
 
     def __post_init__(self) -> None:
         if min(self.clients) < COHORT:
             raise ConfigError(f"bench population: --clients {min(self.clients)}: a round needs {COHORT}")
+
+
+def bench(*, options: Options = Options(), as_json: Json = False, common: Common = Common()) -> int:
+    """Print the measurements of this benchmark."""
+    return report("population", options, measure, as_json=as_json)
 
 
 def measure(options: Options, bench: Bench) -> Measurement:

@@ -7,7 +7,6 @@ traceback if ``--debug`` is given.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import select
@@ -16,21 +15,23 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TextIO
+
+from cyclopts.exceptions import CycloptsError
 
 from flcore.core import portable
 from flcore.core.errors import MLOPS, ConfigError, DataError, ProtoflError, RunError
 from flcore.core.host import CACHE_VARIABLE, user_cache
 from flcore.core.text import fit_to_print
 from pipelines.addresses import remember
-from pipelines.cli.arguments import USAGE
-from pipelines.cli.parser import make_parser
+from pipelines.cli.commands import make_app
+from pipelines.cli.options import Common, Values
 from pipelines.cli.system_errors import has_working_folder, set_home, system_error
-from pipelines.plan.files import dated
+from pipelines.cli.usage import missing_command, usage_error
 from pipelines.runs.standard_error import STANDARD_OUTPUT, let_go, safe_streams, tell
 
+USAGE = 2
 EXIT_CODES = {ConfigError: USAGE, DataError: 3, ProtoflError: 4}
 FAULT = 1
 INTERRUPTED = 130
@@ -43,40 +44,48 @@ _OF_AN_EXTRA = {"prefect", "fastapi", "sqlalchemy", "mlflow", "dvc", "optuna", "
 _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG}
 
 
-def main(arguments: Sequence[str] | None = None, today: date | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Args:
         arguments: default: this process's.
-        today: replaces ``{date}`` in a folder's name; default: today, in UTC.
 
     Returns:
         The exit code.
     """
     with safe_streams():
-        return _main(sys.argv[1:] if arguments is None else arguments, today, is_process=arguments is None)
+        return _main(sys.argv[1:] if arguments is None else arguments, is_process=arguments is None)
 
 
-def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
-    for word in given:
+def _main(words: Sequence[str], *, is_process: bool) -> int:
+    for word in words:
         remember(word)
-    parser = make_parser()
-    if not given:
-        parser.print_help(sys.stderr)
+    app, had_folder, common = make_app(), has_working_folder(), Common(debug="--debug" in words)
+    if not words:
+        from pipelines.cli.help import help_text
+
+        print(help_text(app, []), file=sys.stderr)
         return USAGE
-    parsed = parser.parse_args(given)
-    had_folder = has_working_folder()
-    _set_environment(parsed.debug)
     try:
-        if is_process:
-            _compute_as_configured(parsed)
-        if getattr(parsed, "out", None) is not None:
-            parsed.out = dated(parsed.out, today or datetime.now(UTC).date())
-        if parsed.plugins and not hasattr(parsed, "params"):  # else the configuration loads them
+        command, bound, _ = app.parse_args(words)
+        if command == app.help_print and not {"--help", "-h"} & set(words):
+            _, apps, _ = app.parse_commands(words)
+            program = " ".join(["protofl", *words])
+            tell(f"{program}: {missing_command(apps[-1])}; see {program} --help")
+            return USAGE
+        bound.apply_defaults()
+        common = next((value for value in bound.arguments.values() if isinstance(value, Common)), common)
+        _set_environment(common.debug)
+        if isinstance(common, Values) and is_process:
+            _compute_as_configured(common)
+        if common.plugins and not isinstance(common, Values):  # else the configuration loads them
             from flcore.config.plugins import load_all
 
-            load_all(parsed.plugins)
-        code = int(parsed.command(parsed))
+            load_all(common.plugins)
+        code = int(command(*bound.args, **bound.kwargs) or 0)
+    except CycloptsError as error:
+        tell(usage_error(error))
+        return USAGE
     except KeyboardInterrupt:
         tell("protofl: interrupted; run the same command to resume")
         code = INTERRUPTED
@@ -85,7 +94,7 @@ def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
             code = 0  # printing comes last: the work is complete
         else:
             message, code = _told(error, had_folder)
-            if parsed.debug:
+            if common.debug:
                 tell(traceback.format_exc())
                 if isinstance(error, RunError) and error.details:
                     tell(error.details)
@@ -93,18 +102,18 @@ def _main(given: Sequence[str], today: date | None, *, is_process: bool) -> int:
     return _all_written(code)
 
 
-def _compute_as_configured(parsed: argparse.Namespace) -> None:
+def _compute_as_configured(values: Values) -> None:
     """Restart this command with the processor's own kernels if ``engine.numerics`` requires them.
 
     Libraries choose their kernels at import, before a configuration is known.
     """
-    if not {"params", "assignments"} <= vars(parsed).keys() or portable.wanted() == "native":
+    if portable.wanted() == "native":
         return
     from pipelines.plan.files import read_params
     from pipelines.plan.params import override
 
     with suppress(ProtoflError):  # the command itself reports the error
-        engine = override(read_params(parsed.params), parsed.assignments).get("engine")
+        engine = override(read_params(values.params), values.assignments).get("engine")
         if isinstance(engine, Mapping) and engine.get("numerics") == "native":
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], portable.environment("native"))
 

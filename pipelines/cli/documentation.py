@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +17,10 @@ from flcore.core.params import declared
 from flcore.core.text import to_yaml
 from flcore.methods import METHODS
 from pipelines.cli import registry
+from pipelines.cli.commands import command_names, make_app
 from pipelines.cli.headlines import headlines, names
-from pipelines.cli.parser import make_parser
+from pipelines.cli.help import help_text
+from pipelines.cli.options import OF_EVERY_COMMAND
 from pipelines.papers.verdicts.claims_page import kept_page
 from pipelines.plan import schema
 from pipelines.runs.layout import write_text
@@ -26,9 +28,9 @@ from pipelines.runs.layout import write_text
 REFERENCE = Path("docs/reference")
 CLAIMS = Path("docs/claims.md")
 
+_WIDTH = 100
 _WRITTEN = "<!-- Written from the declarations by `make docs`; do not edit. -->\n"
 _SHARED_BY = 2  # methods with the same parameter, default and meaning: it is listed once
-_COMMON = ("help", "debug", "plugins")  # options that every command has
 
 
 def pages() -> dict[Path, str]:
@@ -46,71 +48,16 @@ def pages() -> dict[Path, str]:
 
 
 def commands_page() -> str:
-    """Return the page of all commands with their arguments, from the parser."""
-    parser = make_parser()
-    commands = list(_commands(parser))
-    rows = [(f"[`{name}`](#{name.replace(' ', '-')})", _summary(command)) for name, command in commands]
-    parts = [
-        "# Commands\n",
-        _WRITTEN,
-        str(parser.description) + "\n",
-        _table(("command", "what it does"), rows),
-        "Every command also takes:\n",
-        _options(dict(commands)["protofl run"], common=True),
-        "Options go by their whole names. `protofl --version` says which version this is.\n",
-        _verbatim(parser.epilog),
-    ]
-    for name, command in commands:
-        parts += [f"## {name}\n", _summary(command) + "\n", _verbatim(_usage(command)), _options(command)]
-        if command.epilog:
-            parts.append(_verbatim(command.epilog))
-    return "\n".join(part for part in parts if part)
-
-
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield all commands, with subcommands such as ``protofl stage train``."""
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not groups:
-        yield parser.prog, parser
-    for group in groups:
-        for command in group.choices.values():
-            yield from _commands(command)
-
-
-def _summary(command: argparse.ArgumentParser) -> str:
-    return _plain(str(command.description))
-
-
-def _usage(command: argparse.ArgumentParser) -> str:
-    """Return the usage in lines of at most 100 characters; no argument is split."""
-    lines = [command.prog]
-    for action in _own(command):
-        word = _written(action)
-        if not action.required:
-            word = f"[{word}]"
-        if isinstance(action, argparse._AppendAction):
-            word = f"{word}..." if word.startswith("[") else f"({word})..."
-        if len(lines[-1]) + 1 + len(word) > 100:
-            lines.append("   ")
-        lines[-1] += f" {word}"
-    return "\n".join(lines)
-
-
-def _written(action: argparse.Action) -> str:
-    """Return an argument as typed: its option's full name, and the placeholder of its value."""
-    value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-    several = "..." if action.nargs == "+" else ""
-    return " ".join(word for word in (*action.option_strings[-1:], value, several) if word)
-
-
-def _own(command: argparse.ArgumentParser, *, common: bool = False) -> list[argparse.Action]:
-    actions = [action for action in command._actions if (action.dest in _COMMON) == common]
-    return sorted(actions, key=lambda action: bool(action.option_strings))
-
-
-def _options(command: argparse.ArgumentParser, *, common: bool = False) -> str:
-    rows = [(f"`{_written(action)}`", _plain(str(action.help))) for action in _own(command, common=common)]
-    return _table(("argument", "meaning"), rows) if rows else ""
+    """Return the page of all commands: their help texts, with the options of every command once."""
+    app = make_app(with_benchmarks=False)
+    texts = {f"protofl {name}": help_text(app, name.split(), _WIDTH) for name in command_names(app)}
+    common = re.compile(rf"\n\n{OF_EVERY_COMMAND.name}:(?:\n  .*)+")
+    of_every_command = common.findall(texts["protofl run"])[0].strip()
+    intro = f"{help_text(app, [], _WIDTH)}\n\noptions {of_every_command}"
+    return "\n".join(
+        ["# Commands\n", _WRITTEN, "Options go by their whole names.\n", _verbatim(intro)]
+        + [f"## {name}\n\n{_verbatim(common.sub('', text))}" for name, text in texts.items()]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- parameters
@@ -210,8 +157,8 @@ def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines) + "\n"
 
 
-def _verbatim(text: str | None) -> str:
-    return f"```text\n{str(text).rstrip()}\n```\n"
+def _verbatim(text: str) -> str:
+    return f"```text\n{text}\n```\n"
 
 
 def _plain(text: str) -> str:

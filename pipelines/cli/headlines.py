@@ -31,14 +31,7 @@ ENGINES = {
 KINDS = (*TABLES, "engines", "analyses")
 """Kinds of entries for ``protofl list``."""
 
-SHOWN = {
-    "method": "methods",
-    "dataset": "datasets",
-    "partitioner": "partitioners",
-    "model": "models",
-    "sampler": "samplers",
-    "engine": "engines",
-}
+SHOWN = {kind.removesuffix("s"): kind for kind in (*TABLES, "engines")}
 """Kinds of entries for ``protofl show`` → the same kind for ``protofl list``."""
 
 

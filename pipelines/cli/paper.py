@@ -2,116 +2,88 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from flcore.core.errors import ConfigError, DataError
-from pipelines.cli import options
-from pipelines.cli.arguments import Parser, names, positive, whole_numbers
+from pipelines.cli.options import (
+    SEVERAL_RUNS,
+    Assignments,
+    Common,
+    Flow,
+    Folder,
+    Json,
+    Names,
+    Number,
+    Numbers,
+    Out,
+    Restart,
+    exclusive,
+    refuse_without_effect,
+)
 
-_SHOW_EPILOG = """\
-Prepares the data of these columns in .protofl/cache; with data.download=true downloads them.
-"""
-_RUN_EPILOG = """\
-what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
-one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
-at a fifth of the rounds    protofl paper run gfpl.table1 --rounds-scale 0.2 --set data.root=DIR
-what is not published yet   protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
-over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
-
-Reuses finished runs, also those of protofl compare; the same command resumes after an interruption.
-"""
-
-_CLAIMS_EPILOG = """\
-of what was run here        protofl paper claims --papers fedpa
-of what this project ran    protofl paper claims --kept
-"""
-_WITH_THE_CODE = ""
+_ONE_OUTPUT = exclusive()
+_Id = Annotated[str, Parameter(metavar="ID", help="see 'protofl paper list'")]
 
 
-def add_to(group: Callable[[str, str, str], Callable[..., Parser]]) -> None:
-    """Add the command and its subcommands.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A part of a table.
 
-    Args:
-        group: makes a command with subcommands.
+    Attributes:
+        rows: only these (default: all)
+        columns: only these (default: all)
+        seeds: of every cell
+        partition_seeds: seeds of partitions, each with every seed (default: the table's)
+        rounds_scale: share of the printed rounds to run, marked in every output
+        part: every N-th run from the K-th on: N machines share the table; then use 'keep'
+        not_kept: skip runs with published figures (see 'paper list')
+        max_hours: refuse runs known to take longer on one core (default: none)
+        assignments: set a value in all cells, such as data.root=DIR; repeatable
     """
-    add = group(
-        "paper", "papers", "Run tables of the five papers, next to the printed figures, and judge their claims."
-    )
-    about = "List all tables: printed figures, how many can be configured here, how many are measured and published."
-    listing = add("list", list_, about)
-    options.as_json(listing, "a list of objects")
 
-    shown = add(
-        "show",
-        show,
-        "Show a table's setting and cells, what is refused and why, and how long it takes.",
-        _SHOW_EPILOG,
-    )
-    _which(shown)
-    about = "time three rounds of each kind of run that has not finished here yet"
-    shown.add_argument("--measure", action="store_true", help=about)
-    options.as_json(shown, "an object")
+    rows: Names | None = None
+    columns: Names | None = None
+    seeds: Numbers = (0, 1, 2)
+    partition_seeds: Numbers | None = None
+    rounds_scale: Number = 1.0
+    part: Annotated[str | None, Parameter(metavar="K/N")] = None
+    not_kept: bool = False
+    max_hours: Annotated[Number | None, Parameter(metavar="H")] = None
+    assignments: Assignments = ()
 
-    run = add("run", run_, "Run what can be run of a table, setting by setting.", _RUN_EPILOG)
-    _which(run)
-    options.out(run, "runs/papers/<id>", "the table's folder")
-    options.orchestration(run)
+    def request(self) -> Any:
+        """Return the request for :mod:`pipelines.papers.plan`.
 
-    keeping = add(
-        "keep", keep_, "Publish the figures of a table's finished runs, so that it can be completed elsewhere."
-    )
-    keeping.add_argument(
-        "folder", type=Path, metavar="DIR", help="folder of the table, such as runs/papers/fedpa.table2"
-    )
-    about = "folder of published figures (default: with the code)"
-    keeping.add_argument("--into", type=Path, metavar="DIR", help=about)
-    about = "replace published runs whose figures differ now"
-    keeping.add_argument("--again", action="store_true", help=about)
+        Raises:
+            ConfigError: options contradict each other.
+        """
+        from pipelines.papers.plan import Asked
+        from pipelines.plan.params import override
 
-    claims = add("claims", claims_, "Judge the papers' claims by finished tables.", _CLAIMS_EPILOG)
-    claims.add_argument(
-        "--home", type=Path, default=Path("runs/papers"), metavar="DIR", help="folder of tables (default: runs/papers)"
-    )
-    about = "use published figures for tables that were not run there, from DIR (default: those with the code)"
-    claims.add_argument("--kept", nargs="?", const=_WITH_THE_CODE, metavar="DIR", help=about)
-    claims.add_argument("--papers", type=names, metavar="A,B,...", help="only claims of these papers")
-    claims.add_argument("--write", type=Path, metavar="FILE.md", help="write a page instead of printing")
-    options.as_json(claims, "a list of objects")
+        of_partitions = {"partition.seed": "the seeds of partitions come from --partition-seeds"}
+        refuse_without_effect(self.assignments, {**SEVERAL_RUNS, **(of_partitions if self.partition_seeds else {})})
+        override({}, self.assignments)  # refuse contradictions once, not for every cell
+        return Asked(
+            self.rows,
+            self.columns,
+            self.seeds,
+            self.partition_seeds,
+            self.rounds_scale,
+            self.assignments,
+            self.max_hours,
+        )
 
 
-def _which(parser: Parser) -> None:
-    parser.add_argument("id", metavar="ID", help="see 'protofl paper list'")
-    parser.add_argument("--rows", type=names, metavar="A,B,...", help="default: all")
-    parser.add_argument("--columns", type=names, metavar="A,B,...", help="default: all")
-    parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), metavar="0,1,...", help="default: 0,1,2")
-    about = "seeds of partitions, each with every seed (default: the table's)"
-    parser.add_argument("--partition-seeds", type=whole_numbers, metavar="0,1,...", help=about)
-    about = "share of the printed rounds to run, marked in every output (default: 1)"
-    parser.add_argument("--rounds-scale", type=positive, default=1.0, metavar="F", help=about)
-    about = "every N-th run from the K-th on: N machines share the table; then use 'keep'"
-    parser.add_argument("--part", metavar="K/N", help=about)
-    about = "skip runs with published figures (see 'paper list')"
-    parser.add_argument("--not-kept", action="store_true", help=about)
-    about = "refuse runs known to take longer on one core (default: none)"
-    parser.add_argument("--max-hours", type=positive, metavar="H", help=about)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="KEY=VALUE",
-        help="set a value in all cells, such as data.root=DIR; repeatable",
-    )
-
-
-def list_(arguments: argparse.Namespace) -> int:
-    """Print the tables of papers (``protofl paper list``)."""
+def paper_list(*, as_json: Json = False, common: Common = Common()) -> int:
+    """List all tables: printed figures, how many can be configured here, how many are measured and published."""
     from pipelines.papers.catalogue import tables
     from pipelines.papers.kept import kept_tables
     from pipelines.papers.plan import Asked, cells, plan
@@ -134,16 +106,16 @@ def list_(arguments: argparse.Namespace) -> int:
                 "kept_runs": {scale: num_runs for scale, (_, num_runs) in budgets.items()},
             }
         )
-    if arguments.json:
+    if as_json:
         print(json.dumps(described, indent=2))
         return 0
-    for found in described:
-        of_budgets = [_kept_words(scale, *counts) for scale, counts in kept.get(found["id"], {}).items()]
-        title = found["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
+    for entry in described:
+        of_budgets = [_kept_words(scale, *counts) for scale, counts in kept.get(entry["id"], {}).items()]
+        title = entry["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
         # A drawn figure has no printed values to compare with.
-        count = f"{found['configurable']:>3} of {found['printed']:>3} cells" if found["printed"] else f"{'drawn':>16}"
-        print(f"{found['id']:<16} {count}  {title}")
-    total = (sum(found[key] for found in described) for key in ("configurable", "printed"))
+        count = f"{entry['configurable']:>3} of {entry['printed']:>3} cells" if entry["printed"] else f"{'drawn':>16}"
+        print(f"{entry['id']:<16} {count}  {title}")
+    total = (sum(entry[key] for entry in described) for key in ("configurable", "printed"))
     print("{:<16} {:>3} of {:>3} cells".format("all", *total))
     return 0
 
@@ -153,71 +125,115 @@ def _kept_words(scale: str, num_cells: int, num_runs: int) -> str:
     from pipelines.reporting.formats import plural
 
     runs = plural(num_runs, "run")
-    told = f"{num_cells} kept, by {runs}" if num_cells else f"{runs} kept"
-    return told + ("" if scale == "1" else f" at x{scale}")
+    counted = f"{num_cells} kept, by {runs}" if num_cells else f"{runs} kept"
+    return counted + ("" if scale == "1" else f" at x{scale}")
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Print a table's settings (``protofl paper show``)."""
+def paper_show(
+    table_id: _Id,
+    /,
+    *,
+    selection: Selection = Selection(),
+    measure: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    common: Common = Common(),
+) -> int:
+    """Show a table's setting and cells, what is refused and why, and how long it takes.
+
+    Prepares the data of these columns in .protofl/cache; with data.download=true downloads them.
+
+    Args:
+        measure: time three rounds of each kind of run that has not finished here yet
+        as_json: print an object, and nothing else, on standard output
+    """
+    from pipelines.papers.catalogue import table_named
     from pipelines.papers.listing import listing
     from pipelines.papers.marks import budget, changed
     from pipelines.papers.plan import cells, refused_by_reason, told_length
     from pipelines.papers.share import plan_of_share
 
-    planned = partial(plan_of_share, _table(arguments), _asked(arguments), arguments.part, not_kept=arguments.not_kept)
-    found = planned()
-    if arguments.measure:
+    planned = partial(
+        plan_of_share, table_named(table_id), selection.request(), selection.part, not_kept=selection.not_kept
+    )
+    plan = planned()
+    if measure:
         from pipelines.orchestration.papers import learn_times
 
-        found = planned() if learn_times(found) else found
-    table = found.table
-    if arguments.json:
-        settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in found.settings]
-        refused = [{"row": row, "column": column, "why": why} for (row, column), why in found.refused.items()]
+        plan = planned() if learn_times(plan) else plan
+    table = plan.table
+    if as_json:
+        settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in plan.settings]
+        refused = [{"row": row, "column": column, "why": why} for (row, column), why in plan.refused.items()]
         print(json.dumps({"id": table.id, "settings": settings, "refused": refused}, indent=2))
         return 0
-    print(f"{table.id}: {table.title}{budget(found)}\n{table.about}\n")
-    print(f"{listing(table, arguments.rows, arguments.columns)}\n")
-    for setting in found.settings:
+    print(f"{table.id}: {table.title}{budget(plan)}\n{table.about}\n")
+    print(f"{listing(table, selection.rows, selection.columns)}\n")
+    for setting in plan.settings:
         titles = ", ".join(column.title for column in setting.columns)
         print(f"{titles}: {', '.join(row.key for row in setting.rows)}{changed(setting.besides)}")
-    print(f"{sum(1 for _ in cells(table))} printed cells; {told_length(found)}")
-    for reason, where in refused_by_reason(found).items():
+    print(f"{sum(1 for _ in cells(table))} printed cells; {told_length(plan)}")
+    for reason, where in refused_by_reason(plan).items():
         print(f"not run here: {where}: {reason}")
     for note in table.notes:
         print(f"note: {note}")
     return 0
 
 
-def run_(arguments: argparse.Namespace) -> int:
-    """Run a table's settings (``protofl paper run``)."""
+def paper_run(
+    table_id: _Id,
+    /,
+    *,
+    selection: Selection = Selection(),
+    out: Out | None = None,
+    flow: Flow = Flow(),
+    restart: Restart = False,
+    common: Common = Common(),
+) -> int:
+    """Run what can be run of a table, setting by setting.
+
+    what can be run here        protofl paper show fedpa.table2 --set data.root=DIR
+    one column of it            protofl paper run fedpa.table2 --columns mnist_0.1 --set data.root=DIR
+    at a fifth of the rounds    protofl paper run gfpl.table1 --rounds-scale 0.2 --set data.root=DIR
+    what is not published yet   protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
+    over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
+
+    Reuses finished runs, also those of protofl compare; the same command resumes after an interruption.
+
+    Args:
+        out: the table's folder; {date} becomes today's date (UTC) (default: runs/papers/<id>)
+    """
     from pipelines.orchestration.papers import run_paper
 
-    run_paper(
-        arguments.id,
-        _asked(arguments),
-        arguments.out,
-        part=arguments.part,
-        not_kept=arguments.not_kept,
-        prefect=arguments.prefect,
-        restart=arguments.restart,
-        wait=arguments.wait,
-    )
+    part, not_kept = selection.part, selection.not_kept
+    run_paper(table_id, selection.request(), out, part=part, not_kept=not_kept, restart=restart, **flow.how())
     return 0
 
 
-def keep_(arguments: argparse.Namespace) -> int:
-    """Publish a table's results (``protofl paper keep``)."""
+def paper_keep(
+    folder: Folder,
+    /,
+    *,
+    into: Folder | None = None,
+    again: bool = False,
+    common: Common = Common(),
+) -> int:
+    """Publish the figures of a table's finished runs, so that it can be completed elsewhere.
+
+    Args:
+        folder: folder of the table, such as runs/papers/fedpa.table2
+        into: folder of published figures (default: with the code)
+        again: replace published runs whose figures differ now
+    """
     from pipelines.papers.keeping import keep
     from pipelines.papers.kept import HERE
 
-    into = arguments.into or HERE
+    target = into or HERE
     try:
-        print(keep(arguments.folder, into, again=arguments.again))
+        print(keep(folder, target, again=again))
     except OSError as error:
-        if error.filename is None or not _is_about(Path(os.fsdecode(error.filename)), into):
+        if error.filename is None or not _is_about(Path(os.fsdecode(error.filename)), target):
             raise
-        raise ConfigError(f"--into {into}: cannot be written ({error.strerror}); name another folder") from error
+        raise ConfigError(f"--into {target}: cannot be written ({error.strerror}); name another folder") from error
     return 0
 
 
@@ -226,8 +242,26 @@ def _is_about(path: Path, folder: Path) -> bool:
     return folder in (path, *path.parents) or path in folder.parents
 
 
-def claims_(arguments: argparse.Namespace) -> int:
-    """Judge the claims of papers (``protofl paper claims``)."""
+def paper_claims(
+    *,
+    home: Folder = Path("runs/papers"),
+    kept: Annotated[Path | bool, Parameter(metavar="[DIR]")] = False,
+    papers: Names | None = None,
+    write: Annotated[Path | None, Parameter(metavar="FILE.md", group=_ONE_OUTPUT)] = None,
+    as_json: Annotated[Json, Parameter(group=_ONE_OUTPUT)] = False,
+    common: Common = Common(),
+) -> int:
+    """Judge the papers' claims by finished tables.
+
+    of what was run here        protofl paper claims --papers fedpa
+    of what this project ran    protofl paper claims --kept
+
+    Args:
+        home: folder of tables
+        kept: use published figures for tables that were not run there, from DIR (default: those with the code)
+        papers: only claims of these papers
+        write: write a page instead of printing
+    """
     from pipelines.papers.catalogue import PAPERS
     from pipelines.papers.kept import HERE, kept_tables
     from pipelines.papers.verdicts.claim_files import claims
@@ -235,26 +269,26 @@ def claims_(arguments: argparse.Namespace) -> int:
     from pipelines.papers.verdicts.judged import judged
     from pipelines.runs.layout import write_text
 
-    for paper in arguments.papers or ():
+    for paper in papers or ():
         if paper not in PAPERS:
             raise ConfigError(f"--papers {paper}: not known; one of {', '.join(PAPERS)}")
-    if arguments.kept and not any(Path(arguments.kept).glob("*.json")):
-        raise DataError(f"--kept {arguments.kept}: no kept figures there; `protofl paper keep` writes them")
-    which = [claim for claim in claims() if arguments.papers is None or claim.id.partition(".")[0] in arguments.papers]
-    found = judged(which, arguments.home, None if arguments.kept is None else Path(arguments.kept or HERE))
-    if arguments.write is not None:
-        kept = {one.table.id for one in kept_tables()} if arguments.kept == _WITH_THE_CODE else ()
-        write_text(arguments.write, markdown(found, kept=kept))
-        print(arguments.write)
-    elif arguments.json:
-        print(json.dumps([_described(one) for one in found], indent=2))
+    if isinstance(kept, Path) and not any(kept.glob("*.json")):
+        raise DataError(f"--kept {kept}: no kept figures there; `protofl paper keep` writes them")
+    which = [claim for claim in claims() if papers is None or claim.id.partition(".")[0] in papers]
+    verdicts = judged(which, home, HERE if kept is True else kept or None)
+    if write is not None:
+        published = {one.table.id for one in kept_tables()} if kept is True else ()
+        write_text(write, markdown(verdicts, kept=published))
+        print(write)
+    elif as_json:
+        print(json.dumps([_described(one) for one in verdicts], indent=2))
     else:
-        for one in found:
+        for one in verdicts:
             if one.verdict != "not run":
                 print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says} ({_measured(one)})")
-        print(counts(found))
-        if arguments.kept is None and all(one.verdict == "not run" for one in found):
-            print(f"no table in {arguments.home}; --kept asks the figures that come with protofl")
+        print(counts(verdicts))
+        if not kept and all(one.verdict == "not run" for one in verdicts):
+            print(f"no table in {home}; --kept asks the figures that come with protofl")
     return 0
 
 
@@ -284,27 +318,3 @@ def _described(one: Any) -> dict[str, Any]:
         "rounds_scale": one.rounds_scale,
         "assignments": list(one.besides),
     }
-
-
-def _table(arguments: argparse.Namespace) -> Any:
-    from pipelines.papers.catalogue import table_named
-
-    return table_named(arguments.id)
-
-
-def _asked(arguments: argparse.Namespace) -> Any:
-    from pipelines.cli.commands import refuse_without_effect
-    from pipelines.papers.plan import Asked
-    from pipelines.plan.params import override
-
-    refuse_without_effect(arguments)
-    override({}, arguments.assignments)  # refuse contradictions once, not for every cell
-    return Asked(
-        arguments.rows,
-        arguments.columns,
-        tuple(arguments.seeds),
-        None if arguments.partition_seeds is None else tuple(arguments.partition_seeds),
-        arguments.rounds_scale,
-        tuple(arguments.assignments),
-        arguments.max_hours,
-    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.cli.commands import _raw
-from pipelines.cli.parser import make_parser
-from pipelines.plan.grid import sweep_plan
+from pipelines.cli.commands import make_app
+from pipelines.cli.options import SEVERAL_RUNS
+from pipelines.plan.grid import SweepPlan, sweep_plan
 from pipelines.tuning.metrics import check_metric
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +41,17 @@ STUDIES = {
 """Where a study goes → whose it is, what is varied, and how many points it has, baselines among them."""
 
 
+def parsed(words: list[str]) -> dict[str, Any]:
+    _, bound, _ = make_app().parse_args(words)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def plan(arguments: Mapping[str, Any]) -> SweepPlan:
+    raw = arguments["values"].read({}, without_effect=SEVERAL_RUNS)
+    return sweep_plan(raw, *(arguments[name] for name in ("vary", "seeds", "baselines")))
+
+
 def test_these_are_the_commands_of_the_page() -> None:
     assert list(COMMANDS) == list(STUDIES)
 
@@ -47,10 +60,10 @@ def test_these_are_the_commands_of_the_page() -> None:
 def test_a_command_can_be_carried_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every configuration of it is made and checked, for three seeds; images are not looked for."""
     monkeypatch.chdir(ROOT)
-    arguments = make_parser().parse_args(COMMANDS[name])
+    arguments = parsed(COMMANDS[name])
     method, keys, points = STUDIES[name]
-    planned = sweep_plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
-    check_metric(arguments.metric, planned.base.method)
+    planned = plan(arguments)
+    check_metric(arguments["metric"], planned.base.method)
     assert (planned.base.method.name, planned.keys) == (method, keys)
     assert len(planned.points) == points
     assert len(planned.runs) == 3 * points
@@ -62,8 +75,8 @@ def test_a_command_can_be_carried_out(name: str, monkeypatch: pytest.MonkeyPatch
 def test_first_exchanges_of_a_study_are_rounds_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A multiple of S_T that is not before t1: with S_T = 10 these are t1 itself, so no two runs are the same."""
     monkeypatch.chdir(ROOT)
-    arguments = make_parser().parse_args(COMMANDS["gfpl-fig4c"])
-    planned = sweep_plan(_raw(arguments), arguments.vary, arguments.seeds, arguments.baselines)
+    arguments = parsed(COMMANDS["gfpl-fig4c"])
+    planned = plan(arguments)
     methods = [run.config.method for run in planned.runs[::3]]
     firsts = [next(n for n in range(1, 81) if method.exchanges(n)) for method in methods]  # type: ignore[attr-defined]
     assert firsts == [1, 11, 21, 31, 51]

@@ -7,16 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
+from cyclopts.exceptions import CycloptsError
 
-from benchmarks.command import parse
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
-from pipelines.cli.parser import make_parser
+from pipelines.cli.commands import make_app
+from pipelines.cli.usage import usage_error
 from pipelines.plan.files import read_params
 from pipelines.plan.params import for_entry, override
 from pipelines.tracking.metrics import METRICS
@@ -96,21 +97,22 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "arguments"), list(commands()), ids=lambda value: " ".join(value)[:60])
-def test_commands_are_accepted(page: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_accepted(page: str, arguments: list[str]) -> None:
     try:
-        parsed = make_parser().parse_args(arguments)
-        if arguments[0] == "bench":
-            parse(arguments[1:])
-    except SystemExit:
-        pytest.fail(f"{page}: {capsys.readouterr().err}")
-    if getattr(parsed, "assignments", []) and not getattr(parsed, "plugins", None):  # whose methods have their own keys
-        named = ROOT / (getattr(parsed, "params", None) or "params.yaml")
+        _, bound, _ = make_app().parse_args(arguments)
+    except CycloptsError as error:
+        pytest.fail(f"{page}: {usage_error(error)}")
+    given = bound.arguments
+    values = given.get("values") or given.get("selection")
+    assignments = given.get("assignments", getattr(values, "assignments", ()))
+    if assignments and not getattr(values, "plugins", ()):  # plug-ins have their own keys
+        named = ROOT / (getattr(values, "params", None) or "params.yaml")
         params = named if named.exists() else ROOT / "params.yaml"
         # Refused, it says which key and why.
-        check(params, parsed.assignments, getattr(parsed, "method", None))
+        check(params, assignments, given.get("method"))
 
 
-def check(params: Path, assignments: list[str], method: str | None = None) -> None:
+def check(params: Path, assignments: Sequence[str], method: str | None = None) -> None:
     """Refuse what a run of a parameter file would refuse."""
     named = [] if method is None else [f"method.name={method}"]
     Config.from_mapping(for_entry(override(read_params(params), [*named, *assignments]), method, None))

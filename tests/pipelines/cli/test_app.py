@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import getpass
 import os
@@ -12,16 +11,16 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.core.host import user_cache
 from flcore.version import VERSION
-from pipelines.cli import app, commands
+from pipelines.cli import app, machine, train
+from pipelines.cli.options import Common, Out
 from tests.cases import quick
 
 HEAVY = ("torch", "numpy", "prefect", "mlflow", "pandas", "matplotlib", "optuna", "dvc")
@@ -45,19 +44,23 @@ def test_what_needs_no_library_imports_none() -> None:
     code = f"""
 import contextlib, io, sys
 import pipelines.cli
+from pathlib import Path
 from pipelines.cli.app import main
-from pipelines.cli import commands, parser
+from pipelines.cli.options import Values
 said = io.StringIO()
 for words in (["--help"], ["--version"], ["run", "--help"], ["run", "--bogus"], ["list", "methods"], []):
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         main(words)
+assert "rich" not in sys.modules
 with contextlib.redirect_stdout(said):
     main(["completion", "bash"])
 assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)
+from pipelines.plan.params import for_entry
 open("mine.py", "w")
 open("params.yaml", "w").write("plugins: [mine.py]\\ncompare: {{settings: {{fedpa: {{local.lr: 0.3}}}}}}\\n")
-words = ["run", "--method", "fedpa", "--seed", "3", "--set", "local.epochs=2", "--plugin", "other.py"]
-raw = commands._entry(parser.make_parser().parse_args(words))
+values = Values(assignments=("local.epochs=2",), plugins=(Path("other.py"),))
+options = {{"--method": ("method.name", "fedpa"), "--seed": ("seed", 3)}}
+raw = for_entry(values.read(options, without_effect={{}}, method="fedpa"), "fedpa", 3)
 assert raw["local"] == {{"epochs": 2, "lr": 0.3}} and raw["seed"] == 3 and raw["method"] == {{"name": "fedpa"}}
 assert [path.rpartition("/")[2] for path in raw["plugins"]] == ["mine.py", "other.py"]
 import pipelines.orchestration.commands
@@ -81,22 +84,20 @@ def test_help_takes_a_moment() -> None:
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for words, out in ((["--version"], f"protofl {VERSION}\n"), (["--help"], "usage: protofl")):
-        with pytest.raises(SystemExit) as caught:
-            app.main(words)
-        assert caught.value.code == 0
+        assert app.main(words) == 0
         assert capsys.readouterr().out.startswith(out)
     assert app.main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert all(f"\n    {name} " in captured.err for name in ("run", "compare", "doctor", "completion"))
+    assert all(f"\n  {name} " in captured.err for name in ("run", "compare", "doctor", "completion"))
     assert "130 interrupted" in captured.err
 
 
 # ---------------------------------------------------------------------------------------------------------- failures
 
 
-def failing(error: BaseException) -> Callable[[argparse.Namespace], int]:
-    def command(arguments: argparse.Namespace) -> int:
+def failing(error: BaseException) -> Callable[..., int]:
+    def command(*, common: Common = Common()) -> int:
         raise error
 
     return command
@@ -105,7 +106,7 @@ def failing(error: BaseException) -> Callable[[argparse.Namespace], int]:
 def outcome(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str
 ) -> tuple[int, str]:
-    monkeypatch.setattr(commands, "doctor", failing(error))
+    monkeypatch.setattr(machine, "doctor", failing(error))
     code = app.main(["doctor", *more])
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -237,12 +238,12 @@ def test_a_working_folder_that_is_removed_meanwhile_is_told(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
 
-    def removed(arguments: Any) -> int:
+    def removed() -> int:
         (tmp_path / "gone").rmdir()
         Path("x").absolute()
         return 0
 
-    monkeypatch.setattr(commands, "doctor", removed)
+    monkeypatch.setattr(machine, "doctor", removed)
     assert app.main(["doctor"]) == 4
     said = capsys.readouterr().err
     assert "was removed" in said and said.count("\n") == 1
@@ -287,13 +288,13 @@ def test_a_user_without_home_has_one_below_the_working_folder(
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     homes: list[Path] = []
 
-    def look(arguments: Any) -> int:
+    def look() -> int:
         homes.append(Path.home())
         assert user_cache().is_relative_to(Path.home())
         assert getpass.getuser()
         return 0
 
-    monkeypatch.setattr(commands, "doctor", look)
+    monkeypatch.setattr(machine, "doctor", look)
     assert app.main(["doctor"]) == 0, capsys.readouterr().err
     assert homes == [tmp_path / ".protofl" / "home"]
 
@@ -395,7 +396,7 @@ def keep_pressing():
         time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
-def work(arguments):
+def work():
     threading.Thread(target=keep_pressing, daemon=True).start()
     try:
         time.sleep(60)
@@ -403,8 +404,8 @@ def work(arguments):
         time.sleep(0.3)  # what it leaves behind
         open("stopped", "w").close()
 
-import pipelines.cli.commands as commands
-commands.doctor = work
+import pipelines.cli.machine as machine
+machine.doctor = work
 sys.argv = ["protofl", "doctor"]
 code = main()
 time.sleep(0.1)
@@ -420,9 +421,9 @@ def test_ctrl_c_that_still_comes_after_seconds_ends_what_does_not_stop(empty_fol
     code = """
 import os, signal, sys, time
 import pipelines.cli.__main__ as entry
-import pipelines.cli.commands as commands
+import pipelines.cli.machine as machine
 
-def work(arguments):
+def work():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
@@ -433,7 +434,7 @@ def work(arguments):
 
 entry._SECONDS_TO_STOP = 0.01
 signal.signal(signal.SIGINT, signal.default_int_handler)
-commands.doctor = work
+machine.doctor = work
 sys.argv = ["protofl", "doctor"]
 sys.exit(entry.main())
 """
@@ -459,17 +460,22 @@ def test_a_log_that_nobody_reads_any_more_ends_no_run(empty_folder: Path) -> Non
 def test_a_pipe_that_breaks_elsewhere_is_no_end_of_work(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "doctor", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    monkeypatch.setattr(machine, "doctor", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
     assert app.main(["doctor"]) == 1
     assert "unexpected BrokenPipeError" in capfd.readouterr().err
 
 
-def test_a_folder_is_dated_once_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(commands, "compare", lambda arguments: seen.append(arguments.out) or 0)
-    app.main(["compare", "--out", "runs/{date}/[v1]"], today=date(2026, 11, 30))
-    app.main(["compare"], today=date(2026, 11, 30))
-    assert seen == [Path("runs/2026-11-30/[v1]"), Path("runs/comparison")]
+def test_a_folder_is_dated_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def compare(*, out: Out = Path("runs/comparison")) -> None:
+        seen.append(out)
+
+    monkeypatch.setattr(train, "compare", compare)
+    before = datetime.now(UTC).date()
+    assert app.main(["compare", "--out", "runs/{date}/[v1]"]) == app.main(["compare"]) == 0
+    assert seen[0] in (Path(f"runs/{day}/[v1]") for day in (before, datetime.now(UTC).date()))
+    assert seen[1] == Path("runs/comparison")
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
+import inspect
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.cli.parser import make_parser
+from pipelines.cli.app import main
+from pipelines.cli.commands import command_names, make_app
+from pipelines.cli.help import help_text
+from pipelines.cli.options import Flow, size
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    """The arguments of a command's function, with defaults."""
+    _, bound, _ = make_app().parse_args(words)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as caught:
-        make_parser().parse_args(words)
-    assert caught.value.code == 2
+    assert main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
     return said.err
@@ -30,14 +40,18 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("run --resume", "protofl run: no option --resume; leave it out: the same command goes on where it stopped;"),
         ("run --rounds 3", "protofl run: no option --rounds; write --set federation.rounds=N; see"),
         ("sweep --nonsense", "protofl sweep: no option --nonsense; see"),
-        ("--seed 1 run", "protofl: no option --seed here; options stand behind the command; see"),
-        ("runn", "protofl: COMMAND 'runn': did you mean 'run'? choose from run, compare, sweep,"),
-        ("stage trian", "protofl stage: STAGE 'trian': did you mean 'train'? choose from code, prepare, partition,"),
-        ("stage", "protofl stage: STAGE is missing; see"),
+        ("--seed 1 run", "protofl: no option --seed here; options follow the command; see"),
+        ("runn", "protofl: no command 'runn': did you mean 'run'? choose from run, compare, sweep,"),
+        (
+            "stage trian",
+            "protofl stage: no command 'trian': did you mean 'train'? choose from code, prepare, partition,",
+        ),
+        ("stage", "protofl stage: name one of code, prepare, partition, train, compare; see"),
         ("list metods", "protofl list: KIND 'metods': did you mean 'methods'? choose from methods, datasets,"),
         ("run --set", "protofl run: --set needs a value; see"),
-        ("run --json=yes", "protofl run: --json takes no value; see"),
+        ("run --json=x", "protofl run: --json 'x': takes no value; see"),
         ("tune", "protofl tune: --method is missing; see"),
+        ("tune --metod x", "protofl tune: no option --metod; did you mean --method? see"),
         ("run --seed -1", "protofl run: --seed '-1': expected a whole number >= 0; see"),
         ("run --seed 1.5", "protofl run: --seed '1.5': expected a whole number >= 0; see"),
         ("tune --method x --trials 0", "protofl tune: --trials '0': expected a whole number >= 1; see"),
@@ -50,15 +64,18 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("compare --methods a,a", "protofl compare: --methods 'a,a': a appears twice; name each once; see"),
         (
             "compare --methods a --methods=b",
-            "protofl compare: --methods appears twice; write one list, --methods A,B; see",
+            "protofl compare: --methods is given twice; write one list, --methods A,B,...; see",
         ),
-        ("compare --seeds 0 --seeds 1", "protofl compare: --seeds appears twice; write one list, --seeds A,B; see"),
+        (
+            "compare --seeds 0 --seeds 1",
+            "protofl compare: --seeds is given twice; write one list, --seeds 0,1,...; see",
+        ),
         (
             "tune --method x --max-bytes 5MiB",
             "protofl tune: --max-bytes '5MiB': expected a size such as 800kB, 50MB or",
         ),
         ("tune --method x --max-bytes 0.4", "protofl tune: --max-bytes '0.4': expected a size such as 800kB, 50MB or"),
-        ("bench --jsno overhead", "protofl bench: no option --jsno here; options stand behind the command; see"),
+        ("bench --jsno overhead", "protofl bench: no option --jsno here; options follow the command; see"),
         ("run --orchestrator x", "protofl run: --orchestrator 'x': choose from auto, inline, prefect; see"),
     ],
 )
@@ -71,16 +88,21 @@ def test_refusals_are_a_line_that_names_what_was_meant(
     assert error.endswith("--help\n")
 
 
-def test_what_a_command_is_given_is_read_into_values() -> None:
-    words = "compare --methods fedavg, --seeds 2,0 --set a.b=-1 --set c.d=x --plugin m.py --no-wait --out x"
-    with pytest.raises(SystemExit):
-        make_parser().parse_args(words.split())
-    read = make_parser().parse_args(words.replace("fedavg,", "fedavg,local").split())
-    assert (read.methods, read.seeds, read.assignments) == (("fedavg", "local"), (2, 0), ["a.b=-1", "c.d=x"])
-    assert (read.plugins, read.out, read.wait, read.restart) == ([Path("m.py")], Path("x"), False, False)
-    assert (read.prefect, read.params, read.debug) == (None, None, False)
-    bare = make_parser().parse_args(["compare"])
-    assert (bare.methods, bare.seeds, bare.out, bare.wait) == (None, None, Path("runs/comparison"), True)
+def test_what_is_typed_is_read_into_values() -> None:
+    words = "compare --methods fedavg,local --seeds 2,0 --set a.b=-1 --set c.d=x --plugin m.py --no-wait --out x"
+    read = parsed(*words.split())
+    assert (read["methods"], read["seeds"], read["out"]) == (("fedavg", "local"), (2, 0), Path("x"))
+    assert (read["values"].assignments, read["values"].plugins) == (("a.b=-1", "c.d=x"), (Path("m.py"),))
+    assert (read["flow"], read["restart"]) == (Flow(no_wait=True), False)
+    bare = parsed("compare")
+    assert (bare["methods"], bare["seeds"], bare["out"]) == (None, None, Path("runs/comparison"))
+    assert (bare["values"].params, bare["values"].debug) == (None, False)
+    assert parsed("analyse", "--", "-x")["directory"] == Path("-x")
+    assert [parsed("paper", "claims", *word.split())["kept"] for word in ("", "--kept", "--kept d")] == [
+        False,
+        True,
+        Path("d"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +110,13 @@ def test_what_a_command_is_given_is_read_into_values() -> None:
     [("1", 1), ("17B", 17), ("800kB", 800_000), ("50mb", 50_000_000), ("1.5 GB", 1_500_000_000), ("0.001kB", 1)],
 )
 def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) -> None:
-    assert make_parser().parse_args(["tune", "--method", "x", "--max-bytes", text]).max_bytes == count
+    assert size(text) == count
 
 
-def test_prefect_is_asked_for_by_either_name() -> None:
+def test_prefect_is_requested_by_either_name() -> None:
     words = {"": None, "--prefect": True, "--no-prefect": False, "--orchestrator inline": False}
     words |= {"--orchestrator prefect": True, "--orchestrator auto": None}
-    assert {flags: make_parser().parse_args(["run", *flags.split()]).prefect for flags in words} == words
+    assert {flags: parsed("run", *flags.split())["flow"].how()["prefect"] for flags in words} == words
 
 
 OPTIONS = {
@@ -114,7 +136,8 @@ OPTIONS = {
     "schema": "",
     "new": "out",
     "check": "set slow json",
-    "track": "uri metric experiment where promote",
+    "track": "uri",
+    "track best": "metric experiment where promote uri",
     "analyse": "analyses prepared partition",
     "archive": "out licence",
     "reproduce": "set out check trust-plugins golden methods record",
@@ -127,7 +150,6 @@ OPTIONS = {
     "down": "",
     "doctor": "",
     "clean": "",
-    "bench": "",
     "completion": "",
     "paper list": "json",
     "paper show": "rows columns seeds partition-seeds rounds-scale part not-kept max-hours set measure json",
@@ -135,26 +157,43 @@ OPTIONS = {
     "out prefect no-prefect orchestrator restart no-wait",
     "paper keep": "into again",
     "paper claims": "home kept papers write json",
+    "bench": "",
 }
-"""Command → its options, in the order of its help; names that scripts rely on."""
+"""Command → its options; names that scripts rely on."""
 
 
 def test_every_command_has_its_options_and_says_what_they_mean() -> None:
-    found = {}
-    for name, command in _commands(make_parser(), ""):
-        flags = [action for action in command._actions if action.option_strings]
-        found[name] = " ".join(action.option_strings[-1][2:] for action in flags[3:])
-        assert [action.option_strings[-1] for action in flags[:3]] == ["--help", "--debug", "--plugin"]
-        assert all(action.help for action in command._actions)
-        assert command.format_help()
-    assert found == OPTIONS
+    app = make_app(with_benchmarks=False)
+    options = {}
+    for name in command_names(app):
+        text = help_text(app, name.split(), 1000)
+        rows = re.findall(r"^  (--[\w|-]+)[^\n]*?(?:  |\n +)(\S.*)", text, re.MULTILINE)
+        flags = [flag.replace("--", "") for flags, _ in rows for flag in flags.split("|")]
+        assert name == "bench" or flags[-3:] == ["debug", "plugin", "help"]
+        options[name] = set(flags) - {"debug", "plugin", "help"}
+    assert options == {name: set(names.split()) for name, names in OPTIONS.items()}
 
 
-def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, argparse.ArgumentParser]]:
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not groups:
-        return [(prefix.strip(), parser)]
-    return [found for name, sub in groups[0].choices.items() for found in _commands(sub, f"{prefix} {name}")]
+def test_a_help_text_fits_the_terminal_and_has_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = help_text(make_app(), ["tune"])
+    assert text.startswith("usage: protofl tune [--params FILE] [--set KEY=VALUE]... --method NAME\n")
+    assert "  --trials N" in text and "(default: 20)" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 70
+
+
+def test_functions_of_commands_say_what_each_argument_means() -> None:
+    """Names of parameters in docstrings are those of the signature, so that no text is lost."""
+    app = make_app(with_benchmarks=False)
+    for name in command_names(app):
+        _, apps, _ = app.parse_commands(name.split())
+        function = apps[-1].default_command
+        assert function is not None and function.__doc__ is not None
+        documented = {line.strip().partition(":")[0] for line in function.__doc__.partition("Args:\n")[2].splitlines()}
+        parameters = set(inspect.signature(function).parameters)
+        assert {word for word in documented if word.isidentifier()} <= parameters, name
 
 
 @pytest.mark.parametrize(
@@ -167,6 +206,8 @@ def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, a
         ("run --orchestrator inline --orchestrator prefect", "--orchestrator"),
         ("run --prefect --no-prefect", "--no-prefect"),
         ("run --no-prefect --orchestrator prefect", "--orchestrator"),
+        ("sweep --vary local.lr=1,2 --rows points.yaml", "--rows"),
+        ("paper claims --write page --json", "--json"),
         ("tune --method fedavg --objective accuracy --objective accuracy,bytes", "--objective"),
         ("sweep --metric mean_local --metric top1_global", "--metric"),
         ("compare --budget bytes --budget steps", "--budget"),
@@ -175,12 +216,6 @@ def _commands(parser: argparse.ArgumentParser, prefix: str) -> list[tuple[str, a
 )
 def test_an_option_with_two_values_is_refused(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{flag} " in refusal(*words.split(), capsys=capsys)
-
-
-def test_an_option_may_be_repeated_with_the_same_value_and_lists_of_options_are_kept_whole() -> None:
-    words = "run --out a --seed 1 --out=a --seed 1 --set a.b=1 --set a.c=2"
-    read = make_parser().parse_args(words.split())
-    assert (read.out, read.seed, read.assignments) == (Path("a"), 1, ["a.b=1", "a.c=2"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from flcore.core.errors import DataError
 from flcore.experiment.run_folder import read_run_config
 from flcore.io.files import read_json, sealed, write_json
 from pipelines.cli.app import main
-from pipelines.cli.parser import make_parser
+from pipelines.cli.commands import make_app
 from pipelines.proof.archive import archive
 from pipelines.proof.contents import read_archive
 from pipelines.proof.stored_zip import read_zip
@@ -149,8 +149,8 @@ def test_its_page_has_commands_that_are_ones(archived: Path) -> None:
     page = entries(archived)["README.md"].decode()
     (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     lines = [shlex.split(line) for line in block.splitlines()]
-    parsed = make_parser().parse_args(lines[1][1:])
-    assert (parsed.archive, parsed.check) == (Path("../../archive.zip"), True)
+    _, bound, _ = make_app().parse_args(lines[1][1:])
+    assert bound.arguments == {"path": Path("../../archive.zip"), "check": True}
     assert "CC BY 4.0 (UCI data), BSD-3 (scikit-learn)" in page
     assert "https" not in page and "data.root" not in page
 

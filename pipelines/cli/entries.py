@@ -1,0 +1,138 @@
+"""Commands about the entries of registries: ``protofl list``, ``show``, ``schema``, ``new`` and ``check``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from flcore.core.errors import RunError
+from pipelines.cli.headlines import KINDS, SHOWN, TABLES, headlines
+from pipelines.cli.options import Assignments, Common, File, Json, Name, Out
+
+_METHOD = Annotated[Literal["method"], Parameter(metavar="KIND")]
+
+
+def list_(
+    kind: Annotated[str, Parameter(metavar="KIND", choices=KINDS)],
+    /,
+    *,
+    params: File | None = None,
+    as_json: Json = False,
+    common: Common = Common(),
+) -> int:
+    """List methods, datasets, partitioners, models, samplers, engines or analyses.
+
+    Args:
+        params: parameter file; its plug-ins are listed too (default: params.yaml, if it exists)
+    """
+    has_more = _load_plugins(params, common.plugins)  # also refuses missing ones
+    if not as_json and not (has_more and kind in TABLES):
+        print("\n".join(entry.line for entry in headlines(kind)))
+        return 0
+    from pipelines.cli import registry
+
+    if as_json:
+        print(json.dumps(registry.describe(kind), indent=2))
+    else:
+        print("\n".join(entry.line for entry in registry.loaded(kind)))
+    return 0
+
+
+def show(
+    kind: Annotated[str, Parameter(metavar="KIND", choices=tuple(SHOWN))],
+    name: Annotated[str, Parameter(metavar="NAME")],
+    /,
+    *,
+    params: File | None = None,
+    as_json: Json = False,
+    common: Common = Common(),
+) -> int:
+    """Show one entry with its parameters; of a method also switches, stages and search space.
+
+    Args:
+        name: see 'protofl list'
+        params: parameter file; its plug-ins can be shown too (default: params.yaml, if it exists)
+    """
+    from pipelines.cli import registry
+
+    _load_plugins(params, common.plugins)
+    described = registry.describe_one(kind, name)
+    print(json.dumps(described, indent=2) if as_json else "\n".join(registry.lines(described)))
+    return 0
+
+
+def _load_plugins(params: Path | None, plugins: Sequence[Path]) -> bool:
+    """Load the plug-ins of the parameter file and the command line; return whether there are any."""
+    from pipelines.plan.files import read_params, with_plugins
+
+    entries = with_plugins(read_params(params), plugins).get("plugins")
+    if not entries:
+        return False
+    from flcore.config.plugins import load_all
+
+    return bool(load_all(entries))
+
+
+def schema(*, common: Common = Common()) -> int:
+    """Print the JSON Schema of parameter files, for editors; includes --plugin.
+
+    First line of a parameter file that uses it:  # yaml-language-server: $schema=params.schema.json
+    """
+    from pipelines.plan import schema as schemas
+
+    print(schemas.text(), end="")
+    return 0
+
+
+def new(kind: _METHOD, name: Name, /, *, out: Out = Path(), common: Common = Common()) -> int:
+    """Create your own method and its test, outside the package.
+
+    Args:
+        kind: method
+        name: name of the method: a-z, 0-9 and _, a letter first
+        out: folder of the two files; {date} becomes today's date (UTC)
+    """
+    from pipelines.cli.new_method import write
+
+    method, test = write(name, out)
+    print(f"{method}: the method; run it with  protofl run --plugin {method} --method {name}")
+    print(f"{test}: its test; run it with  python -m pytest {test}")
+    return 0
+
+
+def check(
+    kind: _METHOD,
+    name: Name,
+    /,
+    *,
+    assignments: Assignments = (),
+    slow: bool = False,
+    as_json: Json = False,
+    common: Common = Common(),
+) -> int:
+    """Check a method on synthetic data: repeatable, resumable, traffic counted.
+
+    Exit code 0: all checks pass; 4: one fails.
+
+    Args:
+        kind: method
+        name: a method (see 'protofl list methods'), or a file: mine.py
+        assignments: set a parameter, e.g. method.mu=0.1; repeatable
+        slow: also train in a worker process
+    """
+    from pipelines.cli.check_method import checked, lines
+
+    checked_methods = list(checked(name, assignments, slow=slow))
+    outcomes = [one for _, results in checked_methods for one in results]
+    if as_json:
+        print(json.dumps(outcomes, indent=2))
+    else:
+        print("\n".join(line for method, results in checked_methods for line in lines(method, results)))
+    failed = [f"{one['method']}: {one['check']}" for one in outcomes if one["result"] == "failed"]
+    if failed:
+        raise RunError(f"check method: failed: {', '.join(failed)}")
+    return 0
