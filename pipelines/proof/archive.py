@@ -129,11 +129,7 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
 
 
 def _existing_proof(out: Path) -> bytes | None:
-    """Return ``proof.json`` of the archive to replace; None if there is no file.
-
-    Raises:
-        ConfigError: the file is no archive.
-    """
+    """Return ``proof.json`` of the archive to replace; None if there is no file."""
     if not out.exists():
         return None
     try:
@@ -148,15 +144,12 @@ def _existing_proof(out: Path) -> bytes | None:
 
 
 def _comparison_in(directory: Path) -> _Compared | None:
-    """Return the comparison in a folder or its subfolder ``comparison``; None if the folder is a run.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """Return the comparison in a folder or its subfolder ``comparison``; None if the folder is a run."""
     if RunFiles(directory).config.is_file():
         return None
     folder = next(
-        (place for place in (directory, directory / "comparison") if (place / "comparison.json").is_file()), None
+        (candidate for candidate in (directory, directory / "comparison") if (candidate / "comparison.json").is_file()),
+        None,
     )
     if folder is None:
         raise DataError(
@@ -220,12 +213,7 @@ def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
     for name in SHOWN:
         if name in run.files:
             contents[f"{folder}/{name}"] = run.files[name]
-    return {
-        "data": data,
-        "partition": partition,
-        "modules": code_modules(run.config),
-        "results": digests(run.files),
-    }
+    return {"data": data, "partition": partition, "modules": code_modules(run.config), "results": digests(run.files)}
 
 
 def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[str, Content]) -> dict[str, Any]:
@@ -260,12 +248,12 @@ def _code() -> dict[str, Path]:
     Raises:
         DataError: a file's name cannot be archived.
     """
-    found = [ROOT / name for name in _PACKAGED] + [LOCK]
-    if not all(path.is_file() for path in found):  # the image of infra/Dockerfile has only the lock
+    paths = [ROOT / name for name in _PACKAGED] + [LOCK]
+    if not all(path.is_file() for path in paths):  # the image of infra/Dockerfile has only the lock
         return {}
     for package in ("flcore", "pipelines"):
-        found += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    named = {f"code/{path.relative_to(ROOT).as_posix()}": path for path in found}
+        paths += [path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    named = {f"code/{path.relative_to(ROOT).as_posix()}": path for path in paths}
     # Hidden files come from editors and file managers. Any other file may be read by the code, so leaving it out would
     # change the code.
     named = {name: path for name, path in named.items() if "/." not in name}

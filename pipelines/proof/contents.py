@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from flcore.config.sections import CompareConfig
 from flcore.core.errors import ConfigError, DataError
 from flcore.core.params import build
 from flcore.core.text import printable, shorten
-from pipelines.proof.stored_zip import StoredZip, read_zip
+from pipelines.proof.stored_zip import read_zip
 from pipelines.runs.metrics import check_direction
 
 FORMAT = "protofl archive"
@@ -175,24 +176,16 @@ class _Document(_Checked):
 class Archive:
     """A checked archive; ``comparison`` is None for the archive of one run."""
 
-    file: StoredZip
+    file: zipfile.ZipFile
     runs: Sequence[ArchivedRun]
     comparison: ArchivedComparison | None
 
     def read(self, name: str) -> bytes:
-        """Return a file of the archive.
-
-        Raises:
-            DataError: it is missing, or too large to be read as a whole.
-        """
-        return self.file.read(name, _MAX_JSON)
+        """Return a file of the archive."""
+        return _read(self.file, name)
 
     def json(self, name: str) -> Object:
-        """Return a JSON object of the archive.
-
-        Raises:
-            DataError: the file is no JSON object.
-        """
+        """Return a JSON object of the archive."""
         return _read_json(self.file, name)
 
 
@@ -222,7 +215,8 @@ def read_archive(path: Path) -> Archive:
     archive = Archive(file, [_run(file, *item) for item in document.runs.items()], document.comparison)
     required = [name for run in archive.runs for name in _required(run)]
     required += [f"comparison/{name}" for name in (archive.comparison.results if archive.comparison else ())]
-    missing = next((name for name in required if name not in file.entries), None)
+    present = set(file.namelist())
+    missing = next((name for name in required if name not in present), None)
     if missing is not None:
         raise DataError(f"{path}: {PROOF} names {missing}, which is not there")
     if archive.comparison is not None:
@@ -231,28 +225,27 @@ def read_archive(path: Path) -> Archive:
 
 
 def _required(run: ArchivedRun) -> list[str]:
-    own = [*(name for name in run.proof.results if name in SHOWN), *run.plugins]
+    names = [*(name for name in run.proof.results if name in SHOWN), *run.plugins]
     partition = ("manifest.json", "indices.safetensors")
-    return [f"{run.folder}/{name}" for name in own] + [f"{run.partition_folder}/{name}" for name in partition]
+    return [f"{run.folder}/{name}" for name in names] + [f"{run.partition_folder}/{name}" for name in partition]
 
 
-def _check_hashes(file: StoredZip, hashes: Mapping[str, str]) -> None:
-    named, present = {*hashes, PROOF}, set(file.entries)
+def _check_hashes(file: zipfile.ZipFile, hashes: Mapping[str, str]) -> None:
+    named, present = {*hashes, PROOF}, set(file.namelist())
     if named != present:
         name = min(named ^ present)
-        raise DataError(f"{file.path}: {name} is {'missing' if name in named else 'named nowhere in ' + PROOF}")
+        raise DataError(f"{file.filename}: {name} is {'missing' if name in named else 'named nowhere in ' + PROOF}")
     for name, expected in hashes.items():
-        digest = hashlib.sha256()
-        for piece in file.chunks(name):
-            digest.update(piece)
-        if digest.hexdigest() != expected:
+        with file.open(name) as entry:
+            digest = hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
+        if digest != expected:
             raise DataError(
-                f"{file.path}: {name} was changed, its SHA-256 is not that of {PROOF}; get the archive again"
+                f"{file.filename}: {name} was changed, its SHA-256 is not that of {PROOF}; get the archive again"
             )
 
 
-def _run(file: StoredZip, name: str, proof: _Proof) -> ArchivedRun:
-    where = f"{file.path}: runs/{name}/config.json"
+def _run(file: zipfile.ZipFile, name: str, proof: _Proof) -> ArchivedRun:
+    where = f"{file.filename}: runs/{name}/config.json"
     header = _validated(_Header, _read_json(file, f"runs/{name}/config.json"), where)
     listed = header.config.get("plugins") or []
     plugins = (
@@ -263,7 +256,7 @@ def _run(file: StoredZip, name: str, proof: _Proof) -> ArchivedRun:
     if not all(isinstance(path, str) and _PLUGIN.fullmatch(path) for path in plugins):
         raise DataError(f"{where}: plugins: expected files such as plugins/mine.py with their SHA-256")
     if "metrics.json" not in proof.results:
-        raise DataError(f"{file.path}: {PROOF}: runs: {name}: results: has no metrics.json, which every run has")
+        raise DataError(f"{file.filename}: {PROOF}: runs: {name}: results: has no metrics.json, which every run has")
     return ArchivedRun(name, header, proof, [str(path) for path in plugins])
 
 
@@ -307,8 +300,8 @@ def _validated(model: type[_Model], values: Object, where: str) -> _Model:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ": ".join(shorten(str(part), 60) for part in first["loc"])
-        raise DataError(f"{where}: {place}: {shorten(first['msg'])}") from error
+        location = ": ".join(shorten(str(part), 60) for part in first["loc"])
+        raise DataError(f"{where}: {location}: {shorten(first['msg'])}") from error
 
 
 def _printable(value: Any) -> Any:
@@ -320,11 +313,19 @@ def _printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _read_json(file: StoredZip, name: str) -> Object:
+def _read(file: zipfile.ZipFile, name: str) -> bytes:
+    if name not in file.namelist():
+        raise DataError(f"{file.filename}: has no {name}; it is no archive of protofl, or of another version")
+    if (size := file.getinfo(name).file_size) > _MAX_JSON:
+        raise DataError(f"{file.filename}: {name} has {size} bytes, more than {_MAX_JSON}; nothing of it was read")
+    return file.read(name)
+
+
+def _read_json(file: zipfile.ZipFile, name: str) -> Object:
     try:
-        content = _printable(json.loads(file.read(name, _MAX_JSON)))
+        content = _printable(json.loads(_read(file, name)))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file.path}: {name} is no JSON that can be read") from error
+        raise DataError(f"{file.filename}: {name} is no JSON that can be read") from error
     if not isinstance(content, dict):
-        raise DataError(f"{file.path}: {name}: expected a JSON object")
+        raise DataError(f"{file.filename}: {name}: expected a JSON object")
     return content

@@ -82,13 +82,13 @@ class Outcome:
     different: Sequence[str]
 
 
-def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_methods(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run methods; yield each name with its result hashes (``files``) and some figures (``figures``).
 
     ``metrics.json`` is hashed without the run's name, which changes with every new option although no number does.
     """
-    with tempfile.TemporaryDirectory(prefix="protofl-golden-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(prefix="protofl-golden-") as folder:
+        home = Path(folder)
         common = Config.from_mapping(COMMON)
         prepare_data(common, home / "prepared")
         divide(common, home / "prepared", home / "partition")
@@ -98,31 +98,31 @@ def carried_out(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _config(name: str) -> dict[str, Any]:
-    own = OWN.get(name, {})
-    local = {**COMMON["local"], **own.get("local", {})}
+    differences = OWN.get(name, {})
+    local = {**COMMON["local"], **differences.get("local", {})}
     return {
         **COMMON,
         "local": local,
-        "model": own.get("model", _MODEL),
-        "method": {"name": name, **own.get("method", {})},
+        "model": differences.get("model", _MODEL),
+        "method": {"name": name, **differences.get("method", {})},
     }
 
 
 def _hashes(directory: Path) -> dict[str, str]:
     """Return the hash of each file; the files of a folder share one."""
     files = result_files(directory)
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name, path in files.items():
         folder, _, rest = name.rpartition("/")
         digest = digest_of(path)
         if folder:
-            found[folder] = hashlib.sha256(f"{found.get(folder, '')}{rest} {digest}".encode()).hexdigest()
+            hashes[folder] = hashlib.sha256(f"{hashes.get(folder, '')}{rest} {digest}".encode()).hexdigest()
         else:
-            found[name] = digest
+            hashes[name] = digest
     metrics = read_json(RunFiles(directory).metrics, _CURE)
     del metrics["config_hash"]
-    found["metrics.json"] = hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
-    return found
+    hashes["metrics.json"] = hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
+    return hashes
 
 
 def check(names: Sequence[str] | None = None) -> Outcome:
@@ -130,14 +130,11 @@ def check(names: Sequence[str] | None = None) -> Outcome:
 
     Args:
         names: of methods; None: all.
-
-    Raises:
-        ConfigError: a method is unknown.
     """
     chosen, here, recorded = _chosen(names), processor_class(), read_json(FILE, _CURE)
     is_same = here == recorded["processor"]
     compared = {
-        name: _problems(recorded["methods"].get(name), found, by_bytes=is_same) for name, found in carried_out(chosen)
+        name: _problems(recorded["methods"].get(name), result, by_bytes=is_same) for name, result in run_methods(chosen)
     }
     different = {name: "; ".join(problems) for name, problems in compared.items() if problems}
     agree = f"{len(chosen) - len(different)} of {len(chosen)} methods"
@@ -169,12 +166,12 @@ def record(names: Sequence[str] | None = None) -> str:
     if is_portable() is False:
         raise ConfigError(f"--record: class {processor_class()} is not that of all processors with AVX2; record there")
     before = read_json(FILE, _CURE)["methods"] if FILE.is_file() else {}
-    found = dict(carried_out(chosen))
-    kept = {name: entry for name, entry in before.items() if name in METHODS}
+    results = dict(run_methods(chosen))
+    others = {name: entry for name, entry in before.items() if name in METHODS}
     versions = package_versions(_PACKAGES)
-    write_json(FILE, {"processor": processor_class(), "versions": versions, "methods": {**kept, **found}})
-    changed = [name for name in found if before.get(name) != found[name]]
-    return f"{FILE}: {len(found)} methods recorded, of which {len(changed)} are new or other than before"
+    write_json(FILE, {"processor": processor_class(), "versions": versions, "methods": {**others, **results}})
+    changed = [name for name in results if before.get(name) != results[name]]
+    return f"{FILE}: {len(results)} methods recorded, of which {len(changed)} are new or other than before"
 
 
 def _chosen(names: Sequence[str] | None) -> list[str]:
@@ -184,12 +181,12 @@ def _chosen(names: Sequence[str] | None) -> list[str]:
     return list(METHODS) if names is None else list(names)
 
 
-def _problems(expected: Mapping[str, Any] | None, found: Mapping[str, Any], *, by_bytes: bool) -> list[str]:
+def _problems(expected: Mapping[str, Any] | None, result: Mapping[str, Any], *, by_bytes: bool) -> list[str]:
     if expected is None:
         return [f"is not recorded; {_CURE}"]
-    figures = beyond_tolerance(expected["figures"], found["figures"])
+    figures = beyond_tolerance(expected["figures"], result["figures"])
     if not by_bytes:
         return figures
-    one, other = expected["files"], found["files"]
+    one, other = expected["files"], result["files"]
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return [f"other bytes in {', '.join(names)}", *figures] if names else []

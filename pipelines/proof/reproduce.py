@@ -27,14 +27,7 @@ from pipelines.proof.contents import (
     read_archive,
     without_places,
 )
-from pipelines.proof.results import (
-    ACCURACY_TOLERANCE,
-    COMPARED,
-    beyond_tolerance,
-    difference,
-    digests,
-    result_files,
-)
+from pipelines.proof.results import ACCURACY_TOLERANCE, COMPARED, beyond_tolerance, difference, digests, result_files
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.standard_error import print_drawn
@@ -89,7 +82,7 @@ def reproduce(
     """
     archive = read_archive(path)
     home = out or Path("runs") / "reproduced" / path.stem  # not the folder of the archived run with this name
-    _claim(home, archive)
+    _reserve(home, archive)
     brought = sorted({plugin for run in archive.runs for plugin in run.plugins})
     if brought and not trust_plugins:
         raise ConfigError(
@@ -97,13 +90,13 @@ def reproduce(
         )
     with operation({"tracking": {"enabled": False}}) as (how, _):
         placed = [_place(archive, run, home, assignments, how) for run in archive.runs]
-        _carry_out(placed, how)
+        _execute(placed, how)
         if archive.comparison is not None:
             _compare(archive.comparison, home, how)
         return _check(archive, placed, home, how) if check else None
 
 
-def _claim(home: Path, archive: Archive) -> None:
+def _reserve(home: Path, archive: Archive) -> None:
     """Reserve a folder for this archive; resume it if it was begun."""
     refuse_inside_a_run(home)
     proof = home / PROOF
@@ -128,10 +121,10 @@ def _place(archive: Archive, run: ArchivedRun, home: Path, assignments: Sequence
         _unpack(archive, f"{run.folder}/{plugin}", folder / plugin)
     config = _config(archive, run, folder, assignments)
     prepared = how.steps.call("prepare-data", Cache.here().prepared, config)
-    found = read_json(prepared / "meta.json", _CURE)["fingerprint"]
-    if found != run.proof.data:
+    fingerprint = read_json(prepared / "meta.json", _CURE)["fingerprint"]
+    if fingerprint != run.proof.data:
         raise DataError(
-            f"{run.name}: the data {config.source.name} here are not the archive's (fingerprint {found[:8]}, not "
+            f"{run.name}: the data {config.source.name} here are not the archive's (fingerprint {fingerprint[:8]}, not "
             f"{run.proof.data[:8]}): other files or another version; set --set data.root=FOLDER to the right ones"
         )
     partition = home / run.partition_folder
@@ -150,11 +143,11 @@ def _config(archive: Archive, run: ArchivedRun, folder: Path, assignments: Seque
     try:
         before = Config.from_mapping(raw)
     except ConfigError as error:
-        raise DataError(f"{archive.file.path}: {run.folder}/config.json: {error}") from error
+        raise DataError(f"{archive.file.filename}: {run.folder}/config.json: {error}") from error
     if "auto" in (before.engine.stack, before.engine.compile):
         raise DataError(
-            f"{archive.file.path}: {run.folder}/config.json: engine.stack or engine.compile is auto, which an earlier "
-            "version of protofl measured; reproduce it with that version"
+            f"{archive.file.filename}: {run.folder}/config.json: engine.stack or engine.compile is auto, which an "
+            "earlier version of protofl measured; reproduce it with that version"
         )
     config = Config.from_mapping({**override(raw, assignments), "tracking": {"enabled": False}})
     if config.identity() != before.identity():
@@ -174,7 +167,7 @@ def _begin(ready: PlacedRun, run: ArchivedRun) -> None:
     write_run_config(ready.directory, ready.config, ready.hash, code=ready.code, environment={})
 
 
-def _carry_out(placed: Sequence[PlacedRun], how: Operation) -> None:
+def _execute(placed: Sequence[PlacedRun], how: Operation) -> None:
     """Run one run in this process, several in parallel; finished runs are not repeated.
 
     Raises:
@@ -210,10 +203,10 @@ def _compare(comparison: ArchivedComparison, home: Path, how: Operation) -> None
     print_drawn(how.follower.wait().get("table", ""))
 
 
-def _unpack(archive: Archive, name: str, place: Path) -> None:
+def _unpack(archive: Archive, name: str, path: Path) -> None:
     content = archive.read(name)
-    if not place.is_file() or place.read_bytes() != content:
-        replace_file(place, lambda file: file.write(content))
+    if not path.is_file() or path.read_bytes() != content:
+        replace_file(path, lambda file: file.write(content))
 
 
 # ---- compared ----------------------------------------------------------------------------------------------------
@@ -224,19 +217,19 @@ def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Opera
     for run, ready in zip(archive.runs, placed, strict=True):
         _note_circumstances(run, ready, findings)
         _check_division(run, ready, how, findings)
-    divided, of_classes = list(findings.other), list[str]()
+    of_partitions, of_classes = list(findings.other), list[str]()
     for run, ready in zip(archive.runs, placed, strict=True):
         apart = _check_files(archive, run.folder, run.proof.results, result_files(ready.directory), findings, SHOWN)
         if apart and findings.classes is not None:
             metrics = f"{run.folder}/metrics.json"
-            found = read_json(RunFiles(ready.directory).metrics, _CURE)
-            of_classes += [f"{metrics}: {text}" for text in beyond_tolerance(archive.json(metrics), found)]
+            metrics_here = read_json(RunFiles(ready.directory).metrics, _CURE)
+            of_classes += [f"{metrics}: {text}" for text in beyond_tolerance(archive.json(metrics), metrics_here)]
     if archive.comparison is not None:
         files = {name: path for name in COMPARED if (path := home / name).is_file()}
         _check_files(archive, "comparison", archive.comparison.results, files, findings, COMPARED)
     if findings.classes is not None:
-        findings.tolerated = len(findings.other) - len(divided)
-        findings.other = divided + of_classes
+        findings.tolerated = len(findings.other) - len(of_partitions)
+        findings.other = of_partitions + of_classes
     return findings
 
 
@@ -249,12 +242,12 @@ def _check_files(
     shown: Sequence[str],
 ) -> bool:
     """Compare files with their hashes; return whether any differs."""
-    found = digests(files)
+    hashes = digests(files)
     before = len(findings.other)
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in expected or name not in found:
+    for name in sorted(expected.keys() | hashes.keys()):
+        if name not in expected or name not in hashes:
             findings.other.append(f"{folder}/{name}: {'was not written' if name in expected else 'is new'}")
-        elif expected[name] == found[name]:
+        elif expected[name] == hashes[name]:
             findings.same += 1
         elif name in shown:
             text = difference(name, archive.read(f"{folder}/{name}"), files[name].read_bytes())
@@ -273,8 +266,8 @@ def _note_circumstances(run: ArchivedRun, ready: PlacedRun, findings: Findings) 
     there = run.header.environment
     everywhere = [*run.header.earlier_environments, there]
     # Older archives have the instruction set instead of kernel digests: compare what both have.
-    told = "processor" if there.get("processor") else "cpu_capability"
-    kinds = [f"{about.get(told) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (*everywhere, here)]
+    key = "processor" if there.get("processor") else "cpu_capability"
+    kinds = [f"{about.get(key) or 'unknown'}, {about.get('device') or 'cpu'}" for about in (*everywhere, here)]
     if len(set(kinds)) > 1 and findings.classes is None:
         findings.classes = (" and then ".join(dict.fromkeys(kinds[:-1])), kinds[-1])
     if ready.code != run.header.code:

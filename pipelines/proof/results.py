@@ -34,9 +34,9 @@ def result_files(run: Path) -> dict[str, Path]:
     """
     files = RunFiles(run)
     single = (files.metrics, files.history, files.curves, files.model, files.server)
-    found = [path for path in single if path.is_file()]
-    found += [*files.records(), *files.analyses.glob("*")]
-    return {path.relative_to(run).as_posix(): path for path in sorted(found) if not path.name.startswith(".")}
+    paths = [path for path in single if path.is_file()]
+    paths += [*files.records(), *files.analyses.glob("*")]
+    return {path.relative_to(run).as_posix(): path for path in sorted(paths) if not path.name.startswith(".")}
 
 
 def digest_of(path: Path) -> str:
@@ -53,10 +53,10 @@ def digests(files: Mapping[str, Path]) -> dict[str, str]:
 # ---- in words ----------------------------------------------------------------------------------------------------
 
 
-def difference(name: str, expected: bytes, found: bytes) -> str:
+def difference(name: str, expected: bytes, actual: bytes) -> str:
     """Describe how a file differs from the expected bytes: JSON values, arrays, or the first differing line."""
     try:
-        one, other = _values(name, expected), _values(name, found)
+        one, other = _values(name, expected), _values(name, actual)
     except (ValueError, RecursionError):
         return "other bytes, which cannot be decoded"
     differences = list(_differing(one, other))
@@ -84,30 +84,31 @@ def _values(name: str, content: bytes) -> dict[str, Any]:
         return {f"line {number}": line for number, line in enumerate(lines, start=1)}
     records = [json.loads(line) for line in lines]
     numbers = [
-        record.get("round", place) if isinstance(record, dict) else place for place, record in enumerate(records)
+        record.get("round", position) if isinstance(record, dict) else position
+        for position, record in enumerate(records)
     ]
     return {f"round {number}": record for number, record in zip(numbers, records, strict=True)}
 
 
-def _differing(expected: Any, found: Any, place: str = "") -> Iterator[str]:
+def _differing(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
     """Yield the places where two values differ, with both values."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for key in [*expected, *(key for key in found if key not in expected)]:
-            where = f"{place}.{key}" if place else str(key)
-            if key not in found or key not in expected:
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in [*expected, *(key for key in actual if key not in expected)]:
+            where = f"{path}.{key}" if path else str(key)
+            if key not in actual or key not in expected:
                 yield f"{where} is {'missing' if key in expected else 'new'}"
             else:
-                yield from _differing(expected[key], found[key], where)
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from _differing(one, other, f"{place}[{number}]")
+                yield from _differing(expected[key], actual[key], where)
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from _differing(one, other, f"{path}[{number}]")
     elif isinstance(expected, np.ndarray):
-        if expected.shape != found.shape or expected.dtype != found.dtype:
-            yield f"{place} has another shape or type"
-        elif expected.tobytes() != found.tobytes():
-            yield f"{place} differs by {abs(expected.astype('float64') - found.astype('float64')).max():.2g} at most"
-    elif type(expected) is not type(found) or expected != found:
-        yield f"{place} is {_short(found)} instead of {_short(expected)}"
+        if expected.shape != actual.shape or expected.dtype != actual.dtype:
+            yield f"{path} has another shape or type"
+        elif expected.tobytes() != actual.tobytes():
+            yield f"{path} differs by {abs(expected.astype('float64') - actual.astype('float64')).max():.2g} at most"
+    elif type(expected) is not type(actual) or expected != actual:
+        yield f"{path} is {_short(actual)} instead of {_short(expected)}"
 
 
 def _short(value: Any) -> str:
@@ -115,24 +116,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def beyond_tolerance(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def beyond_tolerance(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return the differences of two ``metrics.json`` beyond last bits, for runs on two processor classes.
 
     Counts must be equal: rounds, clients, steps, bytes. An accuracy may differ by :data:`ACCURACY_TOLERANCE`.
     Accuracies by class or client are not compared: with few test images, one prediction exceeds any tolerance.
     """
-    apart = [f"{key} is {_short(found.get(key))} instead of {_short(expected.get(key))}"
-             for key in _EXACT if found.get(key) != expected.get(key)]  # fmt: skip
-    one, other = _with_tasks(expected), _with_tasks(found)
+    differences = [f"{key} is {_short(actual.get(key))} instead of {_short(expected.get(key))}"
+             for key in _EXACT if actual.get(key) != expected.get(key)]  # fmt: skip
+    one, other = _with_tasks(expected), _with_tasks(actual)
     for key in _ACCURACIES:
         before, now = one.get(key), other.get(key)
         if before == now:
             continue
         if not (_is_number(before) and _is_number(now)):
-            apart.append(f"{key} is {_short(now)} instead of {_short(before)}")
+            differences.append(f"{key} is {_short(now)} instead of {_short(before)}")
         elif abs(before - now) > ACCURACY_TOLERANCE:
-            apart.append(f"{key} is {now:.4f} instead of {before:.4f}, more than {ACCURACY_TOLERANCE} apart")
-    return apart
+            differences.append(f"{key} is {now:.4f} instead of {before:.4f}, more than {ACCURACY_TOLERANCE} apart")
+    return differences
 
 
 def _with_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_a_result_that_is_another_is_named_with_its_figure(
     true = read_json_of(archived, "metrics.json")["mean_local"]
     path = forged(of_json("metrics.json", mean_local=true + 0.25))
     lines, error = carried_out(path, code=4, capsys=capsys)
-    run_folder = the_run(dict.fromkeys(read_archive(path).file.entries, b""))
+    run_folder = the_run(dict.fromkeys(read_archive(path).file.namelist(), b""))
     assert lines == [
         f"{path}: 7 files of results are the same to the byte",
         f"{run_folder}/metrics.json: mean_local is {true} instead of {true + 0.25}",
@@ -90,7 +90,7 @@ def test_a_result_that_is_another_is_named_with_its_figure(
 
 def read_json_of(path: Path, ending: str) -> dict[str, Any]:
     found = read_archive(path)
-    (name,) = (name for name in found.file.entries if name.endswith(f"/{ending}"))
+    (name,) = (name for name in found.file.namelist() if name.endswith(f"/{ending}"))
     return found.json(name)
 
 
@@ -289,11 +289,7 @@ def test_no_place_that_an_archive_names_is_gone_to(finished: Path) -> None:
         "engine": {**stored["engine"], "name": "ray", "workers": 9, "ray_address": "ray://elsewhere:1"},
         "tracking": {"uri": "http://elsewhere"},
     }
-    harmless = {
-        **stored,
-        "data": {**stored["data"], "root": None},
-        "engine": {**stored["engine"], "workers": None},
-    }
+    harmless = {**stored, "data": {**stored["data"], "root": None}, "engine": {**stored["engine"], "workers": None}}
     assert Config.from_mapping(without_places(hostile)) == Config.from_mapping(harmless)
 
 
