@@ -227,10 +227,11 @@ class Following:
 def _comparison(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> Callable[[Any], None]:
     """Write a comparison; returns what prints its table to a console."""
     from pipelines.reporting.comparison_files import print_table
-    from pipelines.reporting.comparison_report import compare
+    from pipelines.reporting.comparison_report import collect, write_report
 
-    known = ("failed", "rows", "draws", "tuning", "budget", "with_times", "command")
-    compared = compare(facts["config"], runs, directory, **{name: facts[name] for name in known if name in facts})
+    known = ("failed", "rows", "draws", "tuning", "budget")
+    compared = collect(facts["config"], runs, **{name: facts[name] for name in known if name in facts})
+    write_report(compared, directory, with_times=facts.get("with_times", True), command=facts.get("command"))
     return lambda screen: print_table(compared, screen)
 
 

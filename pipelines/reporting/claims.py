@@ -1,4 +1,4 @@
-"""Claims that one row of a comparison is better than another, and what its runs say of each.
+"""Claims that one row of a comparison is better than another, and their verdicts.
 
 In a parameter file, or in the file that ``protofl compare --claims`` names, claims stand by name::
 
@@ -43,7 +43,7 @@ _MEANING = (
 
 @dataclass(frozen=True)
 class RowClaim:
-    """That one row is better than another.
+    """A claim that one row is better than another.
 
     Attributes:
         name: in the file. better, than: rows. metric: of runs; None: the first accuracy that both have.
@@ -60,7 +60,7 @@ class RowClaim:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A claim, the metric it was judged by, and what was found; the difference is the claimed lead's, also of costs."""
+    """A claim, the metric that decided it, its verdict, and the difference in the claimed direction."""
 
     claim: RowClaim
     metric: str
@@ -69,7 +69,7 @@ class JudgedRow:
 
 
 def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
-    """What a difference says of a claimed lead.
+    """Judge a claimed lead by a difference.
 
     Args:
         difference: of the one that is claimed to be better, more being better. by: the lead that is claimed.
@@ -80,19 +80,19 @@ def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
-    """The claims of a section ``compare``, whose form has been checked: one per entry and rival."""
-    found = []
+    """Return the claims of a checked section ``compare``: one per entry and rival."""
+    claims = []
     for name, entry in entries.items():
         rivals = entry["than"]
         for than in rivals if isinstance(rivals, list | tuple) else [rivals]:
-            own = f"{name}.{than}" if isinstance(rivals, list | tuple) else name
-            told = (entry.get("metric"), float(entry.get("by", 0.0)), entry.get("says", ""))
-            found.append(RowClaim(own, entry["better"], than, *told))
-    return tuple(found)
+            claim_name = f"{name}.{than}" if isinstance(rivals, list | tuple) else name
+            options = (entry.get("metric"), float(entry.get("by", 0.0)), entry.get("says", ""))
+            claims.append(RowClaim(claim_name, entry["better"], than, *options))
+    return tuple(claims)
 
 
 def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[JudgedRow, ...]:
-    """Each claim by the runs of its two rows.
+    """Judge each claim by the runs of its two rows.
 
     Runs are paired by division and seed, divisions told apart by their fingerprints: whether ``partition.seed`` or
     ``compare.partition_seeds`` asked for a division, its runs say the same.
@@ -126,9 +126,9 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
 
 
 def claims_table(judged: Sequence[JudgedRow]) -> Table:
-    """The claims and their verdicts."""
+    """Return the table of claims and verdicts."""
 
-    def said(one: JudgedRow) -> str:
+    def text(one: JudgedRow) -> str:
         ahead = "has less than" if lower_is_better(one.metric) else "is ahead of"
         lead = f" by {one.claim.by:g}" if one.claim.by else ""
         return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
@@ -137,7 +137,7 @@ def claims_table(judged: Sequence[JudgedRow]) -> Table:
     return Table(
         "Claims, and what these runs say of them",
         (
-            Column("claim", [said(one) for one in judged], is_text=True),
+            Column("claim", [text(one) for one in judged], is_text=True),
             Column("metric", [one.metric for one in judged], is_text=True),
             Column("lead [95 % interval], adjusted p", leads, is_text=True),
             Column("df", [one.difference.df for one in judged]),

@@ -69,7 +69,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a study found for one method of a comparison.
+    """Result of a study for one method of a comparison.
 
     Attributes:
         method: its name.
@@ -90,7 +90,7 @@ class Tuned:
 
 
 def tuned_name(method: str) -> str:
-    """What the runs of a method with the values that its study found are called."""
+    """Return the row name of a method with tuned values."""
     return f"{method} (tuned)"
 
 
@@ -125,12 +125,12 @@ class Comparison:
 
     @property
     def count(self) -> int:
-        """How many methods; a tuned one has a row more."""
+        """Return the number of methods; a tuned one has two rows."""
         return len(self.tuning or self.methods)
 
     @property
     def has_tasks(self) -> bool:
-        """Whether these are runs on a stream of tasks."""
+        """Return whether these are runs on a stream of tasks."""
         return any(run.tasks for run in self.runs)
 
 
@@ -144,7 +144,7 @@ def compare(
     budget: str | None = None,
     claims: Sequence[RowClaim] = (),
 ) -> Comparison:
-    """Summarise runs per method and set every method against the baseline.
+    """Summarise runs per method and compare every method with the baseline.
 
     Args:
         runs: in the order in which methods shall appear; seeds are sorted. Methods may lack seeds.
@@ -205,7 +205,9 @@ def compare(
         for method, method_runs in by_method.items()
     ]
     # All differences of all methods are one table.
-    adjusted = with_adjusted_p({(row.method, key): found for row in rows for key, found in row.differences.items()})
+    adjusted = with_adjusted_p(
+        {(row.method, key): difference for row in rows for key, difference in row.differences.items()}
+    )
     return Comparison(
         dataset=ordered[0].dataset,
         partition=next((run.partition for run in ordered if run.partition is not None), None),
@@ -281,8 +283,8 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Itera
         # A tuning found that the method's exchange is best put off beyond the last round: that must not pass for it.
         silent = [run for run in runs if run.bytes_up == 0 and run.bytes_down == 0 and run.registered not in _ALONE]
         if silent:
-            said = "" if len(silent) == len(runs) else f" with seed {listed(pair_name(run.pair) for run in silent)}"
-            yield f"{method} sent nothing{said}: clients trained by themselves, as those of local do."
+            seeds = "" if len(silent) == len(runs) else f" with seed {listed(pair_name(run.pair) for run in silent)}"
+            yield f"{method} sent nothing{seeds}: clients trained by themselves, as those of local do."
     for common in (0, 1):
         if common in by_common:
             shared = f"{plural(common, 'seed')} in common with {baseline}: no interval, two seeds are needed"
@@ -293,14 +295,14 @@ def _notes(by_method: Mapping[str, Sequence[RunRecord]], baseline: str) -> Itera
 
 
 def describe(comparison: Comparison) -> str:
-    """One sentence: how many methods, on what, over which seeds and rounds."""
+    """Return a sentence on methods, data, seeds and rounds."""
     methods = plural(comparison.count, "method")
     partition = f", partition {comparison.partition}" if comparison.partition else ""
     return f"{methods} on {comparison.dataset}{partition}, {lengths_and_seeds(comparison.runs)}."
 
 
 def lengths_and_seeds(runs: Iterable[RunRecord]) -> str:
-    """How long runs are, and their seeds: `20 rounds, seeds 0, 1`."""
+    """Return length and seeds of runs: `20 rounds, seeds 0, 1`."""
     runs = list(runs)
     rounds, seeds = sorted({run.rounds for run in runs}), sorted({run.seed for run in runs})
     draws = sorted({run.draw for run in runs if run.draw is not None})

@@ -68,8 +68,8 @@ def write(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
 def markdown(comparison: Comparison) -> str:
     """Render the comparison as Markdown: its tables, what failed, the notes, and what each column means."""
     lines = [f"# Comparison on {comparison.dataset}", "", describe(comparison), ""]
-    if said := (*statements(comparison), *after_correction(comparison)):
-        lines += [*(f"- {sentence}" for sentence in said), ""]
+    if sentences := (*statements(comparison), *after_correction(comparison)):
+        lines += [*(f"- {sentence}" for sentence in sentences), ""]
     tables = comparison_tables(comparison).values()
     for table in tables:
         lines += markdown_table(table)
@@ -79,14 +79,14 @@ def markdown(comparison: Comparison) -> str:
 
 
 def markdown_end(notes: Sequence[str], definitions: Mapping[str, str]) -> list[str]:
-    """The lines below all tables: notes, and what columns and marks mean."""
-    noted = ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
+    """Return the lines below all tables: notes, and meanings of columns and marks."""
+    note_lines = ["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []
     meant = [f"- **{name}**: {meaning}" for name, meaning in definitions.items()]
-    return [*noted, "## How to read it", "", *meant, f"- {MARKS_MEAN}"]
+    return [*note_lines, "## How to read it", "", *meant, f"- {MARKS_MEAN}"]
 
 
 def latex(comparison: Comparison) -> str:
-    """The tables for a paper, each on its own; they need the package booktabs."""
+    """Return the tables for a paper, which need the package booktabs."""
     lines = [f"% {describe(comparison)} Needs \\usepackage{{booktabs}}.", ""]
     for name, table in comparison_tables(comparison).items():
         lines += latex_table(table, f"{comparison.dataset}-{name}")
@@ -97,7 +97,7 @@ def latex(comparison: Comparison) -> str:
 
 
 def summary_values(summaries: Mapping[str, Summary]) -> dict[str, Any]:
-    """Means, spreads over seeds and counts as columns."""
+    """Return means, spreads over seeds and counts as columns."""
     values: dict[str, Any] = {}
     for key, summary in summaries.items():
         # The spread over clients is itself a column's name; its mean over seeds must not be taken for one over clients.
@@ -107,12 +107,12 @@ def summary_values(summaries: Mapping[str, Summary]) -> dict[str, Any]:
 
 
 def mean_values(summaries: Mapping[str, Summary]) -> dict[str, Any]:
-    """Means as columns."""
+    """Return means as columns."""
     return {f"{key}_mean": summary.mean for key, summary in summaries.items()}
 
 
 def difference_values(differences: Mapping[str, PairedDifference]) -> dict[str, Any]:
-    """Paired differences, their intervals and p-values as columns."""
+    """Return paired differences, their intervals and p-values as columns."""
     columns = ("mean", "std", "ci95_low", "ci95_high", "n", "p", "p_holm")
     return {
         f"{key}_paired_difference_{column}": getattr(difference, column.removeprefix("ci95_"))
@@ -122,7 +122,7 @@ def difference_values(differences: Mapping[str, PairedDifference]) -> dict[str, 
 
 
 def _method_values(row: MethodSummary) -> dict[str, Any]:
-    """Everything known of a method, also scores and targets that no table shows."""
+    """Return all values of a method, also scores and targets that no table shows."""
     target, to_target = row.target, dict[str, Any]()
     for prefix, targets in (("", row.targets), ("99_", row.strict_targets)):
         for metric, one in targets.items():
@@ -149,14 +149,14 @@ def _method_values(row: MethodSummary) -> dict[str, Any]:
 
 
 def run_values(run: RunRecord) -> dict[str, Any]:
-    """What a run is, its scores and its costs as columns."""
+    """Return identity, scores and costs of a run as columns."""
     names = ("method", "seed", "rounds", "dataset", "partition", "config_hash", *SCORES, "best_round", *COMMUNICATION)
     division = {} if run.draw is None else {"division": run.draw}
     return {name: getattr(run, name) for name in names} | division | dict(run.tasks)
 
 
 def fingerprints(run: RunRecord) -> dict[str, str | None]:
-    """What a run was made from, as columns."""
+    """Return the fingerprints of a run as columns."""
     return {"data_fingerprint": run.data_fingerprint, "partition_fingerprint": run.partition_fingerprint}
 
 
@@ -164,7 +164,7 @@ def _run_rows(comparison: Comparison) -> list[dict[str, Any]]:
     first = {row.method: row.target.metric for row in comparison.methods}
     rows = []
     for run in comparison.runs:
-        targets = {metric: found[run.method][run.pair] for metric, found in comparison.run_targets.items()}
+        targets = {metric: by_method[run.method][run.pair] for metric, by_method in comparison.run_targets.items()}
         values = run_values(run) | {"target_metric": first[run.method]}
         for prefix, target in (("", targets[first[run.method]]), *((f"{name}_", one) for name, one in targets.items())):
             values |= {
@@ -214,7 +214,7 @@ def _claim(judged: JudgedRow) -> dict[str, Any]:
 
 
 def _means(row: MethodSummary) -> dict[str, float]:
-    """Mean scores and costs; a missing one is left out, since DVC compares numbers alone."""
+    """Return mean scores and costs without missing ones, since DVC compares numbers only."""
 
     def known(summaries: Mapping[str, Summary], keys: Iterable[str]) -> dict[str, float]:
         return {key: mean for key in keys if (mean := summaries[key].mean) is not None}

@@ -48,56 +48,6 @@ from pipelines.runs.record import load_run
 _log = logging.getLogger(__name__)
 
 
-def compare(
-    parameters: Mapping[str, Any],
-    runs: Sequence[Path],
-    directory: Path,
-    failed: Mapping[str, str] | None = None,
-    *,
-    rows: Sequence[str] = (),
-    draws: Sequence[int | None] = (),
-    tuning: Sequence[Mapping[str, Any]] | None = None,
-    budget: str | None = None,
-    with_times: bool = True,
-    command: str | None = None,
-) -> Comparison:
-    """Write ``comparison.csv``, ``.json``, ``.md``, ``.tex``, ``runs.csv``, ``metrics.json``, ``curves.csv``,
-    ``times.csv``, ``figures/`` and ``report.html``.
-
-    Args:
-        parameters: as read from a file; of ``compare`` count ``baseline``, ``target_fraction``, ``claims``, ``smooth``.
-        runs: directories, in the order in which methods shall appear. Who holds what is shown where their partitions
-            are still there.
-        directory: where the results go.
-        failed: why some of these runs have no result, by what they are called.
-        rows: of each run, what its method is called here; empty: by its name.
-        draws: of each run, the seed of its division, where each seed is run with several; None or empty: it has one.
-        tuning: what the methods' studies found, as :class:`~pipelines.reporting.comparison.Tuned` has it.
-        budget: in a sentence, what every run may spend, where that is not a number of rounds.
-        with_times: whether ``times.csv`` and the page have seconds and joules, and the page date, commit and command,
-            which differ on another machine.
-        command: that made the comparison.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        ConfigError: the section ``compare`` is wrong. DataError: more runs have not finished than failed, or one is
-            damaged. ProtoflError: none has finished, or they do not belong together.
-    """  # noqa: D205
-    comparison = collect(parameters, runs, failed, rows=rows, draws=draws, tuning=tuning, budget=budget)
-    write(comparison, directory)
-    write_csv(curves_table(comparison.runs), directory / "curves.csv")
-    times = times_of(comparison) if with_times else None
-    if times is None:
-        disk.remove(directory / "times.csv", missing_ok=True)
-    else:
-        write_texts({"times.csv": time_csv(times)}, directory)
-    facts = page_facts(comparison.runs, command) if with_times else ()
-    write_comparison_page(comparison, _partitions(comparison), directory, time_table(times) if times else None, facts)
-    return comparison
-
-
 def collect(
     parameters: Mapping[str, Any],
     runs: Sequence[Path],
@@ -108,9 +58,20 @@ def collect(
     tuning: Sequence[Mapping[str, Any]] | None = None,
     budget: str | None = None,
 ) -> Comparison:
-    """Read finished runs and set them against ``compare.baseline``, methods in the order of the runs.
+    """Compare finished runs with ``compare.baseline``, methods in the order of the runs.
 
-    Arguments and errors are those of :func:`compare`; nothing is written.
+    Args:
+        parameters: nested; of ``compare``, ``baseline``, ``target_fraction``, ``claims`` and ``smooth`` are used.
+        runs: their folders.
+        failed: reasons of runs without a result, by label.
+        rows: name of each run's method or variant; empty: its method.
+        draws: partition seed of each run, where seeds are run with several; None or empty: one partition per seed.
+        tuning: values of :class:`~pipelines.reporting.comparison.Tuned`.
+        budget: sentence on the limit of every run, if that is not a number of rounds.
+
+    Raises:
+        ConfigError: the section ``compare`` is wrong. DataError: more runs have not finished than failed, or one is
+            damaged. ProtoflError: none has finished, or they do not belong together.
     """
     settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
     named = list(zip(runs, rows or [""] * len(runs), draws or [None] * len(runs), strict=True))
@@ -118,40 +79,41 @@ def collect(
     if len(unfinished) <= len(failed or {}):
         named = [entry for entry in named if entry[0] not in unfinished]
     records = [(load_run(run), row, draw) for run, row, draw in named]
-    found = [Tuned(**values) for values in tuning or ()]
+    tuned = [Tuned(**values) for values in tuning or ()]
     compared = comparisons.compare(
         [replace(record, method=row or record.method, draw=draw) for record, row, draw in records],
-        tuned_name(settings.baseline) if found else settings.baseline,
+        tuned_name(settings.baseline) if tuned else settings.baseline,
         target_fraction=settings.target_fraction,
         failed=failed,
-        tuning=found,
+        tuning=tuned,
         budget=budget,
         claims=claims_of(settings.claims),
     )
     return replace(compared, smooth=settings.smooth)
 
 
-def write_comparison_page(
-    comparison: Comparison,
-    partitions: Mapping[int, Path],
-    directory: Path,
-    times: Table | None = None,
-    facts: Sequence[tuple[str, str]] = (),
+def write_report(
+    comparison: Comparison, directory: Path, *, with_times: bool = True, command: str | None = None
 ) -> Path:
-    """Write ``report.html`` and ``figures/`` of a comparison and return the page.
+    """Write tables and curves as files, ``figures/`` and ``report.html``, and return the page.
 
     Args:
-        comparison: of finished runs.
-        partitions: partition directory by seed; the heatmap shows that of the lowest seed. May be empty.
-        directory: where both go; made if it is not there.
-        times: seconds and joules by method, where the page has them. facts: below its title, such as date and commit.
-
-    Raises:
-        DataError: a file is missing or damaged.
+        comparison: of finished runs. directory: of the results.
+        with_times: also write what differs on another machine: ``times.csv``, and on the page seconds, joules, date,
+            commit and command.
+        command: that made the comparison.
     """
+    write(comparison, directory)
+    write_csv(curves_table(comparison.runs), directory / "curves.csv")
+    by_method = times_of(comparison) if with_times else None
+    if by_method is None:
+        disk.remove(directory / "times.csv", missing_ok=True)
+    else:
+        write_texts({"times.csv": time_csv(by_method)}, directory)
+    times = time_table(by_method) if by_method else None
     names = next((run.class_names for run in comparison.runs if run.class_names), ())
-    held = {seed: load_partition(folder, names) for seed, folder in sorted(partitions.items())}
-    drawings = comparison_drawings(comparison, next(iter(held.values()), None))
+    partitions = {seed: load_partition(folder, names) for seed, folder in sorted(_partitions(comparison).items())}
+    drawings = comparison_drawings(comparison, next(iter(partitions.values()), None))
     write_drawings(drawings.values(), directory / "figures")
     tables = comparison_tables(comparison)
     sections = [
@@ -164,22 +126,22 @@ def write_comparison_page(
         *communication(comparison, tables["traffic"]),
         *([Section("times", times.title, (Block("table", times),))] if times else []),
         *plots(drawings, ("loss",), several=True),
-        *who_holds_what(drawings, held),
+        *who_holds_what(drawings, partitions),
         *_tables(tables, ("further",), folded=True),
         *ending(definitions([*tables.values(), *([times] if times else [])]), comparison.runs),
     ]
     page = {
         "kicker": "comparison",
         "title": f"{plural(comparison.count, 'method')} on {comparison.dataset}",
-        "facts": facts,
+        "facts": page_facts(comparison.runs, command) if with_times else (),
     }
     styles = method_styles([row.method for row in comparison.methods])
     colours = {method: style.colour for method, style in styles.items()}
-    return write_page(directory / "report.html", page, lead(comparison, held), sections, colours=colours)
+    return write_page(directory / "report.html", page, lead(comparison, partitions), sections, colours=colours)
 
 
 def _answer(comparison: Comparison, tables: Mapping[str, Table], drawings: Mapping[str, Drawing]) -> Iterator[Section]:
-    """What people look at first: verdicts, accuracies, differences to the baseline; then claims, tuning, failures."""
+    """Yield verdicts, accuracies and differences to the baseline, then claims, tuning and failures."""
     verdicts = (*statements(comparison), *after_correction(comparison))
     blocks = [Block("answer", verdicts)] if verdicts else []
     blocks.append(Block("table", tables["accuracy"]))
@@ -198,7 +160,7 @@ def _answer(comparison: Comparison, tables: Mapping[str, Table], drawings: Mappi
 def _tables(
     tables: Mapping[str, Table], names: Sequence[str], *figures: Iterable[Block], folded: bool = False
 ) -> Iterator[Section]:
-    """A section for each of these tables that there is, with the figures that show the same."""
+    """Yield a section for each of these tables that exists, with figures of the same values."""
     for name in names:
         if name in tables:
             drawn = [block for figure in figures for block in figure]
@@ -206,13 +168,13 @@ def _tables(
 
 
 def _partitions(comparison: Comparison) -> dict[int, Path]:
-    """By seed, of the division where that is another: of its first run whose partition is still there."""
-    found: dict[int, Path] = {}
+    """Return the partition by its seed, from the first run with an existing one."""
+    partitions: dict[int, Path] = {}
     for run in comparison.runs:
         seed = run.seed if run.draw is None else run.draw
-        if seed not in found and run.partition_fingerprint is not None:
+        if seed not in partitions and run.partition_fingerprint is not None:
             try:
-                found[seed] = inputs_of(run.directory).partition
+                partitions[seed] = inputs_of(run.directory).partition
             except DataError as error:
                 _log.warning("the page does not show who holds what with seed %d: %s", seed, error)
-    return found
+    return partitions

@@ -38,7 +38,7 @@ _TUNED = "on validation data, of the configuration's own seed; the runs in the o
 
 
 def comparison_tables(comparison: Comparison) -> dict[str, Table]:
-    """The tables by name: ``accuracy``, ``differences``, ``target``, ``traffic``, ``further``; perhaps others."""
+    """Return the tables by name: ``accuracy``, ``differences``, ``target``, ``traffic``, ``further``."""
     rows, baseline = comparison.methods, comparison.baseline
     method = Column("method", [row.method for row in rows], is_text=True)
     trials = listed(sorted({tuned.trials for tuned in comparison.tuning}))
@@ -79,12 +79,12 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def definitions(tables: Iterable[Table]) -> dict[str, str]:
-    """What the columns of these tables mean."""
+    """Return the meanings of the columns of these tables."""
     return {**meanings(tables), "±": SPREAD_MEANS}
 
 
 def _scores(rows: Sequence[MethodSummary], metrics: Iterable[str]) -> list[Column]:
-    """A column for each of these scores that any method has."""
+    """Return a column for each of these scores that any method has."""
     return [
         score_column(key, [row.scores[key] for row in rows], () if key in _SELECTED else None)
         for key in metrics
@@ -93,18 +93,18 @@ def _scores(rows: Sequence[MethodSummary], metrics: Iterable[str]) -> list[Colum
 
 
 def spread_column(spreads: Sequence[Summary]) -> Column:
-    """The spread over clients, mean over seeds; its own spread over seeds would be taken for it."""
+    """Return the spread over clients, mean over seeds, without its own spread, which readers would confuse with it."""
     key = "client_std"
     texts = [format_percent(spread.mean) for spread in spreads]
     return Column(heading(key), texts, meaning=meaning(key), metric=key)
 
 
 def _differences(rows: Sequence[MethodSummary], baseline: str) -> list[Column]:
-    """Differences, the common seeds and the degrees of freedom; no column where nothing can be compared."""
-    instead = {place: "baseline" for place, row in enumerate(rows) if row.method == baseline}
+    """Return differences, common seeds and degrees of freedom; no column without a comparison."""
+    instead = {index: "baseline" for index, row in enumerate(rows) if row.method == baseline}
 
     def of(row: MethodSummary) -> PairedDifference:
-        """The difference over most seeds."""
+        """Return the difference over most seeds."""
         return max(row.differences.values(), key=lambda difference: difference.n)
 
     columns = [
@@ -114,12 +114,12 @@ def _differences(rows: Sequence[MethodSummary], baseline: str) -> list[Column]:
     ]
     if not columns:
         return []
-    common = [MISSING if place in instead else of(row).n for place, row in enumerate(rows)]
+    common = [MISSING if index in instead else of(row).n for index, row in enumerate(rows)]
     return [*columns, Column("common seeds", common), Column("df", [of(row).df for row in rows], meaning=_DF)]
 
 
 def _tuning(tuned: Sequence[Tuned]) -> list[Column]:
-    """What each method's study found; no columns where nothing was tuned."""
+    """Return the results of each method's study; no columns without tuning."""
 
     def values(one: Tuned) -> str:
         if one.error is not None:
@@ -140,10 +140,10 @@ def _tuning(tuned: Sequence[Tuned]) -> list[Column]:
 
 
 def _targets(rows: Sequence[Mapping[str, TargetSummary]]) -> list[Column]:
-    """Rounds and bytes to the target on each metric that any method has a target on; of each row its targets."""
+    """Return rounds and bytes to the target on each metric with a target; ``rows`` are the targets of each row."""
 
     def rounds(target: TargetSummary) -> str:
-        """Mean rounds to target; where some seed never got there, how many did."""
+        """Return the mean rounds to target; if some seeds did not reach it, the number that did."""
         if target.rounds.mean is None:
             return f"{MISSING} ({target.reached} of {target.n})" if target.n else MISSING
         spread = "" if target.rounds.std is None else f" ± {target.rounds.std:.1f}"
@@ -172,7 +172,7 @@ def _targets(rows: Sequence[Mapping[str, TargetSummary]]) -> list[Column]:
 
 
 def _traffic(rows: Sequence[MethodSummary]) -> list[Column]:
-    """What was sent, measured."""
+    """Return the measured traffic."""
     lengths = [listed(row.rounds) for row in rows]
     return [
         *([Column("rounds", lengths, is_text=True)] if len(set(lengths)) > 1 else []),

@@ -194,8 +194,8 @@ def class_accuracy(runs: Iterable[RunRecord]) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=["method", "class", "value"]).astype({"value": float})
     by_class = table.pivot_table(index="method", columns="class", values="value", dropna=False, sort=False)
-    found = by_class.sort_index(axis="columns").dropna(how="all").rename_axis(index=None, columns=None)
-    return found.rename(columns=dict(enumerate(names)))
+    accuracies = by_class.sort_index(axis="columns").dropna(how="all").rename_axis(index=None, columns=None)
+    return accuracies.rename(columns=dict(enumerate(names)))
 
 
 def differences(comparison: Comparison, metrics: Iterable[str]) -> pd.DataFrame:
@@ -206,10 +206,17 @@ def differences(comparison: Comparison, metrics: Iterable[str]) -> pd.DataFrame:
         that can be compared.
     """
     rows: list[Mapping[str, Any]] = [
-        {"metric": metric, "method": row.method, "mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+        {
+            "metric": metric,
+            "method": row.method,
+            "mean": difference.mean,
+            "low": difference.low,
+            "high": difference.high,
+            "n": difference.n,
+        }
         for metric in metrics
         for row in comparison.methods
-        if (found := row.differences[metric]).n
+        if (difference := row.differences[metric]).n
     ]
     table = pd.DataFrame(rows, columns=["metric", "method", "mean", "low", "high", "n"])
     return table.astype({"mean": float, "low": float, "high": float})

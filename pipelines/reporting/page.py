@@ -28,7 +28,7 @@ from pipelines.runs.record import RunRecord, load_compared_by
 
 @dataclass(frozen=True)
 class Legend:
-    """What stands over and under a figure; ``of_several`` is added where several runs are summarised."""
+    """Heading and caption of a figure; ``of_several`` is added if several runs are summarised."""
 
     heading: str
     caption: str
@@ -127,14 +127,14 @@ class Section:
 
 
 def plots(drawings: Mapping[str, Drawing], names: Sequence[str], *, several: bool) -> Iterator[Section]:
-    """A section for each of these figures that there is."""
+    """Yield a section for each of these figures that exists."""
     for name in names:
         if name in drawings:
             yield Section(name, LEGENDS[name].heading, tuple(plot(drawings, name, several=several)))
 
 
 def plot(drawings: Mapping[str, Drawing], name: str, *, several: bool) -> Iterator[Block]:
-    """A figure with its caption, if it is there."""
+    """Yield a figure with its caption, if it exists."""
     if name in drawings:
         legend = LEGENDS[name]
         caption = f"{legend.caption} {legend.of_several}".strip() if several else legend.caption
@@ -142,7 +142,7 @@ def plot(drawings: Mapping[str, Drawing], name: str, *, several: bool) -> Iterat
 
 
 def panels(heading: str, caption: str, *drawings: Drawing) -> Block:
-    """Figures under any caption, as one; the SVGs are our own drawings and go in as they are."""
+    """Return figures under one caption; the SVGs are our own drawings, so they are not escaped."""
     svgs = tuple(Markup(svg) for drawing in drawings for svg in drawing.svgs)
     content = {
         "heading": heading,
@@ -155,7 +155,7 @@ def panels(heading: str, caption: str, *drawings: Drawing) -> Block:
 
 
 def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, PartitionTable]) -> Iterator[Section]:
-    """The partitions by seed: a figure of the first, and how skewed all are."""
+    """Yield the partitions by seed: a figure of the first, and the skew of all."""
     if not partitions:
         return
     heading = LEGENDS["partition"].heading + (f" (seed {next(iter(partitions))})" if len(partitions) > 1 else "")
@@ -170,7 +170,7 @@ def who_holds_what(drawings: Mapping[str, Drawing], partitions: Mapping[int, Par
 
 
 def communication(comparison: Comparison, traffic: Table | None = None) -> Iterator[Section]:
-    """What was sent by direction and kind, below the traffic of all methods where that is given."""
+    """Yield the traffic by direction and kind, after the traffic of all methods if it is given."""
     kinds = page_tables.traffic_by_kind(comparison)
     if kinds is None:
         yield Section("communication", "Communication", (Block("words", "Nothing was sent."),))
@@ -182,7 +182,7 @@ def communication(comparison: Comparison, traffic: Table | None = None) -> Itera
 
 
 def ending(meanings: Mapping[str, str], runs: Sequence[RunRecord]) -> Iterator[Section]:
-    """What words mean, how runs were configured, and what they were made from."""
+    """Yield the meanings of terms, the configuration of runs, and their fingerprints."""
     yield Section("reading", "How to read it", (Block("terms", meanings),), folded=True)
     settings, hidden = page_tables.configuration(runs)
     blocks = [Block("table", table, table.title if len(settings) > 1 else "") for table in settings]
@@ -195,7 +195,7 @@ def ending(meanings: Mapping[str, str], runs: Sequence[RunRecord]) -> Iterator[S
 
 
 def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> str:
-    """What was run, in a sentence."""
+    """Return a sentence on the runs."""
     methods = listed(row.method for row in comparison.methods)
     partition = next(iter(partitions.values()), None)
     split = "" if comparison.partition is None else f", divided by {comparison.partition}"
@@ -229,7 +229,7 @@ def write_page(
 
 @cache
 def _template() -> Template:
-    """Compiled once: that takes longer than to write a page."""
+    """Return the template, compiled once, which takes longer than writing a page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

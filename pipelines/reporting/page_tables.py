@@ -1,15 +1,13 @@
-"""What a page says beside scores: who holds what, what was sent, how runs were configured, what they were made from.
+"""Tables of a page without scores: partitions, traffic, configuration and fingerprints.
 
-A page is tracked by its hash, so it is a function of what the runs computed: values that name a place or a time are
-left out, and counted.
+A page is tracked by its hash, so values that name a place or a time are left out, and counted.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +19,7 @@ from pipelines.reporting.formats import MISSING, format_bytes, format_percent, f
 from pipelines.reporting.partition_table import PartitionTable
 from pipelines.reporting.tables import Column, Table
 from pipelines.runs import kinds as file_kinds
+from pipelines.runs.compared import flatten
 from pipelines.runs.metrics import heading, unit
 from pipelines.runs.record import TASK_SCORES, RunRecord, load_identity, score
 
@@ -36,7 +35,7 @@ _TIME_KEYS = ("_at", "date", "timestamp", "created", "hostname")
 
 
 def percent(value: float | None) -> str:
-    """A fraction with its sign: 71.33 %; None gives a dash."""
+    """Return a fraction in percent, such as 71.33 %; None gives a dash."""
     return MISSING if value is None else f"{format_percent(value)} %"
 
 
@@ -56,7 +55,7 @@ def page_facts(runs: Sequence[RunRecord], command: str | None) -> tuple[tuple[st
 
 
 def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
-    """What one looks at first: heading, value and meaning; what the run does not have is left out."""
+    """Return the main figures of a run: heading, value and meaning; missing ones are left out."""
     traffic = None if run.bytes_up is None or run.bytes_down is None else run.bytes_up + run.bytes_down
     candidates = (
         (heading("top1_global"), percent(run.top1_global), "accuracy on the global test set"),
@@ -70,7 +69,7 @@ def run_tiles(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
 
 
 def run_values(run: RunRecord) -> Table:
-    """All figures of one run, each with its name in ``metrics.json``."""
+    """Return all figures of one run, each with its name in ``metrics.json``."""
 
     def row(key: str) -> tuple[str, str, str]:
         text = format_value(score(run, key), unit(key))
@@ -87,39 +86,43 @@ def run_values(run: RunRecord) -> Table:
 
 
 def _privacy(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
-    """Rows of the privacy account, ε first; none where nothing is differentially private."""
+    """Return rows of the privacy account, ε first; none without differential privacy."""
     if not run.privacy:
         return ()
-    told = run.privacy
-    epsilon = math.inf if told["epsilon"] is None else told["epsilon"]  # JSON has no number for it
+    account = run.privacy
+    epsilon = math.inf if account["epsilon"] is None else account["epsilon"]  # JSON has no number for it
     rows = (
-        ("privacy spent, ε", "epsilon", f"{epsilon:.2f} at δ = {told['delta']:g}"),
-        ("what it hides", "unit", f"one {told['unit']}, over {told['releases']} rounds"),
-        ("noise multiplier", "noise_multiplier", told.get("noise_multiplier")),
-        ("clipping norm", "clip", told.get("clip")),
-        ("sampling of clients", "sampling", told.get("sampling")),
-        ("what it covers", "covers", told["covers"]),
-        ("what it assumes", "assumes", told.get("assumes")),
+        ("privacy spent, ε", "epsilon", f"{epsilon:.2f} at δ = {account['delta']:g}"),
+        ("what it hides", "unit", f"one {account['unit']}, over {account['releases']} rounds"),
+        ("noise multiplier", "noise_multiplier", account.get("noise_multiplier")),
+        ("clipping norm", "clip", account.get("clip")),
+        ("sampling of clients", "sampling", account.get("sampling")),
+        ("what it covers", "covers", account["covers"]),
+        ("what it assumes", "assumes", account.get("assumes")),
     )
     return tuple((name, f"privacy.{key}", str(value)) for name, key, value in rows if value is not None)
 
 
 def _poisoned(run: RunRecord) -> tuple[tuple[str, str, str], ...]:
-    """Rows of a simulated attack; none where there is none."""
+    """Return rows of a simulated attack, if there is one."""
     if not run.poisoned:
         return ()
-    told = run.poisoned
-    attack = told["attack"] if told["attack_scale"] is None else f"{told['attack']} × {told['attack_scale']:g}"
-    who = ", ".join(map(str, told["clients"]))
+    poisoned = run.poisoned
+    attack = (
+        poisoned["attack"]
+        if poisoned["attack_scale"] is None
+        else f"{poisoned['attack']} × {poisoned['attack_scale']:g}"
+    )
+    who = ", ".join(map(str, poisoned["clients"]))
     return (
         ("simulated attack", "poisoned.attack", attack),
         ("poisoned clients", "poisoned.clients", who),
-        ("the other clients' mean", "poisoned.honest_mean_local", percent(told["honest_mean_local"])),
+        ("the other clients' mean", "poisoned.honest_mean_local", percent(poisoned["honest_mean_local"])),
     )
 
 
 def traffic_by_kind(comparison: Comparison) -> Table | None:
-    """Bytes by method, direction and kind; None where nothing was sent."""
+    """Return bytes by method, direction and kind; None if nothing was sent."""
     rows = []
     for row in comparison.methods:
         for direction, kinds in (("up", row.bytes_up_by_kind), ("down", row.bytes_down_by_kind)):
@@ -135,12 +138,12 @@ def traffic_by_kind(comparison: Comparison) -> Table | None:
 
 
 def skew_table(partitions: Mapping[int, PartitionTable]) -> Table:
-    """Sizes and label skew by seed, from the class counts of the manifests."""
+    """Return sizes and label skew by seed, from the class counts of the manifests."""
     rows = []
     for seed, partition in partitions.items():
         sizes = sorted(int(size) for size in partition.counts.sum(axis=1))
         measured = skew(partition.counts)
-        held = (partition.counts > 0).sum(axis=1)
+        classes_held = (partition.counts > 0).sum(axis=1)
         middle = (sizes[(len(sizes) - 1) // 2] + sizes[len(sizes) // 2]) / 2
         rows.append(
             (
@@ -148,7 +151,7 @@ def skew_table(partitions: Mapping[int, PartitionTable]) -> Table:
                 len(sizes),
                 partition.counts.shape[1],
                 f"{sizes[0]} / {middle:g} / {sizes[-1]}",
-                f"{int(held.min())} / {held.mean():.1f} / {int(held.max())}",
+                f"{int(classes_held.min())} / {classes_held.mean():.1f} / {int(classes_held.max())}",
                 f"{measured.js_distance:.3f}",
                 f"{100 * measured.missing_class_share:.1f} %",
             )
@@ -165,33 +168,36 @@ def skew_table(partitions: Mapping[int, PartitionTable]) -> Table:
     return _table("Label skew by seed", headings, rows)
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], words: int = 0) -> Table:
-    """A table by rows; the first columns are words."""
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], num_words: int = 0) -> Table:
+    """Return a table from its rows; the first columns are words."""
     columns = zip(headings, zip(*rows, strict=True), strict=True)
-    return Table(title, tuple(Column(name, cells, place < words) for place, (name, cells) in enumerate(columns)))
+    return Table(title, tuple(Column(name, cells, index < num_words) for index, (name, cells) in enumerate(columns)))
 
 
-def partition_words(manifest: Mapping[str, Any], counted: Collection[str] | None = None) -> str:
-    """What the partitioner was told, without what the sentence around it says anyway: `alpha = 0.1, min_size = 5`.
+def partition_words(manifest: Mapping[str, Any], compared_by: Collection[str] | None = None) -> str:
+    """Return a partitioner's parameters that its name does not imply: `alpha = 0.1, min_size = 5`.
 
     Where a manifest tells the partitioner's own `options` from the rest, only they say how labels were divided.
 
     Args:
         manifest: of a partition.
-        counted: the dotted keys that matter; None: all.
+        compared_by: the dotted keys that matter; None: all.
     """
     parameters = manifest.get("parameters") or {}
-    told = _flatten(parameters.get("options", parameters))
-    unsaid = ((key, value) for key, value in told if key not in ("name", "num_clients", "seed") and value != MISSING)
-    return ", ".join(f"{key} = {value}" for key, value in unsaid if counted is None or f"partition.{key}" in counted)
+    return ", ".join(
+        f"{key} = {text}"
+        for key, text in _texts(parameters.get("options", parameters)).items()
+        if key not in ("name", "num_clients", "seed") and text != MISSING
+        if compared_by is None or f"partition.{key}" in compared_by
+    )
 
 
 def configuration(runs: Sequence[RunRecord]) -> tuple[list[Table], int]:
-    """How runs were configured: keys whose values differ, keys with one value, and how many keys are left out.
+    """Return the configuration of runs: tables of differing and of common keys, and the number of keys left out.
 
     Seed and method are left out, they stand everywhere else. So are values that name a place or a time.
     """
-    by_run = [(run, dict(_flatten(config))) for run in runs if (config := load_identity(run.directory)) is not None]
+    by_run = [(run, _texts(config)) for run in runs if (config := load_identity(run.directory)) is not None]
     keys = sorted({key for _, config in by_run for key in config} - {"seed", "method.name"})
     shown = [key for key in keys if all(_is_shown(key, config.get(key, "")) for _, config in by_run)]
     common, differing = [], []
@@ -211,33 +217,23 @@ def configuration(runs: Sequence[RunRecord]) -> tuple[list[Table], int]:
 
 
 def fingerprints(runs: Sequence[RunRecord]) -> Table:
-    """What each run was made from, in the first letters of its hashes."""
+    """Return the first digits of each run's hashes."""
     hashes = ("config_hash", "data_fingerprint", "partition_fingerprint")
     rows = [
         (
             run.method,
             run.seed,
             run.directory.name,
-            *(found and found[:12] for key in hashes for found in [getattr(run, key)]),
+            *(value and value[:12] for key in hashes for value in [getattr(run, key)]),
         )
         for run in runs
     ]
     return _table("Fingerprints", ("method", "seed", "folder", "configuration", "data", "partition"), rows, 1)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key in sorted(values):
-        value = values[key]
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _as_text(value)
-
-
-def _as_text(value: Any) -> str:
-    if value is None:
-        return MISSING
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return nested values as text, by dotted key in alphabetical order; null is a dash."""
+    return {key: MISSING if text == "null" else text for key, text in sorted(flatten(values).items())}
 
 
 def _is_shown(key: str, value: str) -> bool:

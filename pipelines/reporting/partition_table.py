@@ -1,4 +1,4 @@
-"""Who holds what: a partition's manifest as a table."""
+"""A partition's manifest as a table of clients and classes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import pandas as pd
 
 from flcore.core.errors import DataError
 
-_PARTS = ("train", "val", "test")
-
 
 @dataclass(frozen=True, eq=False)
 class PartitionTable:
-    """Who holds what: `counts` is int64 of shape (clients, classes); `sizes` has the columns train, val and test.
+    """Training samples by client and class: `counts` is int64 of shape (clients, classes).
 
     A manifest read twice is the same object: the runs of a seed share it, and its figure is drawn once for all.
     """
@@ -27,7 +25,6 @@ class PartitionTable:
     client_ids: tuple[str, ...]
     class_names: tuple[str, ...]
     counts: np.ndarray
-    sizes: pd.DataFrame
     manifest: Mapping[str, Any]
 
     def to_frame(self) -> pd.DataFrame:
@@ -40,14 +37,11 @@ def load_partition(directory: Path, class_names: Sequence[str] = ()) -> Partitio
 
     Args:
         directory: holds `manifest.json` with `clients`, each with `id` and `class_counts` (a list, or an object keyed
-            by class number); `num_classes` and the sizes are used where they are given.
+            by class number); `num_classes` is used where it is given.
         class_names: of the data, in order; without them classes are shown by number.
 
     Returns:
         The table; clients stay in the manifest's order, absent classes count 0.
-
-    Raises:
-        DataError: the manifest is missing or damaged, or names no clients with class counts.
     """
     path = Path(directory) / "manifest.json"
     try:
@@ -74,9 +68,6 @@ def _parsed(text: str, names: tuple[str, ...]) -> PartitionTable:
         client_ids=tuple(str(client.get("id", position)) for position, client in enumerate(clients)),
         class_names=tuple(names[label] if label < len(names) else str(label) for label in range(num_classes)),
         counts=counts,
-        sizes=pd.DataFrame(
-            [[client.get("sizes", client).get(part) for part in _PARTS] for client in clients], columns=list(_PARTS)
-        ),
         manifest=manifest,
     )
 

@@ -1,4 +1,4 @@
-"""The page of one finished run, its figures beside it, and the analyses that were asked for."""
+"""The page of one finished run, with its figures and its analyses."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def report(
         DataError: the run has not finished, is damaged, or its data or partition are not there any more.
     """
     if partition is None or (config is not None and prepared is None):
-        found = inputs_of(directory)
-        prepared, partition = prepared or found.prepared, partition or found.partition
+        inputs = inputs_of(directory)
+        prepared, partition = prepared or inputs.prepared, partition or inputs.partition
     if config is not None:
         assert prepared is not None  # found above
         analyses.compute(config, prepared, partition, directory, analyses.asked(config))
@@ -72,9 +72,6 @@ def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
 
     Returns:
         The page.
-
-    Raises:
-        DataError: a file is missing or damaged.
     """
     files, run = RunFiles(directory), load_run(directory)
     comparison = compare([run], baseline=run.method)
@@ -99,7 +96,7 @@ def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
 
 
 def _learning(drawings: Mapping[str, Drawing]) -> Iterator[Section]:
-    """Accuracy and loss over rounds, beside each other."""
+    """Yield accuracy and loss over rounds, side by side."""
     names = [name for name in ("accuracy", "loss") if name in drawings]
     if names:
         caption = " ".join(f"{name.capitalize()}: {LEGENDS[name].caption}" for name in names)

@@ -11,7 +11,7 @@ from pipelines.runs.metrics import heading
 
 
 def statements(comparison: Comparison) -> tuple[str, ...]:
-    """A sentence per accuracy that methods share with the baseline over two seeds, or divisions; intervals are of 95 %.
+    """Return a sentence per accuracy that methods share with the baseline over two seeds or divisions.
 
     Without those there is no interval, and nothing to be said.
     """
@@ -46,12 +46,12 @@ def _of(comparison: Comparison, key: str) -> Iterator[str]:
         groups[verdict(row.differences[key])].append(row)
     parts = []
     for side in ("above", "below"):
-        told = [f"{row.method} {format_difference(row.differences[key])}" for row in groups[side]]
-        if told:
-            parts.append(f"{side} {comparison.baseline}: {', '.join(told)}")
+        texts = [f"{row.method} {format_difference(row.differences[key])}" for row in groups[side]]
+        if texts:
+            parts.append(f"{side} {comparison.baseline}: {', '.join(texts)}")
     if groups["open"]:
-        told = [row.method for row in groups["open"]]
-        parts.append(f"interval contains 0: {', '.join(told)}")
+        texts = [row.method for row in groups["open"]]
+        parts.append(f"interval contains 0: {', '.join(texts)}")
     most = max(row.differences[key].n for row in rows)
     name = heading(key)[0].upper() + heading(key)[1:]
     seeds, divisions = plural(most, "seed"), len(comparison.draws)

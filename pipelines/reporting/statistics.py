@@ -1,20 +1,18 @@
-"""Arithmetic over seeds: means, paired differences with their intervals, who is best, rounds to a target.
+"""Statistics over seeds: means, paired differences with their intervals, ranking, rounds to a target.
 
-Accuracies are fractions in [0, 1]. A missing value is None, never 0. Two spreads exist and are never mixed: `std` is
-the sample standard deviation over seeds (n - 1), `client_std` the population standard deviation over the clients of one
-run, averaged over seeds.
+Accuracies are fractions in [0, 1]. A missing value is None, never 0. `std` is the sample standard deviation over seeds
+(n - 1); `client_std` is the population standard deviation over the clients of one run, averaged over seeds.
 
 Methods are compared seed by seed, because runs with one seed share data, partition and initial weights. The interval is
-Student's t. Nothing else is printed for the three to ten seeds that one runs: a bootstrap of so few differences covers
-less than it says, and Wilcoxon's test cannot reach 5 % below six.
+Student's t: of three to ten differences a bootstrap covers less than it says, and Wilcoxon's test cannot reach 5 %
+below six.
 
-Where each seed is run on several divisions of the data, a run's partner is that of its division and seed. Runs on one
-division are no independent evidence: one draw decides several points. So the interval is over divisions, each with the
-mean over its seeds, and is as wide as few divisions make it. Of runs that all lie on one division it is over seeds,
-which is all that there is, and says nothing of other divisions: whoever draws a conclusion says so (`divisions` is 1).
+With several divisions of the data per seed, runs are paired by division and seed. Runs on one division are not
+independent, so the interval is over divisions, each with the mean over its seeds. With a single division it is over
+seeds and says nothing about others (`divisions` is 1).
 
-Beside an interval stands the p-value of the same t-test, and that p adjusted by Holm's method for all differences of
-one table (:func:`with_adjusted_p`): the chance of any false difference in the table stays below 5 %.
+p-values are of the same t-test. :func:`with_adjusted_p` adjusts them for one table by Holm's method: the chance of any
+false difference in the table stays below 5 %.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Literal, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
-from pipelines.runs.record import Pair, RoundRecord, RunRecord, in_order, score
+from pipelines.runs.record import Pair, RunRecord, in_order, score
 
 CONFIDENCE = 0.95
 BEST, TIED = "best", "tied"
@@ -78,7 +76,7 @@ class PairedDifference:
 
 
 def summarise(by_seed: Mapping[Pair, float | None]) -> Summary:
-    """Mean and sample standard deviation of the values that are not None."""
+    """Return mean and sample standard deviation of the values that are not None."""
     present = [value for value in by_seed.values() if value is not None]
     if not present:
         return Summary(None, None, 0, by_seed)
@@ -88,7 +86,7 @@ def summarise(by_seed: Mapping[Pair, float | None]) -> Summary:
 def paired_difference(
     values: Mapping[Pair, float | None], baseline: Mapping[Pair, float | None], null: float = 0.0
 ) -> PairedDifference:
-    """Mean of value - baseline over common seeds with its two-sided 95 % Student-t interval.
+    """Return the mean of value - baseline over common seeds with its two-sided 95 % Student-t interval.
 
     Args:
         values: score by seed, or by division and seed; those whose score is None do not count.
@@ -129,14 +127,14 @@ def with_adjusted_p(differences: Mapping[_Key, PairedDifference]) -> dict[_Key, 
     """
     tested = [(difference.p, key) for key, difference in differences.items() if difference.p is not None]
     adjusted, least = dict(differences), 0.0
-    for place, (p, key) in enumerate(sorted(tested, key=lambda entry: entry[0])):
-        least = max(least, min(1.0, (len(tested) - place) * p))
+    for rank, (p, key) in enumerate(sorted(tested, key=lambda entry: entry[0])):
+        least = max(least, min(1.0, (len(tested) - rank) * p))
         adjusted[key] = replace(differences[key], p_holm=least)
     return adjusted
 
 
 def _independent(differences: Mapping[Pair, float]) -> list[float]:
-    """What an interval is over: seeds, or the means over the seeds of each of several divisions."""
+    """Return the independent values: of seeds, or the means over the seeds of each of several divisions."""
     groups: dict[Pair, list[float]] = {}
     for pair, difference in differences.items():
         groups.setdefault(pair[0] if isinstance(pair, tuple) else pair, []).append(difference)
@@ -153,14 +151,14 @@ def verdict(difference: PairedDifference, lead: float = 0.0) -> Verdict:
 
 
 def summarise_runs(runs: Sequence[RunRecord], keys: Iterable[str]) -> dict[str, Summary]:
-    """Mean and spread over runs, one per seed, of each of these fields."""
+    """Return mean and spread over runs, one per seed, of each of these fields."""
     return {key: summarise({run.pair: score(run, key) for run in runs}) for key in keys}
 
 
 def paired_differences(
     runs: Sequence[RunRecord], reference: Sequence[RunRecord], keys: Iterable[str]
 ) -> dict[str, PairedDifference]:
-    """Runs minus reference runs of the same seed, for each of these fields."""
+    """Return runs minus reference runs of the same seed, for each of these fields."""
     return {
         key: paired_difference(
             {run.pair: score(run, key) for run in runs}, {run.pair: score(run, key) for run in reference}
@@ -194,11 +192,8 @@ def marks(summaries: Sequence[Summary], lower_is_better: bool = False) -> list[s
     return [mark(row) if seeds == common else "" for row, seeds in zip(summaries, seeds_of, strict=True)]
 
 
-def rounds_to_target(history: Iterable[RoundRecord], metric: str, target: float) -> RoundRecord | None:
-    """First evaluated round from 1 on whose `metric` is at least the target, or None if there is none."""
-    for record in sorted(history, key=lambda record: record.round):
-        value = getattr(record, metric)
-        # The tolerance keeps 0.95 * 0.8 reachable by 0.76: the product of two fractions is off by a rounding step.
-        if record.round >= 1 and value is not None and value >= target - 1e-12:
-            return record
-    return None
+def first_round_reaching(curve: Iterable[tuple[int, float | None]], target: float) -> int | None:
+    """Return the first evaluated round from 1 on with at least the target, from rounds and values in order."""
+    # The tolerance keeps 0.95 * 0.8 reachable by 0.76: the product of two fractions is off by a rounding step.
+    reached = (number for number, value in curve if number >= 1 and value is not None and value >= target - 1e-12)
+    return next(reached, None)

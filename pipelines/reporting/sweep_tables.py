@@ -95,7 +95,7 @@ class Sweep:
 
 def collect(plan: SweepPlan, directories: Sequence[Path], metric: str) -> Sweep:
     """Read the runs of a plan, one directory for each, and summarise those that have finished."""
-    runs: dict[int, list[RunRecord]] = {place: [] for place in range(len(plan.points))}
+    runs: dict[int, list[RunRecord]] = {index: [] for index in range(len(plan.points))}
     for number, directory in enumerate(directories):
         if has_whole_results(directory):
             runs[number // len(plan.seeds)].append(load_run(directory))
@@ -111,7 +111,7 @@ def summarise(
     metric: str,
     subject: str,
 ) -> Sweep:
-    """Mean, spread, differences and costs of every point.
+    """Return mean, spread, differences and costs of every point.
 
     Args:
         points: each with its finished runs; those of the grid first, in its order, then baselines.
@@ -133,7 +133,7 @@ def summarise(
     adjusted = {
         key: with_adjusted_p(dict(enumerate(row.differences[key] for row in rows))) for key in rows[0].differences
     }
-    rows = [replace(row, differences={key: adjusted[key][place] for key in adjusted}) for place, row in enumerate(rows)]
+    rows = [replace(row, differences={key: adjusted[key][index] for key in adjusted}) for index, row in enumerate(rows)]
     title = f"{subject}, {lengths_and_seeds(everything)}" if everything else subject
     notes = tuple(_notes(rows, configured, seeds, metric))
     return Sweep(title, keys, configured, metric, tuple(seeds), tuple(rows), notes)
@@ -149,7 +149,9 @@ def _row(
 ) -> Row:
     wanted = {**configured, **dict(_partition(point))}
     is_reference = not point.is_baseline and point.values == wanted
-    reference = next((found for other, found in points if not other.is_baseline and other.values == wanted), ())
+    reference = next(
+        (reference_runs for other, reference_runs in points if not other.is_baseline and other.values == wanted), ()
+    )
     return Row(
         point,
         is_reference,
@@ -161,7 +163,7 @@ def _row(
 
 
 def _partition(point: Point) -> tuple[tuple[str, Any], ...]:
-    """The varied keys that say who holds what."""
+    """Return the varied keys of the partition."""
     return tuple((key, value) for key, value in point.values.items() if key.startswith("partition."))
 
 
@@ -189,9 +191,9 @@ def _notes(rows: Sequence[Row], configured: Mapping[str, Any], seeds: Sequence[i
 
 
 def sweep_table(sweep: Sweep) -> Table:
-    """The table for eyes: a row per point, then the baselines; switches are check-marks, the best mean is marked."""
+    """Return the table: a row per point, then baselines; switches are check-marks, the best mean is marked."""
     rows, names, metric = sweep.rows, short_names(sweep.keys), sweep.metric
-    instead = {place: "reference" for place, row in enumerate(rows) if row.is_reference}
+    instead = {index: "reference" for index, row in enumerate(rows) if row.is_reference}
     methods = [row.point.method for row in rows]
     what = "Accuracy in %" if metric in METRICS else f"{metric} in %"
     what = what if unit(metric) == "share" else heading(metric)
@@ -222,15 +224,15 @@ def _marks(rows: Sequence[Row], metric: str) -> list[str]:
     """Rank rows among those that share their partition: clients that hold other images are no pairs."""
     marked, better = [""] * len(rows), direction(metric)
     for shared in dict.fromkeys(_partition(row.point) for row in rows) if better else ():
-        places = [place for place, row in enumerate(rows) if _partition(row.point) == shared]
-        ranked = marks([rows[place].scores[metric] for place in places], lower_is_better=better == "lower")
-        for place, mark in zip(places, ranked, strict=True):
-            marked[place] = mark
+        indices = [index for index, row in enumerate(rows) if _partition(row.point) == shared]
+        ranked = marks([rows[index].scores[metric] for index in indices], lower_is_better=better == "lower")
+        for index, mark in zip(indices, ranked, strict=True):
+            marked[index] = mark
     return marked
 
 
 def shown(point: Point, key: str) -> str | None:
-    """A value as it stands in a cell; None for a key that does not concern the row."""
+    """Return the text of a value in a cell; None for a key that does not concern the row."""
     if key not in point.values:
         return None
     value = point.values[key]
@@ -264,7 +266,7 @@ def write(sweep: Sweep, directory: Path) -> tuple[Path, ...]:
 
 
 def markdown(sweep: Sweep) -> str:
-    """The table as Markdown, with the figure, the notes and what columns mean."""
+    """Return the table as Markdown, with the figure, the notes and the meanings of columns."""
     table = sweep_table(sweep)
     lines = [f"# Influence of {listed(sweep.keys)}", "", f"{sweep.subject}.", "", "![sweep](sweep.png)", ""]
     end = markdown_end(sweep.notes, definitions([table]))

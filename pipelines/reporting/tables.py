@@ -72,12 +72,12 @@ class Table:
 
     @property
     def has_marks(self) -> bool:
-        """Whether any cell is marked."""
+        """Return whether any cell is marked."""
         return any(any(column.marks) for column in self.columns)
 
-    def is_left(self, place: int) -> bool:
-        """Whether a column is aligned to the left."""
-        return place == 0 or self.columns[place].is_text
+    def is_left(self, index: int) -> bool:
+        """Return whether a column is aligned to the left."""
+        return index == 0 or self.columns[index].is_text
 
 
 def score_column(metric: str, summaries: Sequence[Summary], marked: Sequence[str] | None = None) -> Column:
@@ -93,12 +93,12 @@ def difference_column(
     metric: str, differences: Sequence[PairedDifference], means: str, instead: Mapping[int, str]
 ) -> Column:
     """Make a column of paired differences with interval and adjusted p; ``instead`` has other texts for single rows."""
-    texts = [instead.get(row, format_tested(found, unit(metric))) for row, found in enumerate(differences)]
+    texts = [instead.get(row, format_tested(difference, unit(metric))) for row, difference in enumerate(differences)]
     return Column(f"Δ {heading(metric)}", texts, meaning=means)
 
 
 def meanings(tables: Iterable[Table]) -> dict[str, str]:
-    """What columns mean, by heading and, for metrics, their name in files; headings of one meaning share an entry."""
+    """Return the meanings of columns by heading and, for metrics, name in files; equal meanings share an entry."""
     by_meaning: dict[str, list[str]] = {}
     for column in (column for table in tables for column in table.columns if column.meaning):
         named = column.metric and column.metric != column.heading
@@ -111,7 +111,7 @@ def meanings(tables: Iterable[Table]) -> dict[str, str]:
 
 
 def print_tables(tables: Iterable[Table], console: Console) -> None:
-    """Print on a terminal; below stands what marks mean, if there are any.
+    """Print on a terminal, and the meaning of marks if there are any.
 
     Cells of a table that is wider than the terminal are folded; nothing is cut.
     """
@@ -120,8 +120,8 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
         # Text, not str: names that people choose may contain what rich takes for its markup.
         console.print(Text(table.title, style="italic"))
         drawn = RichTable()
-        for place, name in enumerate(table.header):
-            side: Literal["left", "right"] = "left" if table.is_left(place) else "right"
+        for index, name in enumerate(table.header):
+            side: Literal["left", "right"] = "left" if table.is_left(index) else "right"
             drawn.add_column(Text(name), justify=side, overflow="fold")
         for row in table.rows:
             drawn.add_row(*(_styled(text, mark) for text, mark in row))
@@ -135,7 +135,7 @@ def _styled(text: str, mark: str) -> Text:
 
 
 def markdown_table(table: Table) -> list[str]:
-    """The lines of a table in Markdown, with its title and an empty line behind it."""
+    """Return the lines of a table in Markdown, with its title and a final empty line."""
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -143,7 +143,7 @@ def markdown_table(table: Table) -> list[str]:
     def cell(text: str, mark: str) -> str:
         return f"**{text}**" if mark == BEST else f"{text} {TIED_SIGN}" if mark == TIED else text
 
-    sides = [":---" if table.is_left(place) else "---:" for place in range(len(table.columns))]
+    sides = [":---" if table.is_left(index) else "---:" for index in range(len(table.columns))]
     rows = (line(cell(text, mark) for text, mark in row) for row in table.rows)
     return [f"## {table.title}", "", line(table.header), line(sides), *rows, ""]
 
@@ -169,13 +169,13 @@ _TEX = str.maketrans(
 
 
 def latex_table(table: Table, label: str = "") -> list[str]:
-    """The lines of a table for LaTeX with the package booktabs; the best are bold, those tied with them underlined."""
+    """Return the lines of a table for LaTeX with booktabs; the best cells are bold, tied ones underlined."""
 
     def cell(text: str, mark: str) -> str:
         command = {BEST: "\\textbf", TIED: "\\underline"}.get(mark)
         return f"{command}{{{text.translate(_TEX)}}}" if command else text.translate(_TEX)
 
-    sides = "".join("l" if table.is_left(place) else "r" for place in range(len(table.columns)))
+    sides = "".join("l" if table.is_left(index) else "r" for index in range(len(table.columns)))
     return [
         r"\begin{table}",
         r"  \centering",
@@ -197,7 +197,7 @@ def latex_table(table: Table, label: str = "") -> list[str]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV with the columns of all rows; floats are rounded as in JSON, None is an empty cell, like what a row lacks."""
+    """Return CSV with the columns of all rows; floats are rounded as in JSON, None and missing values are empty."""
     import pandas as pd  # a third of a second, for which the help of commands does not wait
 
     frame = pd.DataFrame([{key: _rounded(value) for key, value in row.items()} for row in rows], dtype=object)
@@ -205,7 +205,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """JSON with sorted keys and rounded floats, so that the same records give the same bytes."""
+    """Return JSON with sorted keys and rounded floats, so the same records give the same bytes."""
     return files.json_text(_rounded(dict(document)), indent=1) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.reporting.statistics import Summary, rounds_to_target, summarise
+from pipelines.reporting.statistics import Summary, first_round_reaching, summarise
 from pipelines.runs.record import Pair, RunRecord, is_measured
 
 
@@ -43,10 +43,11 @@ def run_target(run: RunRecord, baseline: RunRecord | None, metric: str, fraction
     final = None if baseline is None else getattr(baseline, metric)
     if baseline is None or final is None or not (is_measured(run, metric) and is_measured(baseline, metric)):
         return RunTarget()
-    reached = rounds_to_target(run.history, metric, fraction * final)
-    if reached is None:
-        return RunTarget(fraction * final)
-    return RunTarget(fraction * final, reached.round, reached.total_bytes)
+    reached = first_round_reaching(
+        ((record.round, getattr(record, metric)) for record in run.history), fraction * final
+    )
+    bytes_sent = next((record.total_bytes for record in run.history if record.round == reached), None)
+    return RunTarget(fraction * final, reached, bytes_sent)
 
 
 def target_summaries(by_metric: Mapping[str, Targets], method: str, baseline: str) -> dict[str, TargetSummary]:
@@ -61,11 +62,11 @@ def target_summaries(by_metric: Mapping[str, Targets], method: str, baseline: st
     def known(targets: Targets, name: str) -> dict[Pair, RunTarget]:
         return {pair: target for pair, target in targets.get(name, {}).items() if target.target is not None}
 
-    found = {}
+    summaries = {}
     for metric, targets in by_metric.items():
-        own, reference = known(targets, method), means(known(targets, baseline))[0].mean
-        rounds, volume = means(own)
-        reached = sum(target.rounds is not None for target in own.values())
+        reached_by, reference = known(targets, method), means(known(targets, baseline))[0].mean
+        rounds, volume = means(reached_by)
+        reached = sum(target.rounds is not None for target in reached_by.values())
         speedup = reference / rounds.mean if reference is not None and rounds.mean is not None else None
-        found[metric] = TargetSummary(metric, reached, len(own), rounds, volume, speedup)
-    return found
+        summaries[metric] = TargetSummary(metric, reached, len(reached_by), rounds, volume, speedup)
+    return summaries

@@ -1,7 +1,6 @@
-"""Seconds and joules of runs, beside a comparison: what the clock of the machines that trained them said.
+"""Seconds and joules of runs next to a comparison.
 
-They are no part of a comparison's result. Accuracies and bytes are the same wherever runs are made again, and so are
-the files that hold them; seconds are not, so they stand in a table and a file of their own.
+They differ between machines, unlike accuracies and bytes, so they have a table and a file of their own.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def times_of(comparison: Comparison) -> Times | None:
     A run without a whole ``timing.json``, such as one that came by DVC, does not count.
     """
     times = {(run.method, run.pair): _times(run) for run in comparison.runs}
-    known = [key for key in _MEASURED if any(found.get(key) is not None for found in times.values())]
+    known = [key for key in _MEASURED if any(values.get(key) is not None for values in times.values())]
     if not known:
         return None
     return {
         row.method: {
-            key: summarise({pair: found.get(key) for (name, pair), found in times.items() if name == row.method})
+            key: summarise({pair: values.get(key) for (name, pair), values in times.items() if name == row.method})
             for key in known
         }
         for row in comparison.methods
@@ -44,7 +43,7 @@ def times_of(comparison: Comparison) -> Times | None:
 
 
 def time_table(times: Times) -> Table:
-    """The times for people, mean ± std over seeds; none is marked as the best."""
+    """Return the times for people, mean ± std over seeds; none is marked as the best."""
     by_metric = {key: [row[key] for row in times.values()] for key in next(iter(times.values()))}
     what = "Time and energy" if "joules" in by_metric else "Time"
     columns = [score_column(key, summaries, marked=()) for key, summaries in by_metric.items()]
@@ -52,7 +51,7 @@ def time_table(times: Times) -> Table:
 
 
 def time_csv(times: Times) -> str:
-    """The same for machines: means, spreads and counts."""
+    """Return the times for machines: means, spreads and counts."""
     return csv_text([{"method": method, **summary_values(row)} for method, row in times.items()])
 
 

@@ -77,7 +77,7 @@ CAPTIONS: Mapping[str, str] = {
 
 
 def analysis_drawings(analyses: Sequence[StoredAnalysis], run: RunRecord) -> dict[str, Drawing]:
-    """The figures of the analyses of a run that were done, by name; their data lie with the analyses."""
+    """Draw the finished analyses of a run, by name; their data are stored with the analyses."""
     return {
         analysis.name: drawing(analysis.name, {"": draw_analysis(analysis, subject_of(run, analysis.name))})
         for analysis in analyses
@@ -86,7 +86,7 @@ def analysis_drawings(analyses: Sequence[StoredAnalysis], run: RunRecord) -> dic
 
 
 def draw_analysis(analysis: StoredAnalysis, subject: str) -> Figure:
-    """The figure of an analysis that was done.
+    """Draw a finished analysis.
 
     Args:
         analysis: its data.
@@ -99,14 +99,14 @@ def draw_analysis(analysis: StoredAnalysis, subject: str) -> Figure:
 
 
 def subject_of(run: RunRecord, name: str) -> str:
-    """What every figure of a run's analyses states above it."""
+    """Return the text above each figure of a run's analyses."""
     _, number = without_round(name)
     when = f"after round {run.rounds if number is None else number}" if number != 0 else "before the first round"
     return f"{run.dataset}, {run.partition} partition, seed {run.seed}: {run.method} {when}"
 
 
 def heading(name: str) -> str:
-    """Above the figure of an analysis."""
+    """Return the heading of an analysis."""
     base, number = without_round(name)
     if number is None:
         return HEADINGS[base]

@@ -14,7 +14,7 @@ from pipelines.runs.analyses import StoredAnalysis
 
 
 def draw_class_accuracy(table: pd.DataFrame) -> Panels:
-    """Class-wise accuracy on the global test set: methods by classes, 0 to 1, grey where there is no value."""
+    """Draw class-wise accuracy on the global test set: methods by classes, 0 to 1, grey without a value."""
     methods, classes = table.shape
     with house_style():
         figure = whole_line(min(max(1.15 + 0.27 * methods, 1.5), 7.5))
@@ -28,7 +28,7 @@ def draw_class_accuracy(table: pd.DataFrame) -> Panels:
 
 
 def draw_partition(partition: PartitionTable) -> Figure:
-    """Samples per class (rows) and client (columns): white is none, darker is more, one colour bar."""
+    """Draw samples per class (rows) and client (columns): white is none, darker is more, one colour bar."""
     clients, classes = partition.counts.shape
     with house_style():
         height = min(max(1.4 + 0.24 * classes, 2.2), 7.5)
@@ -47,7 +47,7 @@ def draw_partition(partition: PartitionTable) -> Figure:
 
 
 def draw_class_heatmap(analysis: StoredAnalysis) -> Figure:
-    """Accuracy by client and class, on the whole test set and on clients' own test data."""
+    """Draw accuracy by client and class, on the whole test set and on clients' own test data."""
     rows = pd.DataFrame(analysis.rows)
     rows["accuracy"] = pd.to_numeric(rows["accuracy"].replace("", np.nan))
     models, classes = (list(dict.fromkeys(rows[key])) for key in ("model", "class"))
@@ -56,7 +56,7 @@ def draw_class_heatmap(analysis: StoredAnalysis) -> Figure:
         tests = ["own"]  # one panel, whose last row is the global model's
     figure = whole_line(min(max(1.3 + 0.24 * len(models), 2.2), 9.0))
     panels = figure.subplots(1, len(tests), squeeze=False)[0]
-    for place, (axes, test) in enumerate(zip(panels, tests, strict=True)):
+    for position, (axes, test) in enumerate(zip(panels, tests, strict=True)):
         shown = rows[(rows["test"] == test) | ((rows["model"] == "global") & (len(tests) == 1))]
         values = shown.groupby(["model", "class"])["accuracy"].last().unstack().reindex(index=models, columns=classes)
         text = _percent if values.size <= 400 and len(classes) <= 24 // len(tests) else None
@@ -64,7 +64,7 @@ def draw_class_heatmap(analysis: StoredAnalysis) -> Figure:
         if "global" in models:
             axes.axhline(len(models) - 1, color=INK, linewidth=1.2)
         axes.set_xlabel("class")
-        axes.set_ylabel("client" if place == 0 else "")
+        axes.set_ylabel("client" if position == 0 else "")
         if len(tests) > 1:
             axes.set_title({"all": "whole test set", "own": "clients' own test data"}[test])
     accuracy_bar(figure, mesh, list(panels))
@@ -72,7 +72,7 @@ def draw_class_heatmap(analysis: StoredAnalysis) -> Figure:
 
 
 def draw_confusion(analysis: StoredAnalysis) -> Figure:
-    """Share of a true class's test images by predicted class."""
+    """Draw the share of a true class's test images by predicted class."""
     counts, names = analysis.arrays["counts"].astype(float), [str(name) for name in analysis.arrays["class_names"]]
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)

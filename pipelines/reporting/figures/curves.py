@@ -48,7 +48,7 @@ _TASK_COLOURS = LinearSegmentedColormap.from_list("tasks", ["#f0b43c", "#d9662b"
 
 
 def draw_accuracy_curves(table: pd.DataFrame, styles: Mapping[str, LineStyle], smooth: int = 1) -> Panels:
-    """Accuracy against rounds, mean over seeds: a panel for each metric of the table.
+    """Draw accuracy against rounds, mean over seeds: a panel for each metric of the table.
 
     The spread (one sample standard deviation) is a band, of many methods a bar at the end. With ``smooth`` above 1
     lines are moving averages over so many evaluated rounds, and the axis says so.
@@ -66,7 +66,7 @@ def draw_accuracy_curves(table: pd.DataFrame, styles: Mapping[str, LineStyle], s
 
 
 def draw_accuracy_of_run(table: pd.DataFrame) -> Panels:
-    """Accuracy against rounds of one run, in one panel: of the global model, of the vote, and of clients."""
+    """Draw accuracy against rounds of one run, in one panel: global model, vote and clients."""
     styles = method_styles(["top1_global", "top1_vote", "mean_local", "pooled_local"])
     with house_style():
         figure, axes = panel("Accuracy")
@@ -77,7 +77,7 @@ def draw_accuracy_of_run(table: pd.DataFrame) -> Panels:
 
 
 def draw_bytes_against_accuracy(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panels:
-    """Accuracy against cumulative bytes in both directions (log axis), mean over seeds; panels as for rounds.
+    """Draw accuracy against cumulative bytes in both directions (log axis), mean over seeds.
 
     A method that sends nothing has no place on a log axis: its final accuracy is a horizontal dotted line.
     """
@@ -105,7 +105,7 @@ def draw_silent(axes: Axes, method: str, accuracy: float, style: LineStyle) -> N
 
 
 def draw_training_loss(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panels:
-    """Training-loss terms against rounds, mean over seeds: a panel per term, since their scales differ.
+    """Draw training-loss terms against rounds, mean over seeds: a panel per term, since their scales differ.
 
     A line per method. Of several methods only terms that two or more share are drawn: the page of a run has its own.
     """
@@ -129,7 +129,7 @@ def draw_training_loss(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> 
 
 
 def draw_stream(table: pd.DataFrame, styles: Mapping[str, LineStyle], borders: Sequence[float]) -> Panels:
-    """A panel each for A_glo, A_loc and A_sel, mean over seeds: a line per method, dashed on minority classes.
+    """Draw A_glo, A_loc and A_sel, mean over seeds: a line per method, dashed on minority classes.
 
     Where no global model answers, A_glo is the vote of clients' models, dotted.
     """
@@ -152,9 +152,9 @@ def draw_stream(table: pd.DataFrame, styles: Mapping[str, LineStyle], borders: S
 
 
 def draw_by_task(table: pd.DataFrame, borders: Sequence[float]) -> Panels:
-    """A panel per method, a line per task from the round it begins: what becomes of what was learnt earlier."""
+    """Draw the accuracy on each task from the round it begins: a panel per method, a line per task."""
     tasks, panels = list(dict.fromkeys(table["task"])), {}
-    colours = [_TASK_COLOURS(place / max(len(tasks) - 1, 1)) for place in range(len(tasks))]
+    colours = [_TASK_COLOURS(index / max(len(tasks) - 1, 1)) for index in range(len(tasks))]
     with house_style():
         for method, rows in _by_method(table):
             panels[method], axes = panel(method, 2.4, SMALL_PANEL)

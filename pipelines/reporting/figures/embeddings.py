@@ -28,7 +28,7 @@ _CLIENT_COLOURS = ("#25364d", "#e0a458", "#8fb339", "#b24c63")
 
 
 def draw_tsne(analysis: StoredAnalysis) -> Figure:
-    """The same test images under one or several models, by true and by predicted class, and what was trained on."""
+    """Draw the same test images under one or several models, by true and predicted class, and training samples."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
     drawn = arrays["labels"], arrays["predictions"]
@@ -53,14 +53,14 @@ def draw_tsne(analysis: StoredAnalysis) -> Figure:
     bars.set_xlabel("class")
     bars.grid(visible=False, axis="x")
     bars.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    places = range(0, len(names), -(-len(names) // 12))
+    ticks = range(0, len(names), -(-len(names) // 12))
     rotation = 0 if max(map(len, names)) <= 2 else 45
-    bars.set_xticks(list(places), [names[place] for place in places], rotation=rotation)
+    bars.set_xticks(list(ticks), [names[index] for index in ticks], rotation=rotation)
     return figure
 
 
 def draw_calibration(analysis: StoredAnalysis) -> Figure:
-    """The same test images before and after a calibration."""
+    """Draw the same test images before and after a calibration."""
     arrays = analysis.arrays
     names, models = as_texts(arrays["class_names"]), as_texts(arrays["models"])
     colours, figure = _class_colours(len(names), arrays["labels"]), whole_line(4.6)
@@ -73,7 +73,7 @@ def draw_calibration(analysis: StoredAnalysis) -> Figure:
 
 
 def draw_calibration_trained(analysis: StoredAnalysis) -> Figure:
-    """The same test images under several clients' models before and after a calibration, by class and by client.
+    """Draw the same test images under clients' models before and after a calibration, by class and client.
 
     By client, because that is what a calibration is to make disappear, and markers alone do not show it.
     """
@@ -100,7 +100,7 @@ def draw_calibration_trained(analysis: StoredAnalysis) -> Figure:
 
 
 def draw_prototypes(analysis: StoredAnalysis) -> Figure:
-    """A client's features with the means of their clusters, and the server's prototypes."""
+    """Draw a client's features with the means of their clusters, and the server's prototypes."""
     arrays = analysis.arrays
     names, labels, clusters = as_texts(arrays["class_names"]), arrays["labels"], arrays["clusters"]
     tints = dict(zip(dict.fromkeys(labels.tolist()), (REAL, MADE), strict=False))
@@ -129,7 +129,7 @@ def draw_prototypes(analysis: StoredAnalysis) -> Figure:
 
 
 def draw_generated(analysis: StoredAnalysis) -> Figure:
-    """Real and generated features, by class and by origin."""
+    """Draw real and generated features, by class and by origin."""
     arrays = analysis.arrays
     names, made, labels = as_texts(arrays["class_names"]), arrays["generated"], arrays["labels"]
     colours, origins = _class_colours(len(names), labels), ListedColormap([REAL, MADE])
@@ -148,29 +148,29 @@ def draw_generated(analysis: StoredAnalysis) -> Figure:
 
 
 def as_texts(values: np.ndarray) -> list[str]:
-    """An array of names."""
+    """Return an array of names as a list."""
     return [str(value) for value in values]
 
 
 def _marks(colours: Sequence[str], markers: Sequence[str]) -> list[Line2D]:
-    """The marks of a legend."""
+    """Return the marks of a legend."""
     pairs = zip(colours, markers, strict=False)
     return [Line2D([], [], linestyle="", marker=marker, color=colour) for colour, marker in pairs]
 
 
 def _class_colours(count: int, *drawn: np.ndarray) -> ListedColormap:
-    """A colour of each class; where there are more classes than colours, those that are drawn are set apart."""
+    """Return a colour per class; with more classes than colours, the drawn ones differ most."""
     if count <= len(_CLASS_COLOURS):
         return ListedColormap(list(_CLASS_COLOURS[:count]))
     classes = _distinct(drawn)
     hues = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(classes)))
     some = _CLASS_COLOURS if len(classes) <= len(_CLASS_COLOURS) else hues
-    places = np.searchsorted(classes, np.arange(count)).clip(max=len(classes) - 1)
-    return ListedColormap([some[place] for place in places])
+    indices = np.searchsorted(classes, np.arange(count)).clip(max=len(classes) - 1)
+    return ListedColormap([some[index] for index in indices])
 
 
 def _distinct(drawn: Iterable[np.ndarray]) -> np.ndarray:
-    """The numbers of the classes in some arrays, ascending."""
+    """Return the class numbers in arrays, ascending."""
     return np.unique(np.concatenate([labels.ravel() for labels in drawn]))
 
 
@@ -191,14 +191,14 @@ def _scatter(axes: Axes, points: np.ndarray, labels: np.ndarray, colours: Listed
 
 
 def _bare(axes: Axes, title: str) -> None:
-    """A panel without ticks: the axes of an embedding have no unit."""
+    """Remove the ticks of a panel: the axes of an embedding have no unit."""
     axes.set(title=title, xticks=[], yticks=[], box_aspect=1)
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)
 
 
 def _class_key(figure: Figure, axes: Axes, names: Sequence[str], colours: ListedColormap, *drawn: np.ndarray) -> None:
-    """Which colour is which of the classes drawn: a legend below the figure, or of many classes a bar below a panel."""
+    """Add the colours of the drawn classes: a legend below the figure, or a bar below a panel for many classes."""
     classes = _distinct(drawn).tolist()
     if len(classes) > len(_CLASS_COLOURS):
         mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-0.5, len(names) - 0.5), colours)

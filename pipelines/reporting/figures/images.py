@@ -16,7 +16,7 @@ _GUESS = "#888888"
 
 
 def draw_virtual_images(analysis: StoredAnalysis) -> Figure:
-    """A sheet with a row per class."""
+    """Draw a sheet with a row per class."""
     sheet, names = analysis.arrays["sheet"], as_texts(analysis.arrays["class_names"])
     figure = whole_line(min(WIDTH * sheet.shape[0] / sheet.shape[1] + 0.5, 16))
     axes = figure.add_subplot()
@@ -30,7 +30,7 @@ def draw_virtual_images(analysis: StoredAnalysis) -> Figure:
 
 
 def draw_inversion(analysis: StoredAnalysis) -> Figure:
-    """How well images can be rebuilt, by the number of features averaged, and the best of them."""
+    """Draw how well images are rebuilt by the number of averaged features, and the best of them."""
     rows = pd.DataFrame(analysis.rows)
     attacks, sizes = (list(dict.fromkeys(rows[key])) for key in ("attack", "m"))
     titles = {
@@ -67,7 +67,7 @@ def draw_inversion(analysis: StoredAnalysis) -> Figure:
 
 
 def _sheet(axes: Axes, analysis: StoredAnalysis, most: int = 5) -> None:
-    """Pairs of rows per class: the closest image, and what was rebuilt of it; a column per m, and the guess."""
+    """Draw two rows per class, the closest image and the rebuilt one, with a column per m and the guess."""
     arrays = analysis.arrays
     labels = [f"class {name}" for name in np.asarray(as_texts(arrays["class_names"]))[arrays["labels"][:most]]]
     if not labels:
@@ -95,7 +95,7 @@ def _sheet(axes: Axes, analysis: StoredAnalysis, most: int = 5) -> None:
 
 
 def draw_gradcam(analysis: StoredAnalysis) -> Figure:
-    """Cases of a calibration: an image, and where the model looked before and after."""
+    """Draw cases of a calibration: an image, and where the model looked before and after."""
     arrays = analysis.arrays
     names, cases = as_texts(arrays["class_names"]), as_texts(arrays["cases"])
     examples = max((cases.count(row["case"]) for row in analysis.rows), default=1)
@@ -117,14 +117,14 @@ def draw_gradcam(analysis: StoredAnalysis) -> Figure:
             fontweight="bold",
             in_layout=False,  # else the first column would be as wide as this line
         )
-        for place, example in enumerate(np.flatnonzero(arrays["cases"] == row["case"])):
+        for index, example in enumerate(np.flatnonzero(arrays["cases"] == row["case"])):
             image, label = arrays["images"][example], names[arrays["labels"][example]]
             titles = (
                 f"true {label}",
                 *(f"{when}: {names[arrays[f'predicted_{when}'][example]]}" for when in ("before", "after")),
             )
             maps = (None, arrays["before"][example], arrays["after"][example])
-            for axes, title, heat in zip(line[3 * place : 3 * place + 3], titles, maps, strict=True):
+            for axes, title, heat in zip(line[3 * index : 3 * index + 3], titles, maps, strict=True):
                 _show(axes, image)
                 if heat is not None:
                     shown = axes.imshow(heat, cmap="inferno", alpha=0.6, vmin=0, vmax=1)
@@ -135,7 +135,7 @@ def draw_gradcam(analysis: StoredAnalysis) -> Figure:
 
 
 def _show(axes: Axes, image: np.ndarray) -> None:
-    """An image uint8 [C, H, W], every pixel as a square."""
+    """Show an image uint8 [C, H, W], every pixel as a square."""
     pixels = image.transpose(1, 2, 0)
     axes.imshow(
         pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest"

@@ -56,13 +56,13 @@ def percent_axis(axis: Any) -> None:
 
 
 def round_axis(axes: Axes) -> None:
-    """Rounds from left to right."""
+    """Show rounds from left to right."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 def byte_axis(axes: Axes, label: str) -> None:
-    """Bytes from left to right, on a logarithmic scale: powers of ten, on a short axis also 2 and 5 times."""
+    """Show bytes on a logarithmic scale: powers of ten, on a short axis also 2 and 5 times."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
@@ -84,9 +84,9 @@ def name_lines(axes: Axes) -> None:
     """Name lines and marks at the right of their panel, the highest last value on top."""
     handles, names = axes.get_legend_handles_labels()
     last: list[float] = [float(np.asarray(handle.get_ydata())[-1]) for handle in handles]  # type: ignore[attr-defined]
-    order = sorted(range(len(names)), key=lambda place: (-last[place], names[place]))
+    order = sorted(range(len(names)), key=lambda index: (-last[index], names[index]))
     axes.legend(
-        [handles[place] for place in order], [names[place] for place in order], loc="center left",
+        [handles[index] for index in order], [names[index] for index in order], loc="center left",
         bbox_to_anchor=(1.01, 0.5),
     )  # fmt: skip
 
@@ -125,12 +125,12 @@ def heatmap(
     )
     axes.set_ylim(rows, 0)
     axes.grid(visible=False)
-    for axis, own, limit in ((axes.yaxis, names[0], 30), (axes.xaxis, names[1], most)):
+    for axis, texts, limit in ((axes.yaxis, names[0], 30), (axes.xaxis, names[1], most)):
         steps = (factor * 10**power for power in range(6) for factor in (1, 2, 5))
-        shown = range(0, len(own), next(step for step in steps if len(own) / step <= limit))
-        axis.set_ticks([place + 0.5 for place in shown], [own[place] for place in shown])
+        shown = range(0, len(texts), next(step for step in steps if len(texts) / step <= limit))
+        axis.set_ticks([index + 0.5 for index in shown], [texts[index] for index in shown])
         axis.set_tick_params(length=0)
-        if axis is axes.xaxis and len(shown) * max((len(own[place]) for place in shown), default=0) > 110 * most / 26:
+        if axis is axes.xaxis and len(shown) * max((len(texts[index]) for index in shown), default=0) > 110 * most / 26:
             axis.set_tick_params(rotation=45, rotation_mode="xtick")
     if text is not None:
         shades = mesh.to_rgba(np.asarray(values, dtype=float))[..., :3] @ (0.2126, 0.7152, 0.0722)

@@ -26,7 +26,7 @@ from pipelines.reporting.formats import MINUS
 
 
 def draw_tradeoff(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panels:
-    """Final accuracy against bytes in both directions (log axis): mean over seeds, bars of ± one standard deviation.
+    """Draw final accuracy against bytes (log axis): mean over seeds, bars of ± one standard deviation.
 
     A method that sends nothing has no place on a log axis: it is a horizontal dotted line. A panel for the global model
     and one for the mean over clients; a method without a global model is not in the first.
@@ -51,7 +51,7 @@ def draw_tradeoff(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panel
 
 
 def draw_differences(comparison: Comparison, table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panels:
-    """Forest plot: each method's mean difference to the baseline with its interval, and a dot per seed.
+    """Draw a forest plot: each method's mean difference to the baseline with its interval, and a dot per seed.
 
     The axis shows all seeds; an interval that goes far beyond them is cut at its edge.
     """
@@ -60,16 +60,20 @@ def draw_differences(comparison: Comparison, table: pd.DataFrame, styles: Mappin
         for metric in dict.fromkeys(table["metric"]):
             rows = {row.method: row.differences[metric] for row in comparison.methods if row.differences[metric].n}
             panels[metric], axes = panel(PANEL_TITLES[metric], 1.0 + 0.27 * len(rows))
-            farthest = max(abs(value) for found in rows.values() for value in found.by_seed.values())
-            ends = [abs(end) for found in rows.values() for end in (found.low, found.high) if end is not None]
+            farthest = max(abs(value) for difference in rows.values() for value in difference.by_seed.values())
+            ends = [
+                abs(end) for difference in rows.values() for end in (difference.low, difference.high) if end is not None
+            ]
             reach = min(1.6 * farthest or 0.01, 1.08 * max(ends, default=math.inf) or 0.01)
             axes.axvline(0, color=INK, linewidth=0.9)
-            for place, (method, found) in enumerate(rows.items()):
-                style, own = styles[method], list(found.by_seed.values())
-                if found.low is not None and found.high is not None:
-                    axes.plot([found.low, found.high], [place] * 2, color=style.colour, linewidth=1.4, marker="|")
-                axes.scatter(own, [place] * len(own), s=9, color=style.colour, alpha=0.55, linewidths=0)
-                axes.plot([found.mean or 0.0], [place], marker=style.marker, markersize=5.5, color=style.colour)
+            for position, (method, difference) in enumerate(rows.items()):
+                style, by_seed = styles[method], list(difference.by_seed.values())
+                if difference.low is not None and difference.high is not None:
+                    axes.plot(
+                        [difference.low, difference.high], [position] * 2, color=style.colour, linewidth=1.4, marker="|"
+                    )
+                axes.scatter(by_seed, [position] * len(by_seed), s=9, color=style.colour, alpha=0.55, linewidths=0)
+                axes.plot([difference.mean or 0.0], [position], marker=style.marker, markersize=5.5, color=style.colour)
             axes.set_xlim(-reach, reach)
             name_rows(axes, list(rows))
             axes.spines["left"].set_visible(False)
@@ -84,7 +88,7 @@ def _points(value: float) -> str:
 
 
 def draw_client_spread(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> Panels:
-    """Final accuracy of every client of every seed: a dot each, behind it the box of the quartiles.
+    """Draw the final accuracy of every client of every seed as a dot, and a box of the quartiles.
 
     Whiskers reach the outermost clients; the thick bar is the median.
     """
@@ -106,12 +110,12 @@ def draw_client_spread(table: pd.DataFrame, styles: Mapping[str, LineStyle]) -> 
             medianprops={"color": INK, "linewidth": 2.2},
             manage_ticks=False,
         )
-        for place, (method, values) in enumerate(by_method.items()):
+        for position, (method, values) in enumerate(by_method.items()):
             # Multiples of the golden ratio look scattered and need no random numbers.
             jitter = np.mod(np.arange(1, len(values) + 1) * ((math.sqrt(5) - 1) / 2), 1) - 0.5
             axes.scatter(
                 values,
-                place + 0.44 * jitter,
+                position + 0.44 * jitter,
                 s=9,
                 color=styles[method].colour,
                 alpha=0.65 if len(values) <= 100 else 0.3,

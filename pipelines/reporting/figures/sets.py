@@ -1,4 +1,4 @@
-"""All figures that some runs have values for: drawn once, for the page and for the files beside the results."""
+"""All figures of runs: drawn once, for the page and for files."""
 
 from __future__ import annotations
 
@@ -74,26 +74,23 @@ def comparison_drawings(comparison: Comparison, partition: PartitionTable | None
     rounds, styles = frame.rounds_frame(runs), method_styles(list(group_by_method(runs)))
     accuracy = frame.smoothed(frame.over_seeds(rounds, frame.curve_metrics(rounds)), smooth)
     differences, costs = frame.differences(comparison, PAIRED_METRICS), frame.tradeoff(runs, PAIRED_METRICS)
-    found: list[Drawing] = []
+    drawings: list[Drawing] = []
     with house_style():
         if (costs["bytes"] > 0).any():
-            found.append(drawing("tradeoff", points.draw_tradeoff(costs, styles), costs))
+            drawings.append(drawing("tradeoff", points.draw_tradeoff(costs, styles), costs))
         if not accuracy.empty:
-            found.append(drawing("accuracy", curves.draw_accuracy_curves(accuracy, styles, smooth), accuracy))
+            drawings.append(drawing("accuracy", curves.draw_accuracy_curves(accuracy, styles, smooth), accuracy))
         if (rounds.loc[rounds["metric"] == "bytes", "value"] > 0).any():
             traffic = frame.bytes_accuracy(rounds, PAIRED_METRICS)
-            found.append(drawing("bytes", curves.draw_bytes_against_accuracy(traffic, styles), traffic))
+            drawings.append(drawing("bytes", curves.draw_bytes_against_accuracy(traffic, styles), traffic))
         if not differences.empty:
             forest = points.draw_differences(comparison, differences, styles)
-            found.append(drawing("differences", forest, differences))
-        return _by_name([*found, *_of_any(runs, rounds, styles, partition)])
+            drawings.append(drawing("differences", forest, differences))
+        return _by_name([*drawings, *_of_any(runs, rounds, styles, partition)])
 
 
 def _of_any(
-    runs: Sequence[RunRecord],
-    rounds: pd.DataFrame,
-    styles: Mapping[str, LineStyle],
-    partition: PartitionTable | None,
+    runs: Sequence[RunRecord], rounds: pd.DataFrame, styles: Mapping[str, LineStyle], partition: PartitionTable | None
 ) -> Iterator[Drawing]:
     clients, classes, losses = frame.client_accuracy(runs), frame.class_accuracy(runs), frame.training_losses(rounds)
     if partition is not None:
@@ -115,8 +112,8 @@ def _of_any(
 @lru_cache(maxsize=16)
 def partition_drawing(partition: PartitionTable) -> Drawing:
     """Draw who holds what; the runs of a seed share it."""
-    held = partition.to_frame().rename_axis("client").reset_index()
-    return drawing("partition", {"": cells.draw_partition(partition)}, held)
+    table = partition.to_frame().rename_axis("client").reset_index()
+    return drawing("partition", {"": cells.draw_partition(partition)}, table)
 
 
 def _by_name(drawings: Iterable[Drawing]) -> dict[str, Drawing]:

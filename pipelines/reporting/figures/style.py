@@ -88,7 +88,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a method is drawn."""
+    """Colour, dashes and marker of a method."""
 
     colour: str
     dashes: Any
@@ -102,11 +102,11 @@ def method_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """
     return {
         method: LineStyle(
-            _COLOURS[place % len(_COLOURS)],
-            _DASHES[place // len(_COLOURS) % len(_DASHES)],
-            _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
+            _COLOURS[index % len(_COLOURS)],
+            _DASHES[index // len(_COLOURS) % len(_DASHES)],
+            _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)],
         )
-        for place, method in enumerate(methods)
+        for index, method in enumerate(methods)
     }
 
 
@@ -160,18 +160,9 @@ def write_svg(svg: str, path: Path) -> Path:
     return path
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as `.svg` or `.png`, by the suffix of the path; the same figure gives the same bytes.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    if path.suffix == ".svg":
-        return write_svg(svg_text(figure), path)
-    if path.suffix != ".png":
-        raise ValueError(f"{path.name}: figures are written as .svg or .png")
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; the same figure gives the same bytes."""
     content = io.BytesIO()
     with house_style():
         figure.savefig(content, format="png", metadata={"Software": None})
     replace_file(path, lambda file: file.write(content.getvalue()))
-    return path

@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLoc
 
 from pipelines.plan.grid import Point, short_names, show
 from pipelines.reporting.figures.parts import name_rows, percent_axis, whole_line
-from pipelines.reporting.figures.style import INK, MUTED, LineStyle, house_style, method_styles, save
+from pipelines.reporting.figures.style import INK, MUTED, LineStyle, house_style, method_styles, write_png
 from pipelines.reporting.formats import format_value
 from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.sweep_tables import Row, Sweep, shown
@@ -86,7 +86,7 @@ class _Quantity:
 
 
 def numeric_key(sweep: Sweep) -> str | None:
-    """The varied key that can be an axis: all its values are numbers; of several the one with most values."""
+    """Return the numeric key with most values, which becomes an axis; None without one."""
     values = {key: {show(row.point.values[key]): row.point.values[key] for row in sweep.points} for key in sweep.keys}
     numeric = [key for key in sweep.keys if all(_is_number(value) for value in values[key].values())]
     return max(numeric, key=lambda key: len(values[key]), default=None)
@@ -97,7 +97,7 @@ def _is_number(value: Any) -> bool:
 
 
 def lines_of(sweep: Sweep, key: str) -> tuple[Line, ...]:
-    """The rows as lines over a numeric key, in the order of the grid, baselines last; each by ascending value."""
+    """Return the rows as lines over a numeric key, in the order of the grid, baselines last."""
     groups: dict[tuple[bool, str], list[Row]] = {}
     for row in sweep.rows:
         parts = _parts(row.point, sweep, {name: value for name, value in row.point.values.items() if name != key})
@@ -109,14 +109,14 @@ def lines_of(sweep: Sweep, key: str) -> tuple[Line, ...]:
 
 
 def _parts(point: Point, sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
-    """Say what a point has: its method where that varies, and each value."""
+    """Return the parts of a point's name: its method if that varies, and each value."""
     short = short_names(sweep.keys)
     parts = [f"{short[key]} = {show(value)}" for key, value in values.items() if key != "method.name"]
     return [point.method, *parts] if point.is_baseline or "method.name" in sweep.keys else parts
 
 
 def draw_sweep(sweep: Sweep) -> Figure:
-    """Accuracy on the left; on the right what clients send in a round, and all bytes of a round in both directions.
+    """Draw accuracy on the left; on the right scalars that clients send in a round, and all bytes of a round.
 
     Means over seeds with ± one sample standard deviation, and a dot per seed. A value that no run has is left out.
     """
@@ -131,13 +131,15 @@ def draw_sweep(sweep: Sweep) -> Figure:
 
 def write_figure(sweep: Sweep, directory: Path) -> Path:
     """Write ``sweep.png``; its data are in ``sweep.csv``."""
-    return save(draw_sweep(sweep), directory / "sweep.png")
+    path = directory / "sweep.png"
+    write_png(draw_sweep(sweep), path)
+    return path
 
 
 def _draw_lines(sweep: Sweep, key: str) -> Figure:
     lines = lines_of(sweep, key)
     swept = [line.label for line in lines if not line.is_baseline]
-    baselines = [_BASELINES[place % len(_BASELINES)] for place in range(len(lines) - len(swept))]
+    baselines = [_BASELINES[value % len(_BASELINES)] for value in range(len(lines) - len(swept))]
     styles = [*method_styles(swept).values(), *baselines]
     figure = whole_line(4.0)
     panels = figure.subplot_mosaic("ab;ac", sharex=True, width_ratios=(1.15, 1))
@@ -164,9 +166,9 @@ def _draw_lines(sweep: Sweep, key: str) -> Figure:
                 capsize=2,
                 label=line.label,
             )
-            for place, row in zip(x, known, strict=True):
+            for value, row in zip(x, known, strict=True):
                 seeds = quantity.seeds(row)
-                axes.scatter([place] * len(seeds), seeds, s=11, color=style.colour, alpha=0.5, linewidths=0)
+                axes.scatter([value] * len(seeds), seeds, s=11, color=style.colour, alpha=0.5, linewidths=0)
         axes.set_title(quantity.name)
         axes.set_ylabel(quantity.label)
         _scale_values(axes, "y", quantity, sweep.rows)
@@ -182,7 +184,7 @@ def _draw_lines(sweep: Sweep, key: str) -> Figure:
 
 
 def _scale_key(axes: Axes, sweep: Sweep, key: str) -> None:
-    """Mark the values themselves, where they do not stand too close together."""
+    """Mark the values themselves, unless they are too close together."""
     values = sorted({float(row.point.values[key]) for row in sweep.points})
     set_scale(axes, "x", values)
     gaps = np.diff(values) / (values[-1] - values[0] or 1)
@@ -196,22 +198,24 @@ def _scale_key(axes: Axes, sweep: Sweep, key: str) -> None:
 
 
 def _draw_rows(sweep: Sweep) -> Figure:
-    """A row per point and baseline; the key of a switch has a check-mark."""
+    """Draw a row per point and baseline; the key of a switch has a check-mark."""
     rows, names = sweep.rows, _row_names(sweep)
     lines = max(name.count("\n") + 1 for name in names)
     figure = whole_line(1.35 + (0.17 + 0.12 * lines) * len(rows))
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
     point = method_styles(["point"])["point"].colour
     for axes, quantity in zip(panels, _quantities(sweep), strict=True):
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             summary, colour = quantity.summary(row), _BASELINES[0].colour if row.point.is_baseline else point
-            axes.axhline(place, color="#eeeeee", linewidth=0.8, zorder=0)
+            axes.axhline(position, color="#eeeeee", linewidth=0.8, zorder=0)
             if summary.mean is not None:
                 seeds = quantity.seeds(row)
-                axes.errorbar(summary.mean, place, xerr=summary.std, color=colour, marker="o", elinewidth=1, capsize=3)
-                axes.scatter(seeds, [place] * len(seeds), s=11, color=colour, alpha=0.5, linewidths=0)
+                axes.errorbar(
+                    summary.mean, position, xerr=summary.std, color=colour, marker="o", elinewidth=1, capsize=3
+                )
+                axes.scatter(seeds, [position] * len(seeds), s=11, color=colour, alpha=0.5, linewidths=0)
                 text, above = format_value(summary.mean, quantity.unit), (0, 5)
-                axes.annotate(text, (summary.mean, place), above, textcoords="offset points", ha="center",
+                axes.annotate(text, (summary.mean, position), above, textcoords="offset points", ha="center",
                               fontsize=6.5, color=INK)  # fmt: skip
         axes.set_title(quantity.name)
         axes.set_xlabel(quantity.label)
@@ -221,7 +225,7 @@ def _draw_rows(sweep: Sweep) -> Figure:
 
 
 def _row_names(sweep: Sweep) -> list[str]:
-    """What each row has, in a line or, where that would be long, in a line per key."""
+    """Return the name of each row, in one line, or a line per key if it is long."""
     named = []
     for row in sweep.rows:
         switches = {key: value for key, value in row.point.values.items() if isinstance(value, bool)}

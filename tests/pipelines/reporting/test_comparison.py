@@ -21,7 +21,8 @@ from pipelines.reporting.comparison_files import markdown, print_table, write
 from pipelines.reporting.comparison_tables import comparison_tables
 from pipelines.reporting.formats import format_difference
 from pipelines.reporting.statements import statements
-from pipelines.reporting.statistics import Summary, rounds_to_target
+from pipelines.reporting.statistics import Summary, first_round_reaching
+from pipelines.reporting.targets import RunTarget, run_target
 from pipelines.runs.record import RunRecord, load_run
 from tests.pipelines.reporting.records import write_run
 
@@ -87,14 +88,16 @@ def three_seeds(root: Path) -> list[RunRecord]:
     return runs + [make_run(root, "moon", seed, [0.69, final]) for seed, final in enumerate((0.71, 0.73, 0.76))]
 
 
-def test_rounds_to_target(tmp_path: Path) -> None:
-    """Accuracies 10, 30, 28, 41, 39, 45, 44 reach 40 in round 4 and never 50; 0.95 * 0.8 is reached by 0.76."""
-    run = make_run(tmp_path, "fedavg", 0, [0.10, 0.30, 0.28, 0.41, 0.39, 0.45, 0.44])
-    reached = rounds_to_target(run.history, "top1_global", 0.40)
-    assert reached is not None and reached.round == 4
-    assert reached.total_bytes == 4 * 150
-    assert rounds_to_target(run.history, "top1_global", 0.50) is None
-    assert rounds_to_target(make_run(tmp_path, "moon", 0, [0.76]).history, "top1_global", 0.95 * 0.8) is not None
+def test_rounds_to_a_target(tmp_path: Path) -> None:
+    """Accuracies 10, 30, 28, 41, 39 reach 40 in round 4, with 4 times 150 bytes, and never 50.
+
+    Half of the baseline's 80 is 40. 0.95 * 0.8 is reached by 0.76.
+    """
+    run = make_run(tmp_path, "moon", 0, [0.10, 0.30, 0.28, 0.41, 0.39])
+    baseline = make_run(tmp_path, "fedavg", 0, [0.80])
+    assert run_target(run, baseline, "top1_global", 0.5) == RunTarget(0.4, 4, 600)
+    assert run_target(run, baseline, "top1_global", 0.625) == RunTarget(0.5)
+    assert first_round_reaching([(1, 0.76)], 0.95 * 0.8) == 1
 
 
 def test_compare_three_seeds(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -28,7 +27,7 @@ from pipelines.reporting.figures.sets import (
     run_drawings,
     write_drawings,
 )
-from pipelines.reporting.figures.style import house_style, method_styles, save, svg_text
+from pipelines.reporting.figures.style import house_style, method_styles, svg_text
 from pipelines.reporting.figures.sweeps import set_scale
 from pipelines.reporting.partition_table import PartitionTable, load_partition
 from pipelines.runs.record import RunRecord
@@ -51,15 +50,12 @@ def accuracy_panels(runs: Sequence[RunRecord]) -> dict[str, Figure]:
 
 
 def test_partition_table(tmp_path: Path) -> None:
-    """Counts as list or by class; absent classes count 0; names and sizes where given."""
+    """Counts as list or by class; absent classes count 0; names where given."""
     directory = write_manifest(tmp_path, [[1, 2, 3], {"0": 4}])
     partition = load_partition(directory, ("cat", "dog"))
     assert partition.counts.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert partition.class_names == ("cat", "dog", "2")
     assert partition.to_frame().loc["0001", "cat"] == 4
-    sized = [{"id": "a", "class_counts": [1], "sizes": {"train": 1, "val": 2, "test": 3}}]
-    partition = load_partition(write_manifest(tmp_path / "sizes", [], clients=sized))
-    assert partition.sizes.values.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("text", [None, "{broken", "[]", '{"clients": []}', '{"clients": [{"id": "0000"}]}'])
@@ -152,9 +148,7 @@ def test_small_and_large_comparisons_can_be_drawn(methods: int, clients: int, cl
     final = {"top1_global": 0.5, "mean_local": 0.5, "bytes_up": 100.0, "bytes_down": 50.0}
     runs = [make_run(f"fedavg{i}", 0, rounds, class_acc=tuple(rng.random(classes)), **final) for i in range(methods)]
     counts = rng.integers(0, 50, size=(clients, classes))
-    partition = PartitionTable(
-        tuple(f"{k:04d}" for k in range(clients)), tuple(map(str, range(classes))), counts, pd.DataFrame(), {}
-    )
+    partition = PartitionTable(tuple(f"{k:04d}" for k in range(clients)), tuple(map(str, range(classes))), counts, {})
     drawn = comparison_drawings(compare(runs, baseline="fedavg0"), partition)
     differences = ["differences"] if methods > 1 else []
     assert list(drawn) == ["tradeoff", "accuracy", "bytes", *differences, "partition", "clients", "classes", "loss"]
@@ -201,10 +195,6 @@ def test_each_figure_is_one_file_beside_its_data(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(path.name for path in first)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert first[1].read_text().splitlines()[0] == "metric,method,round,mean,std,n"
-    figure = accuracy_panels([make_run("local", 0, [quiet])])["mean_local"]
-    assert save(figure, tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"figure\.pdf"):
-        save(figure, tmp_path / "figure.pdf")
 
 
 @pytest.mark.parametrize("name", ["$a_$", "$x^2$", r"\frac{a}{b} $", "a & b <c> -- |d|"])

@@ -15,7 +15,7 @@ import pytest
 
 from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import sealed, write_json
-from pipelines.reporting.comparison_report import collect, compare
+from pipelines.reporting.comparison_report import collect, write_report
 from pipelines.reporting.run_report import report, write_run_page
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -111,7 +111,7 @@ def make_all(root: Path) -> list[Path]:
 def write_both(root: Path) -> tuple[str, str]:
     """The page of a run and that of a comparison, as text."""
     directories = make_all(root)
-    compare({}, directories, root / "out", {"gfpl seed 0": "round 1: <diverged>"}, with_times=False)
+    write_report(collect({}, directories, {"gfpl seed 0": "round 1: <diverged>"}), root / "out", with_times=False)
     both = root / "out" / "report.html"
     return report(directories[2]).read_text(encoding="utf-8"), both.read_text(encoding="utf-8")
 
@@ -188,7 +188,7 @@ def test_a_page_of_this_machine_says_when_by_which_code_and_how_it_was_made(tmp_
     header = json.loads((runs[0] / "config.json").read_text(encoding="utf-8"))
     known = {key: value for key, value in header.items() if key in ("identity", "config", "config_hash")}
     write_json(runs[0] / "config.json", sealed({**known, "environment": {"code_version": "c0ffee" * 6}}))
-    compare({}, runs, tmp_path / "out", command="protofl compare --methods fedavg,local")
+    write_report(collect({}, runs), tmp_path / "out", command="protofl compare --methods fedavg,local")
     head = text_of((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))[:1500]
     assert "runs ended: 1970-01-02" in head and "commit: c0ffeec0ffee " in head
     assert "command: protofl compare --methods fedavg,local" in head
@@ -280,7 +280,7 @@ def test_a_run_whose_partition_is_gone(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "partition-1" / "manifest.json").unlink()
     with pytest.raises(DataError, match="partition-1"):
         report(directories[1])
-    compare({}, directories, tmp_path / "out")
+    write_report(collect({}, directories), tmp_path / "out")
     assert "who holds what with seed 1" in caplog.text
     assert "Samples by client and class" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
@@ -323,10 +323,10 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
     directories = [str(path) for path in make_all(tmp_path)]
     program = (
         "import sys; from pathlib import Path\n"
-        "from pipelines.reporting.comparison_report import compare\n"
+        "from pipelines.reporting.comparison_report import collect, write_report\n"
         "from pipelines.reporting.run_report import report\n"
         f"runs = [Path(run) for run in {directories!r}]\n"
-        f"compare({{}}, runs, Path({str(tmp_path / 'out')!r})); report(runs[0])\n"
+        f"write_report(collect({{}}, runs), Path({str(tmp_path / 'out')!r})); report(runs[0])\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=120).returncode == 0
@@ -335,11 +335,11 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_page_tells_times_unless_it_must_be_the_same_everywhere(tmp_path: Path) -> None:
     directories = make_all(tmp_path)
-    compare({}, directories, tmp_path / "told", {})
+    write_report(collect({}, directories), tmp_path / "told")
     told = text_of((tmp_path / "told" / "report.html").read_text(encoding="utf-8"))
     assert "Time, mean ± std over n seeds" in told and "123 ± 0" in told  # two seeds of 123.456 seconds
     assert (tmp_path / "told" / "times.csv").exists()
 
-    compare({}, directories, tmp_path / "told", {}, with_times=False)
+    write_report(collect({}, directories), tmp_path / "told", with_times=False)
     assert "Time, mean" not in (tmp_path / "told" / "report.html").read_text(encoding="utf-8")
     assert not (tmp_path / "told" / "times.csv").exists()  # what is left of another time would pass for this one's

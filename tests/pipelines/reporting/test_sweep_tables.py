@@ -19,33 +19,16 @@ from pipelines.reporting.figures.sweeps import draw_sweep, lines_of, numeric_key
 from pipelines.reporting.sweep_tables import Sweep, markdown, summarise, write
 from pipelines.runs.record import RunRecord
 from tests.cases import quick
+from tests.pipelines.reporting.records import make_run
 
 SUBJECT = "fedprox on digits"
 
 
 def run(seed: int, accuracy: float | None, method: str = "fedprox", **changes: Any) -> RunRecord:
     """A run of 4 rounds with 100 scalars, 400 bytes up and 800 bytes down in each."""
-    values: dict[str, Any] = {
-        **dict.fromkeys(
-            set(RunRecord.__dataclass_fields__) - {"directory", "history", "tasks", "block_ends", "figures"}
-        ),
-        "method": method,
-        "dataset": "digits",
-        "partition": "iid",
-        "seed": seed,
-        "rounds": 4,
-        "class_acc": (),
-        "bytes_up_by_kind": {},
-        "bytes_down_by_kind": {},
-        "mean_local": accuracy,
-        "client_std": 0.05,
-        "scalars_up_per_round": 100,
-        "bytes_up_per_round": 400,
-        "bytes_down_per_round": 800,
-        "bytes_up": 1600,
-        "bytes_down": 3200,
-    }
-    return RunRecord(**(values | changes))
+    per_round = {"scalars_up_per_round": 100, "bytes_up_per_round": 400, "bytes_down_per_round": 800}
+    whole = {"rounds": 4, "bytes_up": 1600, "bytes_down": 3200, "mean_local": accuracy, "client_std": 0.05}
+    return make_run(method, seed, [], **(per_round | whole | changes))
 
 
 def runs(*accuracies: float, method: str = "fedprox", **changes: Any) -> list[RunRecord]:
