@@ -32,18 +32,18 @@ def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
     if tuned:
         methods |= {f"{name} (tuned)": method for name, method in methods.items()}
     for claim in claims_of(plan.base.compare.claims):
-        place = f"compare.claims.{claim.name}"
+        key = f"compare.claims.{claim.name}"
         for row in (claim.better, claim.than):
             if row not in methods:
                 raise ConfigError(
-                    f"{place}: {row} is not compared; one of {', '.join(methods)}, or name it with --methods"
+                    f"{key}: {row} is not compared; one of {', '.join(methods)}, or name it with --methods"
                 )
             if claim.metric is None or claim.metric in TASK_SCORES:
                 continue
             try:
                 check_metric(claim.metric, methods[row])
             except ConfigError as error:
-                raise ConfigError(f"{place}: {str(error).replace('--metric', 'metric')}") from error
+                raise ConfigError(f"{key}: {str(error).replace('--metric', 'metric')}") from error
 
 
 def compare_methods(

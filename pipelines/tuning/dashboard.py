@@ -14,12 +14,12 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: this machine only)")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--storage", metavar="URL", help=f"Optuna storage (default: {JOURNAL})")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     import bottle  # type: ignore[import-untyped]
     from optuna_dashboard import wsgi  # type: ignore[import-untyped]
 
-    pages = wsgi(open_storage(given.storage))
-    bottle.run(checked_wsgi(pages, any_host=given.host not in LOOPBACK), host=given.host, port=given.port)
+    pages = wsgi(open_storage(arguments.storage))
+    bottle.run(checked_wsgi(pages, any_host=arguments.host not in LOOPBACK), host=arguments.host, port=arguments.port)
 
 
 if __name__ == "__main__":

@@ -80,24 +80,20 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
     """
     if not files.record.config.exists():
         return
-    held = read_json(files.record.config)
-    if held["identity"] == problem.identity:
+    existing = read_json(files.record.config)
+    if existing["identity"] == problem.identity:
         return
     cure = "choose another --out, or delete that folder"
-    if "tune" not in held["identity"]:
-        commit = str(held["environment"].get("code_version"))[:8]
+    if "tune" not in existing["identity"]:
+        commit = str(existing["environment"].get("code_version"))[:8]
         raise ConfigError(f"{files.directory}: an earlier version ({commit}) began this study; {cure}")
-    differences = list_differences(config_differences(held["identity"], problem.identity))
+    differences = list_differences(config_differences(existing["identity"], problem.identity))
     raise ConfigError(f"{files.directory}: holds the study of another configuration ({differences})\n{cure}")
 
 
 @contextmanager
 def exclusive_lock(directory: Path) -> Iterator[None]:
-    """Lock a study's folder: of its processes and threads, one at a time asks or tells.
-
-    Raises:
-        ConfigError: the folder is not writable.
-    """
+    """Lock a study's folder: of its processes and threads, one at a time asks or tells."""
     try:
         disk.make_folder(directory)
         handle = disk.open_lock(directory / ".lock")

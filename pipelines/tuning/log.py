@@ -16,10 +16,10 @@ from pipelines.tuning.folder import StudyFiles
 
 def study_of(directory: Path) -> Path | None:
     """Return the study that a folder is, or is the record or a trial of; None for any other folder."""
-    place = directory.absolute()
-    found = next((known for known in (place, place.parent, place.parent.parent) if is_study(known)), None)
-    parts = () if found is None else (found, StudyFiles(found).record.directory, found / "trials" / place.name)
-    return found if place in parts else None
+    folder = directory.absolute()
+    study = next((known for known in (folder, folder.parent, folder.parent.parent) if is_study(known)), None)
+    parts = () if study is None else (study, StudyFiles(study).record.directory, study / "trials" / folder.name)
+    return study if folder in parts else None
 
 
 def is_study(directory: Path) -> bool:

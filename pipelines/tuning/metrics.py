@@ -73,12 +73,12 @@ def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[st
         ConfigError: the metric is missing; names the existing ones, near misses first.
         RunError: it is null.
     """
-    told = derived(metrics.get("class_acc"), [(record["round"], record["mean_local"]) for record in history])
-    there = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}, **told}))
-    if name not in there:
-        names = [key for key in there if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
+    further = derived(metrics.get("class_acc"), [(record["round"], record["mean_local"]) for record in history])
+    numbers = dict(numbers_in({**metrics, **{key: history[-1][key] for key in PER_ROUND}, **further}))
+    if name not in numbers:
+        names = [key for key in numbers if _can_be_asked(key) and not key.rpartition(".")[2].isdecimal()]
         raise ConfigError(f"--metric {name}: {_near(name, names)}this method's runs have {', '.join(sorted(names))}")
-    value = there[name]
+    value = numbers[name]
     if value is None:
         why = (
             "accuracy still rose at the end, or fewer than 30 rounds were evaluated"

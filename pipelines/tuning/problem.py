@@ -124,11 +124,7 @@ class Problem:
         return values_of(self.config)
 
     def config_of(self, values: Values) -> Config:
-        """Return the configuration of a trial, from its values by dotted key.
-
-        Raises:
-            ConfigError: the values contradict each other.
-        """
+        """Return the configuration of a trial, from its values by dotted key."""
         return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
     def parameters_with(self, values: Values, rounds: int | None = None) -> dict[str, Any]:
@@ -147,11 +143,11 @@ class Problem:
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
         """Return a trial's value for every key that has an effect; values it already has are kept."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for dimension in self.dimensions:
-            if dimension.applies({**self._given, **found}):
-                found[dimension.key] = dimension.suggest(trial)
-        return found
+            if dimension.applies({**self._given, **values}):
+                values[dimension.key] = dimension.suggest(trial)
+        return values
 
     @property
     def given_values(self) -> dict[str, Any]:
@@ -164,16 +160,16 @@ class Problem:
 
         The preset is omitted if it changes nothing, or cannot be run.
         """
-        said = {f"method.{name}": value for name, value in self.config.method.AUTHORS.items()}
-        searched = {d.key: said[d.key] for d in self.dimensions if d.key in said and d.holds(said[d.key])}
-        given, authors = self.given_values, self._effective({**self._given, **searched})
-        if authors == given:
-            return [given]
+        preset = {f"method.{name}": value for name, value in self.config.method.AUTHORS.items()}
+        searched = {d.key: preset[d.key] for d in self.dimensions if d.key in preset and d.holds(preset[d.key])}
+        configured, authors = self.given_values, self._effective({**self._given, **searched})
+        if authors == configured:
+            return [configured]
         try:
             self.config_of(authors)
         except ConfigError:
-            return [given]
-        return [given, authors]
+            return [configured]
+        return [configured, authors]
 
     def _effective(self, values: Values) -> dict[str, Any]:
         return {dimension.key: values[dimension.key] for dimension in self.dimensions if dimension.applies(values)}

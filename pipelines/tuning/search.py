@@ -22,12 +22,15 @@ from flcore.engine.pool.task import StoppedError
 from flcore.experiment.experiment import Experiment, refuse_missing
 from flcore.io import disk
 from flcore.io.files import remove_stale_temp
-from flcore.io.locks import run_lock, take_lock
+from flcore.io.locks import take_lock
 from pipelines.execution.admission import most_at_once
+from pipelines.execution.bodies import inputs_of_runs
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.side_by_side import side_by_side
+from pipelines.plan.spec import RunSpec
 from pipelines.runs.cache import Cache
+from pipelines.runs.folder import is_in_use
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
 from pipelines.tuning.folder import StudyFiles, exclusive_lock, refuse_other_study, write_record
@@ -79,16 +82,16 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
     by_label: dict[str, Search] = {}
 
     def more(room: int) -> list[PlacedRun] | None:
-        found: list[PlacedRun] = []
+        runs: list[PlacedRun] = []
         over = True
         for search in sorted(searches, key=lambda search: search.begun):
-            appeared = search.more(room - len(found))
+            appeared = search.more(room - len(runs))
             over = over and appeared is None
-            found += appeared or []
+            runs += appeared or []
             by_label.update((run.label, search) for run in appeared or [])
-        while not over and waiting and len(found) < room:
-            found.append(waiting.pop(0))
-        return None if over else found
+        while not over and waiting and len(runs) < room:
+            runs.append(waiting.pop(0))
+        return None if over else runs
 
     def ended(run: PlacedRun, error: ProtoflError | None) -> None:
         if run.label in by_label:  # the comparison checks the other runs
@@ -124,9 +127,6 @@ class Search:
         Args:
             config: all values that are not searched. request: the study's settings. out: the study's folder.
             operation: how to run. prefix: of its trials' names, such as ``fedavg:``.
-
-        Raises:
-            ConfigError, DataError: as :func:`study`.
         """
         if request.trials < 1:
             raise ConfigError(f"--trials {request.trials}: must be at least 1")
@@ -232,7 +232,7 @@ class Search:
         if number in self._claims:
             return False
         file = disk.open_lock(self._files.claim(number))
-        if not take_lock(file, wait=False) or _is_in_use(self._files.trial(number).directory):
+        if not take_lock(file, wait=False) or is_in_use(self._files.trial(number).directory):
             file.close()
             return False
         self._claims[number] = file
@@ -263,11 +263,7 @@ class Search:
     # ---- before and after them -----------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        """Write and return the results; also wait for logging if the operation does.
-
-        Raises:
-            RunError: no trial has finished.
-        """
+        """Write and return the results; also wait for logging if the operation does."""
         files, operation, problem, study = self._files, self._operation, self._problem, self._trials.study
         with exclusive_lock(files.directory), storage_errors():
             write_results(problem, study, files)
@@ -294,15 +290,12 @@ class Search:
             ConfigError: the given configuration does not fit the data, or the study began with other data.
             DataError: data are missing, or no client has validation data.
         """
-        problem, config, cache, operation = self._problem, self._problem.config, Cache.here(), self._operation
+        problem, config, operation = self._problem, self._problem.config, self._operation
         if problem.given.partition.validation == 0:
             operation.watcher.say(
                 f"partition.validation is 0: the study sets aside {VALIDATION_SHARE:g} of each client's training data"
             )
-        operation.watcher.step("prepare")
-        prepared = operation.steps.call("prepare-data", cache.prepared, config)
-        operation.watcher.step(f"partition (seed {config.partition_seed})")
-        inputs = Inputs(prepared, operation.steps.call("partition-data", cache.partition, config, prepared))
+        [inputs] = inputs_of_runs([RunSpec(config)], operation)
         partition = Partition.load(inputs.partition)
         if not any(len(client.val) for client in partition.clients):
             raise DataError(
@@ -313,18 +306,9 @@ class Search:
         experiment = Experiment.open(config, inputs.prepared, inputs.partition)
         experiment.method.start_server(experiment.setting)
         fingerprints = {
-            "data_fingerprint": Dataset.load(prepared).meta.fingerprint,
+            "data_fingerprint": Dataset.load(inputs.prepared).meta.fingerprint,
             "partition_fingerprint": partition.fingerprint,
         }
         if not self._trials.is_of_data(fingerprints):
             raise ConfigError(f"{self._files.directory}: this study began with other data; choose another --out")
         return inputs
-
-
-def _is_in_use(run: Path) -> bool:
-    """Return whether a process trains in a folder, such as a child of a process that was just killed."""
-    try:
-        with run_lock(run):
-            return False
-    except RunError:
-        return True

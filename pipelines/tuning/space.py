@@ -16,6 +16,7 @@ the data source's description, since the space is part of a study's identity, wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +71,19 @@ class Dimension:
         """Evaluate the condition for all possible values of what it reads; a value is chosen when it is read."""
         if self.search.when is None:
             return True, set()
-        place = self.key.rpartition(".")[0]
-        known = {parameter.name: f"{place}.{parameter.name}" for parameter in declared(type(self.section))}
-        holds, read, waiting = False, set[str](), [dict[str, Any]()]
+        prefix = self.key.rpartition(".")[0]
+        known = {parameter.name: f"{prefix}.{parameter.name}" for parameter in declared(type(self.section))}
+        applies, read, waiting = False, set[str](), [dict[str, Any]()]
         while waiting:
             values = waiting.pop()
             section = _with_parameters(self.section, values, known)
             try:
-                holds |= bool(self.search.when(section))
+                applies |= bool(self.search.when(section))
             except _UnknownError as error:
                 key = known[error.name]
                 read.add(key)
                 waiting += [{**values, error.name: value} for value in possible[key]]
-        return holds, read
+        return applies, read
 
     @property
     def extremes(self) -> tuple[Any, ...]:
@@ -144,92 +145,92 @@ def space(config: Config) -> tuple[Dimension, ...]:
     It excludes parameters with a single accepted value, such as a momentum for a method that works without or a
     parameter set by a preset, and parameters that never have an effect.
     """
-    mapping, given = config.to_mapping(), values_of(config)
-    found = (_fitted(mapping, given, *offered) for offered in (*_own(config), *_shared(config)))
-    dimensions = [dimension for dimension in found if dimension is not None]
-    possible = {key: (value,) for key, value in given.items()}
+    mapping, configured = config.to_mapping(), values_of(config)
+    fitted = (_fitted(mapping, configured, *offered) for offered in (*_own(config), *_shared(config)))
+    dimensions = [dimension for dimension in fitted if dimension is not None]
+    possible = {key: (value,) for key, value in configured.items()}
     widest = possible | {dimension.key: dimension.extremes for dimension in dimensions}
     # With 0, which switches a part off, a condition reads all its parameters: the order depends on no given value.
     ordered = _in_order(dimensions, {key: (*values, 0) for key, values in widest.items()})
-    kept = []
+    searched = []
     for dimension in ordered:
         if dimension.may_apply(possible):
-            kept.append(dimension)
+            searched.append(dimension)
             possible[dimension.key] = dimension.extremes
-    return tuple(kept)
+    return tuple(searched)
 
 
 def values_of(config: Config) -> dict[str, Any]:
     """Return every value of a configuration by dotted key, including bases and defaults."""
     sections = {section: values for section, values in config.to_mapping().items() if isinstance(values, Mapping)}
-    found = {
-        f"{place}.{parameter.name}": getattr(method, parameter.name)
-        for place, method in _methods(config)
+    parameters = {
+        f"{prefix}.{parameter.name}": getattr(method, parameter.name)
+        for prefix, method in _methods(config)
         for parameter in declared(type(method))
     }
-    return found | {
+    return parameters | {
         f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()
     }
 
 
 def with_values(mapping: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """Return a nested configuration with other values, by dotted key."""
-    changed = dict(mapping)
+    changed = deepcopy(dict(mapping))
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        changed[section] = _with_value(changed[section], name, value)
+        *sections, name = _path(key)
+        _sections(changed, sections)[-1][name] = value
     return changed
 
 
-def _with_value(section: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    if not name.startswith(_BASES):
-        return {**section, name: value}
-    base, inner, own = _of_base(section, name)
-    return _with_base(section, base, _with_value(own, inner, value))
-
-
 def without_keys(mapping: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return a nested configuration without some dotted keys."""
-    left = dict(mapping)
+    """Return a nested configuration without some dotted keys, and without bases that have no other."""
+    changed = deepcopy(dict(mapping))
     for key in keys:
-        section, _, name = key.partition(".")
-        left[section] = _without_name(left[section], name)
-    return left
+        *sections, name = _path(key)
+        *_, parent, section = _sections(changed, sections)
+        section.pop(name, None)
+        if len(sections) > 1 and not section:
+            del parent[sections[-1]]
+    return changed
 
 
-def _without_name(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not name.startswith(_BASES):
-        return {key: value for key, value in section.items() if key != name}
-    base, inner, own = _of_base(section, name)
-    return _with_base(section, base, _without_name(own, inner))
+def _path(key: str) -> list[str]:
+    """Return the keys of nested objects that lead to a value, such as of a base.
+
+    >>> _path("local.lr"), _path("method.base_settings.moon.method.mu")
+    (['local', 'lr'], ['method', 'base_settings', 'moon', 'method.mu'])
+    """
+    section, _, name = key.partition(".")
+    path, prefix = [section], ""
+    while name.startswith(_BASES):
+        base, _, name = name.removeprefix(_BASES).partition(".method.")
+        path += [f"{prefix}base_settings", base]
+        prefix = "method."
+    return [*path, prefix + name]
 
 
-def _of_base(section: Mapping[str, Any], name: str) -> tuple[str, str, dict[str, Any]]:
-    """Return the base in a name, the name within the base, and the base's values by name."""
-    base, _, inner = name.removeprefix(_BASES).partition(".")
-    said = section.get("base_settings", {}).get(base, {})
-    return base, inner.removeprefix("method."), {key.removeprefix("method."): value for key, value in said.items()}
-
-
-def _with_base(section: Mapping[str, Any], base: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    said = {**section.get("base_settings", {}), base: {f"method.{name}": value for name, value in own.items()}}
-    return {**section, "base_settings": {name: values for name, values in said.items() if values}}
+def _sections(mapping: dict[str, Any], keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Return nested objects from the outermost on; missing ones are made."""
+    sections = [mapping]
+    for key in keys:
+        sections.append(sections[-1].setdefault(key, {}))
+    return sections
 
 
 def _methods(config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the method and its bases, each with the dotted prefix of its parameters."""
-    place = "method"
+    prefix = "method"
     for method in config.methods:
-        yield place, method
-        place = f"{place}.{_BASES}{getattr(method, 'base', '')}.method"
+        yield prefix, method
+        prefix = f"{prefix}.{_BASES}{getattr(method, 'base', '')}.method"
 
 
 def _own(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
     classes, rounds = config.source.num_classes, config.federation.rounds
-    for place, method in _methods(config):
+    for prefix, method in _methods(config):
         for parameter in declared(type(method)):
             if parameter.search is not None and (search := parameter.search.in_numbers(classes, rounds)):
-                yield f"{place}.{parameter.name}", search, parameter.type.startswith("int"), method
+                yield f"{prefix}.{parameter.name}", search, parameter.type.startswith("int"), method
 
 
 def _shared(config: Config) -> Iterator[tuple[str, Search, bool, object]]:
@@ -255,14 +256,16 @@ def _fitted(
 
     For a range, only its ends are tried.
     """
-    given = known[key]
-    held = _holding(search, given, whole)
-    tried = (held.low, held.high) if held.choices is None else held.choices
+    configured = known[key]
+    widened = _holding(search, configured, whole)
+    tried = (widened.low, widened.high) if widened.choices is None else widened.choices
     values = [int(value) if whole and value is not None else value for value in tried]
-    taken = [value for value in values if value == given or _takes(mapping, key, value)]
-    if all(value == given for value in taken):
+    taken = [value for value in values if value == configured or _takes(mapping, key, value)]
+    if all(value == configured for value in taken):
         return None
-    return Dimension(key, held if held.choices is None else replace(held, choices=tuple(taken)), whole, section)
+    return Dimension(
+        key, widened if widened.choices is None else replace(widened, choices=tuple(taken)), whole, section
+    )
 
 
 def _takes(mapping: Mapping[str, Any], key: str, value: Any) -> bool:
@@ -279,25 +282,25 @@ def _in_order(dimensions: list[Dimension], possible: Mapping[str, tuple[Any, ...
     Raises:
         ValueError: conditions depend on each other in a cycle.
     """
-    asked = {dimension.key: dimension.asks(possible) for dimension in dimensions}
+    conditions = {dimension.key: dimension.asks(possible) for dimension in dimensions}
     waiting, ordered = list(dimensions), []
     while waiting:
-        left = {dimension.key for dimension in waiting}
-        first = next((dimension for dimension in waiting if not left & asked[dimension.key]), None)
+        remaining = {dimension.key for dimension in waiting}
+        first = next((dimension for dimension in waiting if not remaining & conditions[dimension.key]), None)
         if first is None:
-            raise ValueError(f"{', '.join(sorted(left))}: each is searched only where another one is this or that")
+            raise ValueError(f"{', '.join(sorted(remaining))}: each is searched only where another one is this or that")
         ordered.append(first)
         waiting.remove(first)
     return ordered
 
 
-def _holding(search: Search, given: Any, whole: bool) -> Search:
+def _holding(search: Search, configured: Any, whole: bool) -> Search:
     if search.choices is not None:
-        return search if given in search.choices else replace(search, choices=(given, *search.choices))
+        return search if configured in search.choices else replace(search, choices=(configured, *search.choices))
     low, high = _ends(search)
-    if given is None or (search.log and given <= 0):
-        return Search(choices=(given, *_spread(low, high, search.log, whole)), when=search.when)
-    return replace(search, low=min(low, given), high=max(high, given))
+    if configured is None or (search.log and configured <= 0):
+        return Search(choices=(configured, *_spread(low, high, search.log, whole)), when=search.when)
+    return replace(search, low=min(low, configured), high=max(high, configured))
 
 
 def _ends(search: Search) -> tuple[float, float]:

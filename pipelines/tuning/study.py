@@ -33,9 +33,6 @@ class Trials:
             problem: the study. files: of the study.
             storage: as for :func:`~pipelines.tuning.storage.open_storage`. A given one may also have the same study's
                 trials from other folders.
-
-        Raises:
-            ConfigError, DataError: as :func:`~pipelines.tuning.storage.open_storage`.
         """
         tune, rounds = problem.config.tune, problem.config.federation.rounds
         self._problem, self._files, self._lag = problem, files, tune.parallel
@@ -132,8 +129,8 @@ class Trials:
 
 def _place(directory: Path) -> str:
     """Return a folder's name in the dashboard: relative to the current folder if inside it."""
-    absolute, here = directory.absolute(), Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+    absolute, current = directory.absolute(), Path.cwd()
+    return str(absolute.relative_to(current) if absolute.is_relative_to(current) else absolute)
 
 
 def fingerprints_of(study: Study) -> dict[str, Any]:
@@ -164,8 +161,8 @@ def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
 
 def front(best: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return the non-dominated ones of :func:`best_trials`: the best one, or the front of two objectives."""
-    found = list(best[:1])
+    nondominated = list(best[:1])
     for trial in best[1:]:  # a worse one belongs to the front if it sends less
-        if len(trial.values) > 1 and trial.values[1] < found[-1].values[1]:
-            found.append(trial)
-    return found
+        if len(trial.values) > 1 and trial.values[1] < nondominated[-1].values[1]:
+            nondominated.append(trial)
+    return nondominated

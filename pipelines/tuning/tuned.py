@@ -37,13 +37,7 @@ if TYPE_CHECKING:
 
 
 def tuned_comparison(
-    plan: ExperimentPlan,
-    trials: int,
-    out: Path,
-    operation: Operation,
-    *,
-    budget: str = "rounds",
-    restart: bool = False,
+    plan: ExperimentPlan, trials: int, out: Path, operation: Operation, *, budget: str = "rounds", restart: bool = False
 ) -> Outcome:
     """Tune every method, and compare them.
 
@@ -74,9 +68,9 @@ def tuned_comparison(
         for name in names
     ]
     run_trials(searches, operation, _unfinished(as_given, out, operation))
-    found = [_found(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = plan.with_runs(_planned(as_given, found, spent))
-    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in found], "budget": spent.words}
+    results = [_result(name, search, out) for name, search in zip(names, searches, strict=True)]
+    planned = plan.with_runs(_with_tuned_runs(as_given, results, spent))
+    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in results], "budget": spent.words}
     return comparison(planned, out, operation, facts, restart=restart)
 
 
@@ -91,42 +85,34 @@ def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) ->
     return list(runs.values())
 
 
-def _found(method: str, search: Search, out: Path) -> Tuned:
+def _result(method: str, search: Search, out: Path) -> Tuned:
     """Finish a study, log it and return its result."""
     error = None
     try:
         search.outcome()
     except RunError as raised:
         error = str(raised)
-    return _read(method, out, error)
-
-
-def _read(method: str, out: Path, error: str | None = None) -> Tuned:
-    described = read_json(StudyFiles(out / "tuning" / method).results)
-    given, ended = described["given"], {trial["number"]: trial for trial in described["trials"]}
-    best = ended[described["best"][0]] if described["best"] else None
+    study = read_json(StudyFiles(out / "tuning" / method).results)
+    configured, ended = study["given"], {trial["number"]: trial for trial in study["trials"]}
+    best = ended[study["best"][0]] if study["best"] else None
     return Tuned(
         method,
         len(ended),
         sum(trial["state"] == "fail" for trial in ended.values()),
-        described["metric"],
+        study["metric"],
         ended[0]["accuracy"],  # every study begins with the given values
         None if best is None else best["accuracy"],
-        {} if best is None else {key: value for key, value in best["params"].items() if value != given.get(key)},
+        {} if best is None else {key: value for key, value in best["params"].items() if value != configured.get(key)},
         error,
     )
 
 
-def _planned(as_given: Sequence[RunSpec], found: Sequence[Tuned], budget: Budget) -> Iterator[RunSpec]:
+def _with_tuned_runs(as_given: Sequence[RunSpec], results: Sequence[Tuned], budget: Budget) -> Iterator[RunSpec]:
     """Yield the runs with the values found, by method, then those with the given values."""
-    for tuned in found:
-        if tuned.error is None:
-            yield from _with_values([run for run in as_given if run.name == tuned.method], tuned, budget)
+    for tuned in results:
+        for run in as_given:
+            if run.name == tuned.method and tuned.error is None:
+                config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
+                label = f"{run.label}, tuned" if run.label else "tuned"
+                yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))
     yield from as_given
-
-
-def _with_values(runs: Sequence[RunSpec], tuned: Tuned, budget: Budget) -> Iterator[RunSpec]:
-    for run in runs:
-        config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
-        label = f"{run.label}, tuned" if run.label else "tuned"
-        yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,26 @@ SETTINGS: dict[str, Any] = {
     "federation": {"rounds": 2},
     "local": {"lr": 0.1, "batch_size": 16},
 }
+
+
+PROJECT = Path(__file__).resolve().parents[3]
+RESULTS = ("study.json", "study.md", "trials.csv", "best.yaml", "params.yaml")
+
+Configure = Callable[..., Config]
+Search = Callable[..., Outcome]
+
+
+def results_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "study.json").read_text())  # type: ignore[no-any-return]
+
+
+def states_of(directory: Path) -> list[tuple[str, str | None]]:
+    """State of every trial, with the reason of one that has failed."""
+    return [(trial["state"], trial["error"]) for trial in results_of(directory)["trials"]]
+
+
+def interrupt(*arguments: object, **keywords: object) -> None:
+    raise KeyboardInterrupt
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from optuna.pruners import BasePruner
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from flcore.config.schema import Config
 from flcore.io.files import read_json
-from pipelines.execution.outcome import Outcome
 from pipelines.tuning import study
 from pipelines.tuning.log import StudyTracker
 from tests.cases import quick
+
+from .conftest import Configure, Search
 
 
 class AllButTheFirst(BasePruner):
@@ -27,11 +26,7 @@ class AllButTheFirst(BasePruner):
 
 
 def test_mlflow_shows_the_study_with_its_trials_below_it(
-    tmp_path: Path,
-    fresh_store: str,
-    config_with: Callable[..., Config],
-    search: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, fresh_store: str, config_with: Configure, search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that refuses connections takes nothing and stops nothing; another one is given everything, once."""
     monkeypatch.setattr(study, "pruner_by_name", lambda name, rounds: AllButTheFirst())
@@ -66,7 +61,7 @@ def test_mlflow_shows_the_study_with_its_trials_below_it(
     "metric", quick(["bytes_up", "num_parameters", "alternatives.before_calibration.top1_global"], 1)
 )
 def test_mlflow_has_whatever_figure_a_study_optimises(
-    metric: str, fresh_store: str, config_with: Callable[..., Config], search: Callable[..., Outcome]
+    metric: str, fresh_store: str, config_with: Configure, search: Search
 ) -> None:
     """One of which a round tells bytes by kind of message, one that no round tells, and one within others."""
     config = config_with(method={"name": "fedcspc"}, federation={"rounds": 1}, model={"projection_dim": 8})

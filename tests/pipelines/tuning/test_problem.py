@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,6 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.params import Search, param
 from flcore.methods import METHODS
@@ -24,8 +23,7 @@ from pipelines.tuning.metrics import FIGURES, NESTED, PER_ROUND, value_of
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.results import describe, markdown
 
-Configure = Callable[..., Config]
-
+from .conftest import Configure
 
 # ---- the metric --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from flcore import running
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
-from pipelines.execution.outcome import Outcome
 from pipelines.plan.files import read_params
 from pipelines.runs.folder import read_lines
 from pipelines.tuning import search as searching
@@ -28,25 +26,7 @@ from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
 
-PROJECT = Path(__file__).resolve().parents[3]
-RESULTS = ("study.json", "study.md", "trials.csv", "best.yaml", "params.yaml")
-
-Configure = Callable[..., Config]
-Search = Callable[..., Outcome]
-
-
-def results_of(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "study.json").read_text())
-
-
-def states_of(directory: Path) -> list[tuple[str, str | None]]:
-    """State of every trial, with the reason of one that has failed."""
-    return [(trial["state"], trial["error"]) for trial in results_of(directory)["trials"]]
-
-
-def interrupt(*arguments: object, **keywords: object) -> None:
-    raise KeyboardInterrupt
-
+from .conftest import PROJECT, RESULTS, Configure, Search, interrupt, results_of, states_of
 
 # ------------------------------------------------------------------------------------------------- interruptions
 

@@ -7,21 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flcore.config.schema import Config
 from pipelines.execution import admission
-from pipelines.execution.outcome import Outcome
 
-PROJECT = Path(__file__).resolve().parents[3]
-RESULTS = ("study.json", "study.md", "trials.csv", "best.yaml", "params.yaml")
-
-Configure = Callable[..., Config]
-Search = Callable[..., Outcome]
-
+from .conftest import PROJECT, RESULTS, Configure, Search
 
 # ---- cores and processes -----------------------------------------------------------------------------------------
 

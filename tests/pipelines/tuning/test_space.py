@@ -15,6 +15,8 @@ from flcore.methods import METHODS
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.space import Dimension, space, values_of, with_values, without_keys
 
+from .conftest import Configure
+
 
 def _searched_parameters(method: str) -> list[Param]:
     return [parameter for parameter in declared(METHODS[method]) if parameter.search is not None]
@@ -28,7 +30,7 @@ def _dimension(config: Config, key: str) -> Dimension:
     return found
 
 
-def test_every_method_is_searched_around_what_is_given(config_with: Callable[..., Config]) -> None:
+def test_every_method_is_searched_around_what_is_given(config_with: Configure) -> None:
     """From the defaults, null among them; a key comes after those that its condition asks about.
 
     ProtoLDA adds up sums: no client takes a step, whose learning rate could be searched.
@@ -52,7 +54,7 @@ def test_every_method_is_searched_around_what_is_given(config_with: Callable[...
             assert dimension.asks(possible) & {*keys} <= {*keys[:position]}
 
 
-def test_fedavg_is_searched_over_what_all_methods_share(config_with: Callable[..., Config]) -> None:
+def test_fedavg_is_searched_over_what_all_methods_share(config_with: Configure) -> None:
     assert [dimension.key for dimension in space(config_with(method={"name": "fedavg"}))] == SHARED
     assert [dimension.key for dimension in space(config_with())] == ["method.mu", *SHARED]
     by_steps = space(config_with(method={"name": "fedavg"}, local={"steps": 7}))
@@ -71,7 +73,7 @@ def test_fedavg_is_searched_over_what_all_methods_share(config_with: Callable[..
     ],
 )
 def test_a_range_is_widened_or_listed_until_it_holds_what_is_given(
-    config_with: Callable[..., Config], mu: float, search: Search
+    config_with: Configure, mu: float, search: Search
 ) -> None:
     assert _dimension(config_with(method={"mu": mu}), "method.mu").search == search
 
@@ -93,7 +95,7 @@ def test_values_have_the_type_of_their_parameter(dimension: Dimension, fits: Cal
 # ---- conditions --------------------------------------------------------------------------------------------------
 
 
-def test_what_asks_about_each_other_is_refused(config_with: Callable[..., Config], monkeypatch: Any) -> None:
+def test_what_asks_about_each_other_is_refused(config_with: Configure, monkeypatch: Any) -> None:
     def in_a_circle(config: Config) -> Any:
         yield "local.epochs", Search(1, 3, when=lambda local: local.batch_size > 8), True, config.local
         yield "local.batch_size", Search(8, 32, when=lambda local: local.epochs > 1), True, config.local
@@ -103,7 +105,7 @@ def test_what_asks_about_each_other_is_refused(config_with: Callable[..., Config
         space(config_with())
 
 
-def test_clusters_are_counted_where_they_are_made(config_with: Callable[..., Config]) -> None:
+def test_clusters_are_counted_where_they_are_made(config_with: Configure) -> None:
     """FINCH finds their number itself; k-means is told it, for the server and for the memory."""
     problem = Problem.of(config_with(method={"name": "fedmlp"}), "accuracy")
     counts = {"method.num_clusters", "method.local_clusters"}
@@ -143,7 +145,7 @@ def test_clusters_are_counted_where_they_are_made(config_with: Callable[..., Con
     ],
 )
 def test_what_a_part_that_is_off_would_read_is_not_searched(
-    config_with: Callable[..., Config], method: dict[str, Any], gone: set[str]
+    config_with: Configure, method: dict[str, Any], gone: set[str]
 ) -> None:
     """Against all that the method declares."""
     declared_keys = {p.name for p in _searched_parameters(method["name"])}
@@ -151,7 +153,7 @@ def test_what_a_part_that_is_off_would_read_is_not_searched(
     assert declared_keys - kept == gone
 
 
-def test_a_weight_of_0_takes_along_what_it_weighs(config_with: Callable[..., Config]) -> None:
+def test_a_weight_of_0_takes_along_what_it_weighs(config_with: Configure) -> None:
     problem = Problem.of(config_with(method={"name": "moon", "mu": 0.0}), "accuracy")
     given = problem.given_values
     assert given["method.mu"] == 0.0
@@ -177,7 +179,7 @@ def test_a_weight_of_0_takes_along_what_it_weighs(config_with: Callable[..., Con
     ],
 )
 def test_ranges_follow_the_number_of_classes(
-    config_with: Callable[..., Config],
+    config_with: Configure,
     data: dict[str, Any],
     clusters: tuple[int | None, ...] | None,
     projections: tuple[int | None, ...],
@@ -196,7 +198,7 @@ def test_ranges_follow_the_number_of_classes(
 MU, TAU = "method.base_settings.moon.method.mu", "method.base_settings.moon.method.tau"
 
 
-def test_a_bases_parameters_are_searched_over_that_base(config_with: Callable[..., Config]) -> None:
+def test_a_bases_parameters_are_searched_over_that_base(config_with: Configure) -> None:
     def keys(**method: Any) -> set[str]:
         return {dimension.key for dimension in space(config_with(method=method))}
 
@@ -207,7 +209,7 @@ def test_a_bases_parameters_are_searched_over_that_base(config_with: Callable[..
     assert "method.base_settings.fedcspc.method.base_settings.fedprox.method.mu" in below
 
 
-def test_values_of_a_base_are_written_where_a_configuration_has_them(config_with: Callable[..., Config]) -> None:
+def test_values_of_a_base_are_written_where_a_configuration_has_them(config_with: Configure) -> None:
     problem = Problem.of(config_with(method={"name": "ccvr", "base": "moon"}), "accuracy")
     assert (problem.given_values[MU], problem.given_values[TAU]) == (5.0, 0.5)
     assert problem.config_of(problem.given_values) == problem.config  # a default is not written down
@@ -217,7 +219,7 @@ def test_values_of_a_base_are_written_where_a_configuration_has_them(config_with
     assert Problem.of(changed, "accuracy").name == problem.name
 
 
-def test_bases_of_bases_are_nested(config_with: Callable[..., Config]) -> None:
+def test_bases_of_bases_are_nested(config_with: Configure) -> None:
     key = "method.base_settings.fedcspc.method.base_settings.fedprox.method.mu"
     settings = {"fedcspc": {"method.base": "fedprox"}}
     config = config_with(method={"name": "ccvr", "base": "fedcspc", "base_settings": settings})
@@ -233,7 +235,7 @@ def test_bases_of_bases_are_nested(config_with: Callable[..., Config]) -> None:
 # ---- studies -----------------------------------------------------------------------------------------------------
 
 
-def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callable[..., Config]) -> None:
+def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Configure) -> None:
     def name(objective: str = "accuracy", metric: str | None = None, **sections: Any) -> str:
         return Problem.of(config_with(**sections), objective, metric).name
 
@@ -263,7 +265,7 @@ def test_a_study_is_named_by_everything_but_what_it_searches(config_with: Callab
     ],
 )
 def test_what_cannot_be_scored_is_refused(
-    config_with: Callable[..., Config], method: str, objective: str, metric: str | None, said: str
+    config_with: Configure, method: str, objective: str, metric: str | None, said: str
 ) -> None:
     name, *changes = method.split()
     with pytest.raises(ConfigError, match=said):

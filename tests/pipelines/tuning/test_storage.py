@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -16,16 +15,12 @@ import pytest
 from optuna.trial import TrialState, create_trial
 from optuna_dashboard._storage_url import get_storage  # type: ignore[import-untyped]
 
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import read_json
-from pipelines.execution.outcome import Outcome
 from pipelines.tuning.storage import JOURNAL, open_storage
 from tests.cases import quick
 
-PROJECT = Path(__file__).resolve().parents[3]
-Configure = Callable[..., Config]
-Search = Callable[..., Outcome]
+from .conftest import PROJECT, Configure, Search
 
 
 def shown() -> dict[str, list[TrialState]]:

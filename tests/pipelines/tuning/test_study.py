@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from flcore.config.schema import Config
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.problem import Problem
 from pipelines.tuning.study import Trials, best_trials, front
 
+from .conftest import Configure
 
-def test_the_front_is_what_no_other_trial_beats_in_both(config_with: Callable[..., Config]) -> None:
+
+def test_the_front_is_what_no_other_trial_beats_in_both(config_with: Configure) -> None:
     """(accuracy, bytes): (0.9, 200) loses to (0.9, 100), and (0.7, 60) to (0.8, 50)."""
     problem = Problem.of(config_with(), "accuracy,bytes")
     study = optuna.create_study(directions=["maximize", "minimize"])
@@ -30,7 +30,7 @@ def test_the_front_is_what_no_other_trial_beats_in_both(config_with: Callable[..
     assert front(best_trials(problem, optuna.create_study())) == []
 
 
-def test_what_sends_too_much_is_no_result(config_with: Callable[..., Config]) -> None:
+def test_what_sends_too_much_is_no_result(config_with: Configure) -> None:
     """At most 100 bytes: the most accurate one sends 200."""
     study = optuna.create_study(directions=["maximize", "minimize"])
     for accuracy, sent in ((0.7, 60), (0.9, 200), (0.8, 100)):
@@ -39,7 +39,7 @@ def test_what_sends_too_much_is_no_result(config_with: Callable[..., Config]) ->
     assert [trial.number for trial in best] == [2, 0]
 
 
-def test_of_a_cost_less_is_better(config_with: Callable[..., Config]) -> None:
+def test_of_a_cost_less_is_better(config_with: Configure) -> None:
     study = optuna.create_study(direction="minimize")
     for cost in (30.0, 10.0, 20.0):
         study.add_trial(optuna.trial.create_trial(value=cost, user_attrs={"bytes": 1}))
@@ -49,9 +49,7 @@ def test_of_a_cost_less_is_better(config_with: Callable[..., Config]) -> None:
 
 
 @pytest.mark.parametrize("storage", [None, "named.journal"])
-def test_a_trial_waits_for_the_results_that_it_is_sampled_from(
-    config_with: Callable[..., Config], storage: str | None
-) -> None:
+def test_a_trial_waits_for_the_results_that_it_is_sampled_from(config_with: Configure, storage: str | None) -> None:
     """Two at the same time: trial 2 waits for trial 0, also where trial 1 has ended."""
     trials = Trials(Problem.of(config_with(tune={"parallel": 2}), "accuracy"), StudyFiles(Path("study")), storage)
     assert [trials.ask() for _ in range(3)] == [True, True, False]
@@ -61,9 +59,7 @@ def test_a_trial_waits_for_the_results_that_it_is_sampled_from(
     assert [trials.ask() for _ in range(3)] == [True, True, False]
 
 
-def test_folders_that_share_a_storage_are_given_seeded_values(
-    config_with: Callable[..., Config],
-) -> None:
+def test_folders_that_share_a_storage_are_given_seeded_values(config_with: Configure) -> None:
     """None waits for another's trial, or takes it. Trials 0 to 3 are given or random, by seed and number."""
     problem = Problem.of(config_with(tune={"parallel": 1}), "accuracy")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from flcore.core.loaded_code import EditedError
 from flcore.core.params import Search as Range
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, unsealed
-from pipelines.execution.outcome import Outcome
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of
 from pipelines.tuning import space, study
@@ -30,21 +28,7 @@ from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
 from tests.cases import quick
 
-Configure = Callable[..., Config]
-Search = Callable[..., Outcome]
-
-
-def results_of(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "study.json").read_text())
-
-
-def states_of(directory: Path) -> list[tuple[str, str | None]]:
-    """State of every trial, with the reason of one that has failed."""
-    return [(trial["state"], trial["error"]) for trial in results_of(directory)["trials"]]
-
-
-def interrupt(*arguments: object, **keywords: object) -> None:
-    raise KeyboardInterrupt
+from .conftest import Configure, Search, interrupt, results_of, states_of
 
 
 def test_a_trial_repeated_from_its_params_reaches_exactly_the_same(
