@@ -21,7 +21,7 @@ from pipelines.cli.commands import command_names, make_app
 from pipelines.cli.headlines import headlines, names
 from pipelines.cli.help import help_text
 from pipelines.cli.options import OF_EVERY_COMMAND
-from pipelines.papers.verdicts.claims_page import kept_page
+from pipelines.papers.verdicts.claims_page import published_page
 from pipelines.plan import schema
 from pipelines.runs.layout import write_text
 
@@ -39,7 +39,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "commands.md": commands_page(),
         REFERENCE / "parameters.md": parameters_page(),
         REFERENCE / "methods.md": methods_page(),
-        CLAIMS: kept_page(),
+        CLAIMS: published_page(),
         schema.TARGET: schema.text(),
     }
 

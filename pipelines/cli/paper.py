@@ -65,13 +65,13 @@ class Selection:
         Raises:
             ConfigError: options contradict each other.
         """
-        from pipelines.papers.plan import Asked
+        from pipelines.papers.plan import TableSelection
         from pipelines.plan.params import override
 
         of_partitions = {"partition.seed": "the seeds of partitions come from --partition-seeds"}
         refuse_without_effect(self.assignments, {**SEVERAL_RUNS, **(of_partitions if self.partition_seeds else {})})
         override({}, self.assignments)  # refuse contradictions once, not for every cell
-        return Asked(
+        return TableSelection(
             self.rows,
             self.columns,
             self.seeds,
@@ -85,15 +85,15 @@ class Selection:
 def paper_list(*, as_json: Json = False, common: Common = Common()) -> int:
     """List all tables: printed figures, how many can be configured here, how many are measured and published."""
     from pipelines.papers.catalogue import tables
-    from pipelines.papers.kept import kept_tables
-    from pipelines.papers.plan import Asked, cells, plan
+    from pipelines.papers.plan import TableSelection, cells, plan_table
+    from pipelines.papers.published import published_tables
 
     kept: dict[str, dict[str, tuple[int, int]]] = {}  # by table and share of its rounds: printed cells filled, runs
-    for one in kept_tables():
+    for one in published_tables():
         kept.setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = one.results().num_measured, len(one.runs)
     described: list[dict[str, Any]] = []
     for table in tables().values():
-        refused = plan(table, Asked(), look_at_data=False).refused
+        refused = plan_table(table, TableSelection(), with_data=False).refused
         printed = [(row.key, column.key) for row, column in cells(table)]
         budgets = kept.get(table.id, {})
         described.append(
@@ -147,13 +147,13 @@ def paper_show(
         as_json: print an object, and nothing else, on standard output
     """
     from pipelines.papers.catalogue import table_named
+    from pipelines.papers.caveats import budget, changed
     from pipelines.papers.listing import listing
-    from pipelines.papers.marks import budget, changed
-    from pipelines.papers.plan import cells, refused_by_reason, told_length
-    from pipelines.papers.share import plan_of_share
+    from pipelines.papers.plan import cells, estimated_duration, refused_by_reason
+    from pipelines.papers.shard import plan_shard
 
     planned = partial(
-        plan_of_share, table_named(table_id), selection.request(), selection.part, not_kept=selection.not_kept
+        plan_shard, table_named(table_id), selection.request(), selection.part, not_kept=selection.not_kept
     )
     plan = planned()
     if measure:
@@ -170,8 +170,8 @@ def paper_show(
     print(f"{listing(table, selection.rows, selection.columns)}\n")
     for setting in plan.settings:
         titles = ", ".join(column.title for column in setting.columns)
-        print(f"{titles}: {', '.join(row.key for row in setting.rows)}{changed(setting.besides)}")
-    print(f"{sum(1 for _ in cells(table))} printed cells; {told_length(plan)}")
+        print(f"{titles}: {', '.join(row.key for row in setting.rows)}{changed(setting.overrides)}")
+    print(f"{sum(1 for _ in cells(table))} printed cells; {estimated_duration(plan)}")
     for reason, where in refused_by_reason(plan).items():
         print(f"not run here: {where}: {reason}")
     for note in table.notes:
@@ -224,12 +224,12 @@ def paper_keep(
         into: folder of published figures (default: with the code)
         again: replace published runs whose figures differ now
     """
-    from pipelines.papers.keeping import keep
-    from pipelines.papers.kept import HERE
+    from pipelines.papers.publish import publish
+    from pipelines.papers.published import PUBLISHED_DIR
 
-    target = into or HERE
+    target = into or PUBLISHED_DIR
     try:
-        print(keep(folder, target, again=again))
+        print(publish(folder, target, again=again))
     except OSError as error:
         if error.filename is None or not _is_about(Path(os.fsdecode(error.filename)), target):
             raise
@@ -263,10 +263,10 @@ def paper_claims(
         write: write a page instead of printing
     """
     from pipelines.papers.catalogue import PAPERS
-    from pipelines.papers.kept import HERE, kept_tables
+    from pipelines.papers.published import PUBLISHED_DIR, published_tables
     from pipelines.papers.verdicts.claim_files import claims
     from pipelines.papers.verdicts.claims_page import counts, markdown
-    from pipelines.papers.verdicts.judged import judged
+    from pipelines.papers.verdicts.judge import judged
     from pipelines.runs.layout import write_text
 
     for paper in papers or ():
@@ -275,10 +275,10 @@ def paper_claims(
     if isinstance(kept, Path) and not any(kept.glob("*.json")):
         raise DataError(f"--kept {kept}: no kept figures there; `protofl paper keep` writes them")
     which = [claim for claim in claims() if papers is None or claim.id.partition(".")[0] in papers]
-    verdicts = judged(which, home, HERE if kept is True else kept or None)
+    verdicts = judged(which, home, PUBLISHED_DIR if kept is True else kept or None)
     if write is not None:
-        published = {one.table.id for one in kept_tables()} if kept is True else ()
-        write_text(write, markdown(verdicts, kept=published))
+        published = {one.table.id for one in published_tables()} if kept is True else ()
+        write_text(write, markdown(verdicts, published=published))
         print(write)
     elif as_json:
         print(json.dumps([_described(one) for one in verdicts], indent=2))
@@ -294,13 +294,13 @@ def paper_claims(
 
 def _measured(one: Any) -> str:
     """Return the evidence for a verdict: the difference and its interval, numbers of runs, and the budget."""
-    from pipelines.papers.marks import changed
+    from pipelines.papers.caveats import changed
     from pipelines.reporting.formats import format_difference, plural
 
     counted = ((one.difference.n, "pair"), (len(one.seeds), "seed"), (len(one.divisions), "division"))
     budget = "" if one.rounds_scale == 1 else f"; {one.rounds_scale:g} of the rounds"
     over = ", ".join(plural(number, word) for number, word in counted)
-    return f"{format_difference(one.difference, 'points')}; {over}{budget}{changed(one.besides)}"
+    return f"{format_difference(one.difference, 'points')}; {over}{budget}{changed(one.overrides)}"
 
 
 def _described(one: Any) -> dict[str, Any]:
@@ -316,5 +316,5 @@ def _described(one: Any) -> dict[str, Any]:
         "seeds": list(one.seeds),
         "divisions": list(one.divisions),
         "rounds_scale": one.rounds_scale,
-        "assignments": list(one.besides),
+        "assignments": list(one.overrides),
     }

@@ -308,7 +308,7 @@ def track(directories: Sequence[Path], uri: str | None, *, register: bool = Fals
 
 
 def _log_folder(directory: Path, uri: str | None, register: bool) -> bool:
-    from pipelines.tracking.later import log_folder
+    from pipelines.tracking.backfill import log_folder
     from pipelines.tuning.folder import StudyFiles
     from pipelines.tuning.log import StudyTracker, study_of
 

@@ -15,9 +15,9 @@ from prefect.logging.loggers import flow_run_logger
 
 from flcore.config.schema import Config
 from pipelines.orchestration.flow_runs import parameters
-from pipelines.papers.assigned import key_of
+from pipelines.papers.overrides import key_of
 from pipelines.plan.params import override
-from pipelines.tracking.marks import mark_flow
+from pipelines.tracking.run_status import mark_flow
 
 
 def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:

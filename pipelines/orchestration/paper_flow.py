@@ -14,10 +14,10 @@ from flcore.config.schema import Config
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, operation, refuse_stores, show_table
-from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked
-from pipelines.papers.share import plan_of_share, told_kept
+from pipelines.papers.plan import TableSelection
+from pipelines.papers.run_table import folder_of, run_table
+from pipelines.papers.shard import nothing_to_do, plan_shard
 
 working_folder.enter()
 
@@ -59,7 +59,7 @@ def paper_table(
         The table's folder; where nothing is left that is not kept, a state that says so, with the folder as its data.
     """
     refuse_stores("assignments", assignments or (), "MLFLOW_TRACKING_URI where the worker runs")
-    asked = Asked(
+    selection = TableSelection(
         rows,
         columns,
         (0, 1, 2) if seeds is None else tuple(seeds),
@@ -68,10 +68,10 @@ def paper_table(
         tuple(assignments or ()),
         max_hours,
     )
-    planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
+    planned = plan_shard(table_named(id), selection, part, not_kept=not_kept)
     folder = folder_of(planned) if out is None else Path(dated(out))
     if planned.is_kept:
-        return Completed(name="Unchanged", message=told_kept(planned), data=str(folder))
+        return Completed(name="Unchanged", message=nothing_to_do(planned), data=str(folder))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
     with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
         outcome = run_table(planned, folder, how, restart=restart)

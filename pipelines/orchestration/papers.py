@@ -9,16 +9,16 @@ from typing import Any
 
 from pipelines.orchestration.as_flow import as_flow, uses_prefect
 from pipelines.orchestration.commands import operation, say_table
-from pipelines.papers.carry_out import folder_of, run_table
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, TablePlan
-from pipelines.papers.share import plan_of_share, told_kept
-from pipelines.papers.trial import measure
+from pipelines.papers.plan import TablePlan, TableSelection
+from pipelines.papers.run_table import folder_of, run_table
+from pipelines.papers.shard import nothing_to_do, plan_shard
+from pipelines.papers.timing_probe import measure
 
 
 def run_paper(
     id: str,
-    asked: Asked,
+    selection: TableSelection,
     out: Path | None,
     *,
     part: str | None = None,
@@ -30,9 +30,9 @@ def run_paper(
     """``protofl paper run``: what can be run of a table, then our figures beside the printed ones.
 
     Args:
-        id: of the table. asked: what of it.
+        id: of the table. selection: what of it.
         out: its folder; None: ``runs/papers/<id>``.
-        part, not_kept: which of its runs, see :func:`pipelines.papers.share.plan_of_share`.
+        part, not_kept: which of its runs, see :func:`pipelines.papers.shard.plan_shard`.
         prefect: whether as a flow; None: if a configured server answers.
         restart: throw away what cannot be used: checkpoints, and damaged results.
         wait: for MLflow.
@@ -41,9 +41,9 @@ def run_paper(
         ConfigError: no such table, row or column, or an assignment with which no cell can be run.
         DataError: no cell has its data here. RunError: nothing can be run for other reasons, or runs failed.
     """
-    planned = plan_of_share(table_named(id), asked, part, not_kept=not_kept)
+    planned = plan_shard(table_named(id), selection, part, not_kept=not_kept)
     if planned.is_kept:
-        print(told_kept(planned))
+        print(nothing_to_do(planned))
         return
     folder = out or folder_of(planned)
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
@@ -51,17 +51,17 @@ def run_paper(
         if uses_prefect(prefect, how):
             from pipelines.orchestration.paper_flow import paper_table
 
-            which = {**asdict(_to_be_kept(asked)), "part": part, "not_kept": not_kept}
+            which = {**asdict(_to_be_kept(selection)), "part": part, "not_kept": not_kept}
             outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **which)
         else:
             outcome = run_table(planned, folder, how, restart=restart)
     say_table(outcome, planned.num_runs)
 
 
-def _to_be_kept(asked: Asked) -> Asked:
+def _to_be_kept(selection: TableSelection) -> TableSelection:
     """What Prefect may keep: the address of a store may hold a password, and the follower has it already."""
-    kept = [one for one in asked.assignments if one.partition("=")[0].strip().partition(".")[0] != "tracking"]
-    return replace(asked, assignments=tuple(kept))
+    kept = [one for one in selection.assignments if one.partition("=")[0].strip().partition(".")[0] != "tracking"]
+    return replace(selection, assignments=tuple(kept))
 
 
 def learn_times(planned: TablePlan) -> bool:

@@ -28,7 +28,7 @@ One YAML file per table or figure in ``tables/``::
 
 A metric is a dotted key of a run's ``metrics.json``. ``timing.<...>``, ``analyses.<name>.<...>``,
 ``history.<round>.<...>`` and ``rounds_to_target.<...>`` come from its other files, ``formula.<name>`` from a formula
-(:func:`pipelines.papers.figures_of_a_run.figure`).
+(:func:`pipelines.papers.metrics.figure`).
 
 A cell's configuration merges the common keys, then the column's, the row's and the cell's own. Columns with equal keys
 in all of these share their runs.
@@ -146,28 +146,20 @@ class PaperTable:
         return self.id.partition(".")[0]
 
     def column(self, key: str) -> Column:
-        """Return a column by its key.
-
-        Raises:
-            ConfigError: the key is unknown.
-        """
+        """Return a column by its key."""
         return _named(key, self.columns, f"{self.id}: no column")
 
     def row(self, key: str) -> Row:
-        """Return a row by its key.
-
-        Raises:
-            ConfigError: the key is unknown.
-        """
+        """Return a row by its key."""
         return _named(key, self.rows, f"{self.id}: no row")
 
     def values_of(self, row: Row, column: Column) -> dict[str, Any]:
         """Return the dotted keys that a cell's row and ``cells`` add to the column's."""
-        found = dict(row.values)
+        values = dict(row.values)
         for one in self.cells:
             if row.key in (one.rows or {row.key}) and column.key in (one.columns or {column.key}):
-                found |= one.values
-        return found
+                values |= one.values
+        return values
 
     def settings(self) -> list[tuple[Column, ...]]:
         """Group the columns that share their runs, in the printed order."""
@@ -198,57 +190,49 @@ def name_at(id: str, rounds_scale: float) -> str:
 
 @cache
 def tables() -> Mapping[str, PaperTable]:
-    """Return all tables by id, ordered by paper, then as printed.
-
-    Raises:
-        ConfigError: a file does not have the documented form.
-    """
+    """Return all tables by id, ordered by paper, then as printed."""
     folder = files("pipelines.papers") / "tables"
-    found = [
+    parsed = [
         table_of(yaml.safe_load(path.read_text("utf-8")), path.name)
         for path in sorted(folder.iterdir(), key=lambda path: path.name)
         if path.name.endswith(".yaml")
     ]
-    return {table.id: table for table in sorted(found, key=lambda table: PAPERS.index(table.paper))}
+    return {table.id: table for table in sorted(parsed, key=lambda table: PAPERS.index(table.paper))}
 
 
 def table_named(id: str) -> PaperTable:
-    """Return a table.
-
-    Raises:
-        ConfigError: the id is unknown.
-    """
+    """Return a table."""
     if id not in tables():
         raise ConfigError(f"paper {id}: not known; one of {', '.join(tables())}")
     return tables()[id]
 
 
-def table_of(values: Mapping[str, Any], place: str) -> PaperTable:
+def table_of(values: Mapping[str, Any], file_name: str) -> PaperTable:
     """Return a table from the content of its file.
 
     Args:
-        values: the content. place: the file's name, for messages.
+        values: the content. file_name: the file's name, for messages.
 
     Raises:
         ConfigError: a key is missing, unknown or inconsistent with others.
     """
-    given = {key: value for key, value in values.items() if value is not None}
-    shared = {key: given.pop(key) for key in ("metric", "scale") if key in given}
-    rows, printed = given.get("rows", {}), given.get("printed", {})
-    given["columns"] = [
-        {"key": key, "title": key, **shared, **(own or {})} for key, own in given.get("columns", {}).items()
+    values_given = {key: value for key, value in values.items() if value is not None}
+    shared = {key: values_given.pop(key) for key in ("metric", "scale") if key in values_given}
+    rows, printed = values_given.get("rows", {}), values_given.get("printed", {})
+    values_given["columns"] = [
+        {"key": key, "title": key, **shared, **(entry or {})} for key, entry in values_given.get("columns", {}).items()
     ]
-    given["rows"] = [{"key": key, "title": key, **(own or {})} for key, own in rows.items()]
-    given["printed"] = {
-        (row, column): value for row, own in printed.items() for column, value in own.items() if value is not None
+    values_given["rows"] = [{"key": key, "title": key, **(entry or {})} for key, entry in rows.items()]
+    values_given["printed"] = {
+        (row, column): value for row, entry in printed.items() for column, value in entry.items() if value is not None
     }
     try:
-        table = PaperTable(**{"baseline": next(iter(rows), ""), **given})
+        table = PaperTable(**{"baseline": next(iter(rows), ""), **values_given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ConfigError(f"{file_name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     if problem := next(_problems(table), None):
-        raise ConfigError(f"{place}: {problem}")
+        raise ConfigError(f"{file_name}: {problem}")
     return table
 
 
@@ -262,11 +246,11 @@ def _problems(table: PaperTable) -> Iterator[str]:
     named = [("printed", {row}, {column}) for row, column in table.printed]
     named += [("cells", {*one.rows}, {*one.columns}) for one in table.cells]
     named += [("missing", {one.row or table.baseline}, {one.column or table.columns[0].key}) for one in table.missing]
-    for name, of_rows, of_columns in named:
-        for key in (of_rows - rows) | (of_columns - columns):
+    for name, row_keys, column_keys in named:
+        for key in (row_keys - rows) | (column_keys - columns):
             yield f"{name}: {key}: no such row or column"
-    own = [(f"rows.{row.key}", row.values) for row in table.rows]
-    for name, values in (*own, *(("cells", one.values) for one in table.cells if one.rows)):
+    locations = [(f"rows.{row.key}", row.values) for row in table.rows]
+    for name, values in (*locations, *(("cells", one.values) for one in table.cells if one.rows)):
         for key in values:
             if key.startswith(("data.", "partition.")):
                 yield f"{name}: {key}: all rows of a column have the same; set it there"
@@ -281,7 +265,7 @@ def _problems(table: PaperTable) -> Iterator[str]:
 
 
 def _named(key: str, among: Sequence[_Entry], what: str) -> _Entry:
-    found = next((one for one in among if one.key == key), None)
-    if found is None:
+    match = next((one for one in among if one.key == key), None)
+    if match is None:
         raise ConfigError(f"{what} {key}; one of {', '.join(one.key for one in among)}")
-    return found
+    return match

@@ -11,8 +11,8 @@ from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
-from pipelines.papers.figures_of_a_run import spoken_of
-from pipelines.papers.marks import on_panel
+from pipelines.papers.caveats import panel_caveat
+from pipelines.papers.metrics import predicted_by
 from pipelines.papers.results import Cell, TableResults
 from pipelines.papers.runs import MeasuredRun
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
@@ -34,58 +34,58 @@ _BY_FORMULA = "Open: by the paper's formula, mean over runs."
 _LEFT_OUT = "Settings of which nothing has been run are left out."
 
 
-def sections(found: TableResults) -> Iterator[Section]:
+def sections(results: TableResults) -> Iterator[Section]:
     """Yield the page's sections with figures, if anything was measured."""
-    beside = beside_printed(found)
-    if beside is not None:
-        table = found.plan.table
+    figures = beside_printed(results)
+    if figures is not None:
+        table = results.plan.table
         printed, by_formula = bool(table.printed), any(formula_of(table, column) for column in table.columns)
         name = "Our figures beside the printed ones" if printed else "Our figures"
         caption = " ".join((_OURS, *([_PRINTED] if printed else []), *([_BY_FORMULA] if by_formula else []), _LEFT_OUT))
-        yield Section("figures", name, (panels(name, caption, beside),))
-    shown = list(pictures(found))
-    if shown:
+        yield Section("figures", name, (panels(name, caption, figures),))
+    picture_sections = list(pictures(results))
+    if picture_sections:
         yield Section("pictures", "Pictures", ())
-        yield from shown
+        yield from picture_sections
 
 
-def beside_printed(found: TableResults) -> Drawing | None:
+def beside_printed(results: TableResults) -> Drawing | None:
     """Draw a panel per measured column, with its rows from top to bottom; None if nothing was measured."""
-    table = found.plan.table
+    table = results.plan.table
     columns = [
         column
         for column in table.columns
-        if spoken_of(column.metric) is None and any(found.cells[row.key, column.key].ours.n for row in table.rows)
+        if predicted_by(column.metric) is None and any(results.cells[row.key, column.key].ours.n for row in table.rows)
     ]
     if not columns:
         return None
     with house_style():
-        return drawing("beside-printed", {column.key: _draw_column(found, column) for column in columns})
+        return drawing("beside-printed", {column.key: _draw_column(results, column) for column in columns})
 
 
 def formula_of(table: PaperTable, column: Column) -> Column | None:
     """Return the column with the formula for this measured column, from the same runs."""
     same = next(group for group in table.settings() if column in group)
-    return next((other for other in same if spoken_of(other.metric) == column.metric), None)
+    return next((other for other in same if predicted_by(other.metric) == column.metric), None)
 
 
-def _draw_column(found: TableResults, column: Column) -> Figure:
-    rows, formula = found.plan.table.rows, formula_of(found.plan.table, column)
-    said = on_panel(found.plan, column)
-    heading = [column.title, *([said] if said else [])]
+def _draw_column(results: TableResults, column: Column) -> Figure:
+    rows, formula = results.plan.table.rows, formula_of(results.plan.table, column)
+    caveat = panel_caveat(results.plan, column)
+    heading = [column.title, *([caveat] if caveat else [])]
     figure, axes = panel("\n".join(heading), _AROUND + _LINE * (len(heading) - 1) + _ROW * len(rows))
     ours = method_styles(["ours"])["ours"]
-    for place, row in enumerate(rows):
-        cell: Cell = found.cells[row.key, column.key]
+    for position, row in enumerate(rows):
+        cell: Cell = results.cells[row.key, column.key]
         if cell.ours.mean is not None:
             dots = [value for value in cell.ours.by_seed.values() if value is not None]
-            axes.plot(dots, [place] * len(dots), "o", color=ours.colour, markersize=2.2, alpha=0.45)
+            axes.plot(dots, [position] * len(dots), "o", color=ours.colour, markersize=2.2, alpha=0.45)
             axes.errorbar(
-                cell.ours.mean, place, xerr=cell.ours.std, fmt="o", color=ours.colour, markersize=5, capsize=2
+                cell.ours.mean, position, xerr=cell.ours.std, fmt="o", color=ours.colour, markersize=5, capsize=2
             )
         if cell.printed is not None:
             axes.errorbar(
-                *(cell.printed.value, place + _APART),
+                *(cell.printed.value, position + _APART),
                 xerr=cell.printed.spread,
                 fmt="D",
                 color=MUTED,
@@ -94,9 +94,9 @@ def _draw_column(found: TableResults, column: Column) -> Figure:
                 linewidth=0.9,
                 capsize=2,
             )
-        told = found.cells[row.key, formula.key].ours.mean if formula is not None else None
-        if told is not None:
-            axes.plot(told, place + _APART, "D", color=MUTED, markerfacecolor="none", markersize=4.2)
+        predicted = results.cells[row.key, formula.key].ours.mean if formula is not None else None
+        if predicted is not None:
+            axes.plot(predicted, position + _APART, "D", color=MUTED, markerfacecolor="none", markersize=4.2)
     axes.set_yticks(range(len(rows)), [row.title for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -105,27 +105,27 @@ def _draw_column(found: TableResults, column: Column) -> Figure:
     return figure
 
 
-def pictures(found: TableResults) -> Iterator[Section]:
+def pictures(results: TableResults) -> Iterator[Section]:
     """Yield the pictures that the table requests, from the first run of every cell."""
-    table = found.plan.table
+    table = results.plan.table
     for columns in table.settings():
         for row in table.rows:
-            own = [run for run in found.runs if (run.row, run.setting) == (row.key, columns[0].key)]
-            if own and table.pictures:
-                run = min(own, key=lambda run: run.pair)
-                where = f"{columns[0].title}, {row.title}" if len(table.settings()) > 1 else row.title
-                where += f" ({said})" if (said := on_panel(found.plan, columns[0])) else ""
-                yield from _of_run(run, where, table.pictures)
+            runs = [run for run in results.runs if (run.row, run.setting) == (row.key, columns[0].key)]
+            if runs and table.pictures:
+                run = min(runs, key=lambda run: run.pair)
+                title = f"{columns[0].title}, {row.title}" if len(table.settings()) > 1 else row.title
+                title += f" ({caveat})" if (caveat := panel_caveat(results.plan, columns[0])) else ""
+                yield from _of_run(run, title, table.pictures)
 
 
-def _of_run(run: MeasuredRun, where: str, names: tuple[str, ...]) -> Iterator[Section]:
+def _of_run(run: MeasuredRun, place_title: str, names: tuple[str, ...]) -> Iterator[Section]:
     stored = {analysis.name: analysis for analysis in load(run.folder)}
     for name in names:
         if name == DIVISION:
-            title = f"{where}: {LEGENDS[name].heading}"
+            title = f"{place_title}: {LEGENDS[name].heading}"
             block = _division(run, title)
         elif name in stored:
-            title = f"{where}: {heading(name)}"
+            title = f"{place_title}: {heading(name)}"
             block = _block(run, title, stored[name])
         else:
             continue
@@ -137,10 +137,10 @@ def _division(run: MeasuredRun, title: str) -> Block:
     try:
         metrics = RunFiles(run.folder).metrics
         names = (read_json(metrics, "run it again").get("class_names") or ()) if metrics.is_file() else ()
-        held = load_partition(inputs_of(run.folder).partition, names)
+        partition = load_partition(inputs_of(run.folder).partition, names)
     except DataError as error:
         return Block("words", f"Left out: {error}")
-    drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(held)})
+    drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(partition)})
     return panels(title, LEGENDS[DIVISION].caption, drawn)
 
 

@@ -26,13 +26,13 @@ def _lines(table: PaperTable, rows: Collection[str] | None, columns: Collection[
     yield from (f"  {key}: {text}" for key, text in flatten(alike).items())
     yield "columns:"
     for column, every in zip(shown, whole, strict=True):
-        own = {key: value for key, value in every.items() if key not in alike}
-        yield f"  {column.key}: {column.title}; figure {column.metric}{_said(own)}"
+        differing = {key: value for key, value in every.items() if key not in alike}
+        yield f"  {column.key}: {column.title}; figure {column.metric}{_said(differing)}"
     yield "rows:"
     for row in table.rows:
         if rows is None or row.key in rows:
             method = f"method {row.method}" if row.method is not None else "not built"
-            read = "".join(f"; {there} for {asked}" for asked, there in row.metrics.items())
+            read = "".join(f"; {metric} for {usual}" for usual, metric in row.metrics.items())
             yield f"  {row.key}: {row.title}; {method}{read}{_said(row.values)}"
     own_cells = [
         (one.rows or {"all rows"}, one.columns or {"all columns"}, one.values)
@@ -45,8 +45,8 @@ def _lines(table: PaperTable, rows: Collection[str] | None, columns: Collection[
         yield f"  {', '.join(sorted(of_rows))} on {', '.join(sorted(of_columns))}{_said(values)}"
 
 
-def _meets(own: Collection[str], asked: Collection[str] | None) -> bool:
-    return not own or asked is None or any(key in asked for key in own)
+def _meets(keys: Collection[str], shown: Collection[str] | None) -> bool:
+    return not keys or shown is None or any(key in shown for key in keys)
 
 
 def _said(values: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.config.sections import FederationConfig
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
-from pipelines.papers.assigned import ROUNDS, SNAPSHOTS, check, key_of, that_count
 from pipelines.papers.catalogue import Column, PaperTable, Row
+from pipelines.papers.overrides import ROUNDS, SNAPSHOTS, check, effective, key_of
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.params import override, with_values
 from pipelines.plan.spec import ExperimentPlan, RunSpec
@@ -20,14 +20,14 @@ from pipelines.runs.cache import Cache, kind_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class TableSelection:
     """A request for a table.
 
     Attributes:
         rows, columns: their keys; None: all.
         seeds: of every cell. partition_seeds: each is combined with every seed; None: as the table defines.
         rounds_scale: factor on the printed rounds; 1 is the paper's budget.
-        assignments: ``KEY=VALUE`` for all cells, such as a data folder; see :func:`pipelines.papers.assigned.check`.
+        assignments: ``KEY=VALUE`` for all cells, such as a data folder; see :func:`pipelines.papers.overrides.check`.
         max_hours: limit for one run; longer ones are refused. None: no limit.
     """
 
@@ -40,7 +40,7 @@ class Asked:
     max_hours: float | None = None
 
 
-Place = tuple[str, str, int, int]
+RunKey = tuple[str, str, int, int]
 """Key of a run in a table: setting, row, partition seed, seed."""
 
 
@@ -52,8 +52,8 @@ class Setting:
         name: name of its folder: the table's first such column. rows: those that can be run.
         parameters: of the comparison.
         seconds: estimate for all its runs on one core, from earlier runs or trials; None: unknown.
-        besides: assignments that make it another setting than the table's.
-        only: the runs to make; None: all (:mod:`pipelines.papers.share`).
+        overrides: assignments that change its results.
+        only: the runs to make; None: all (:mod:`pipelines.papers.shard`).
     """
 
     name: str
@@ -61,14 +61,14 @@ class Setting:
     rows: tuple[Row, ...]
     parameters: Mapping[str, Any]
     seconds: float | None = None
-    besides: tuple[str, ...] = ()
-    only: frozenset[Place] | None = None
+    overrides: tuple[str, ...] = ()
+    only: frozenset[RunKey] | None = None
 
     @cached_property
     def plan(self) -> ExperimentPlan:
         """The checked runs to make, by row, partition seed and seed."""
         every = comparison_plan(self.parameters)
-        return every.with_runs(run for run in every.runs if self.only is None or place_of(self, run) in self.only)
+        return every.with_runs(run for run in every.runs if self.only is None or run_key(self, run) in self.only)
 
     @property
     def num_runs(self) -> int:
@@ -78,7 +78,7 @@ class Setting:
         return every if self.only is None else len(self.only)
 
 
-def place_of(setting: Setting, run: RunSpec) -> Place:
+def run_key(setting: Setting, run: RunSpec) -> RunKey:
     """Return the key of a setting's run."""
     return setting.name, run.name, run.config.partition_seed, run.config.seed
 
@@ -89,18 +89,18 @@ class TablePlan:
 
     Attributes:
         refused: by row and column, why a cell is not run.
-        at_fault: likewise, the error's type; without cells that the table's file refuses.
-        besides: by setting, the assignments of the runs that figures come from.
+        error_types: likewise, the error's type; without cells that the table's file refuses.
+        overrides: by setting, the assignments of the runs that figures come from.
         left_out: runs that are kept or in another part.
     """
 
     table: PaperTable
-    asked: Asked
+    selection: TableSelection
     settings: tuple[Setting, ...]
     refused: Mapping[tuple[str, str], str]
-    at_fault: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
-    besides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    left_out: frozenset[Place] = frozenset()
+    error_types: Mapping[tuple[str, str], type[ProtoflError]] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left_out: frozenset[RunKey] = frozenset()
 
     @property
     def is_kept(self) -> bool:
@@ -109,7 +109,7 @@ class TablePlan:
 
     def nothing_to_run(self) -> ProtoflError:
         """Return the error for a plan without settings, of the type that all refusals share."""
-        kinds = set(self.at_fault.values())
+        kinds = set(self.error_types.values())
         kind = kinds.pop() if len(kinds) == 1 else RunError
         reasons = sorted(set(self.refused.values()))
         return kind(f"{self.table.id}: none of these cells can be run here: {'; '.join(reasons)}")
@@ -119,95 +119,97 @@ class TablePlan:
         return sum(setting.num_runs for setting in self.settings)
 
 
-def plan(table: PaperTable, asked: Asked, *, look_at_data: bool = True) -> TablePlan:
+def plan_table(table: PaperTable, selection: TableSelection, *, with_data: bool = True) -> TablePlan:
     """Plan the cells that can be run.
 
-    ``look_at_data`` prepares the data and refuses cells without data; otherwise cells only need a valid configuration.
+    ``with_data`` prepares the data and refuses cells without data; otherwise cells only need a valid configuration.
 
     Raises:
         ConfigError: a row or column is unknown, or an assignment is not allowed.
     """
-    rows = [table.row(key) for key in asked.rows] if asked.rows is not None else list(table.rows)
-    wanted = {table.column(key).key for key in asked.columns or [column.key for column in table.columns]}
-    check(table, [column for column in table.columns if column.key in wanted], asked.assignments)
-    if asked.rounds_scale <= 0:
-        raise ConfigError(f"--rounds-scale {asked.rounds_scale}: must be above 0")
+    rows = [table.row(key) for key in selection.rows] if selection.rows is not None else list(table.rows)
+    wanted = {table.column(key).key for key in selection.columns or [column.key for column in table.columns]}
+    check(table, [column for column in table.columns if column.key in wanted], selection.assignments)
+    if selection.rounds_scale <= 0:
+        raise ConfigError(f"--rounds-scale {selection.rounds_scale}: must be above 0")
     refused: dict[tuple[str, str], str] = {}
-    at_fault: dict[tuple[str, str], type[ProtoflError]] = {}
+    error_types: dict[tuple[str, str], type[ProtoflError]] = {}
     settings = []
-    for whole in table.settings():
-        group = tuple(column for column in whole if column.key in wanted)
-        if not group:
+    for group in table.settings():
+        columns = tuple(column for column in group if column.key in wanted)
+        if not columns:
             continue
-        usable: list[Row] = []
-        seconds: list[float | None] = []
-        no_data = _missing_data(table, group[0], asked) if look_at_data else None
-        configs = _configs(table, group[0], rows, asked)
+        configs = _configs(table, columns[0], rows, selection)
+        no_data = _missing_data(table, columns[0], selection) if with_data else None
+        seconds: dict[str, float | None] = {}  # of one run, by row that can be run
         for row in rows:
-            missing = {column.key: table.why_missing(row, column) for column in group}
-            refused.update({(row.key, key): reason for key, reason in missing.items() if reason is not None})
-            readable = [(row.key, key) for key, reason in missing.items() if reason is None]
-            if not readable:
-                continue
-            took = _known_seconds(configs[row.key], asked, look_at_data, no_data)
-            if isinstance(took, ProtoflError):
-                refused.update(dict.fromkeys(readable, str(took)))
-                at_fault.update(dict.fromkeys(readable, type(took)) if row.method is not None else {})
-            else:
-                usable.append(row)
-                seconds.append(took)
-        if usable:
-            draws = len(asked.seeds) * len(asked.partition_seeds or (0,))
-            known = [each for each in seconds if each is not None]
-            told = sum(known) * draws if len(known) == len(seconds) else None
-            parameters = comparison_parameters(table, group[0], usable, asked)
-            besides = _besides(table, group[0], usable, configs, asked)
-            settings.append(Setting(whole[0].key, group, tuple(usable), parameters, told, besides))
-    return TablePlan(table, asked, tuple(settings), refused, at_fault)
+            reasons = {(row.key, column.key): table.why_missing(row, column) for column in columns}
+            refused |= {cell: reason for cell, reason in reasons.items() if reason is not None}
+            possible = [cell for cell, reason in reasons.items() if reason is None]
+            known = no_data or _known_seconds(configs[row.key], selection, with_data) if possible else None
+            if isinstance(known, ProtoflError):
+                refused |= dict.fromkeys(possible, str(known))
+                error_types |= dict.fromkeys(possible, type(known)) if row.method is not None else {}
+            elif possible:
+                seconds[row.key] = known
+        if seconds:
+            usable = [row for row in rows if row.key in seconds]
+            per_row = len(selection.seeds) * len(selection.partition_seeds or (0,))
+            times = [each for each in seconds.values() if each is not None]
+            total = sum(times) * per_row if len(times) == len(seconds) else None
+            parameters = comparison_parameters(table, columns[0], usable, selection)
+            overrides = _overrides(table, columns[0], usable, configs, selection)
+            settings.append(Setting(group[0].key, columns, tuple(usable), parameters, total, overrides))
+    return TablePlan(table, selection, tuple(settings), refused, error_types)
 
 
-def _configs(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Config | ConfigError]:
+def _configs(
+    table: PaperTable, column: Column, rows: Sequence[Row], selection: TableSelection
+) -> dict[str, Config | ConfigError]:
     """Return each row's configuration with the first seed, or the error why it has none."""
-    found: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
+    configs: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
     built = [row for row in rows if row.method is not None]
     try:
-        parameters = comparison_parameters(table, column, built, asked) if built else {}
-        runs = comparison_plan(parameters, None, asked.seeds[:1]).runs if built else ()
+        parameters = comparison_parameters(table, column, built, selection) if built else {}
+        runs = comparison_plan(parameters, None, selection.seeds[:1]).runs if built else ()
     except ConfigError as error:
         if len(built) == 1:
-            return {**found, built[0].key: error}
+            return {**configs, built[0].key: error}
         for row in built:  # find the rows at fault
-            found |= _configs(table, column, [row], asked)
-        return found
-    return found | {row.key: run.config for row, run in zip(built, one_draw(runs, built), strict=True)}
+            configs |= _configs(table, column, [row], selection)
+        return configs
+    return configs | {row.key: run.config for row, run in zip(built, one_per_row(runs, built), strict=True)}
 
 
-def _besides(
-    table: PaperTable, column: Column, rows: Sequence[Row], configs: Mapping[str, Config | ConfigError], asked: Asked
+def _overrides(
+    table: PaperTable,
+    column: Column,
+    rows: Sequence[Row],
+    configs: Mapping[str, Config | ConfigError],
+    selection: TableSelection,
 ) -> tuple[str, ...]:
-    if not asked.assignments:
+    if not selection.assignments:
         return ()
-    usual = _configs(table, column, rows, replace(asked, assignments=()))
-    return that_count(asked.assignments, usual, {row.key: configs[row.key] for row in rows})
+    usual = _configs(table, column, rows, replace(selection, assignments=()))
+    return effective(selection.assignments, usual, {row.key: configs[row.key] for row in rows})
 
 
-def one_draw(runs: Sequence[RunSpec], rows: Sequence[Row]) -> Sequence[RunSpec]:
+def one_per_row(runs: Sequence[RunSpec], rows: Sequence[Row]) -> Sequence[RunSpec]:
     """Return the run of every row on its first partition."""
     return runs[:: len(runs) // len(rows)] if rows else []
 
 
 def _known_seconds(
-    config: Config | ConfigError, asked: Asked, look_up: bool, no_data: DataError | None
+    config: Config | ConfigError, selection: TableSelection, look_up: bool
 ) -> float | ProtoflError | None:
     """Return the known seconds of one run of a row, or why it cannot be run."""
-    if no_data is not None:
-        return no_data
     if isinstance(config, ConfigError):
         return config
-    took = Cache.here().cost(kind_of(config)).seconds if look_up else None
-    if asked.max_hours is not None and took is not None and took > 3600 * asked.max_hours:
-        return RunError(f"takes about {took / 3600:.1f} hours on one core, above --max-hours {asked.max_hours:g}")
-    return took
+    seconds = Cache.here().cost(kind_of(config)).seconds if look_up else None
+    if selection.max_hours is not None and seconds is not None and seconds > 3600 * selection.max_hours:
+        hours = f"takes about {seconds / 3600:.1f} hours on one core, above --max-hours {selection.max_hours:g}"
+        return RunError(hours)
+    return seconds
 
 
 def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
@@ -218,22 +220,24 @@ def cells(table: PaperTable) -> Iterator[tuple[Row, Column]]:
                 yield row, column
 
 
-def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row], asked: Asked) -> dict[str, Any]:
+def comparison_parameters(
+    table: PaperTable, column: Column, rows: Sequence[Row], selection: TableSelection
+) -> dict[str, Any]:
     """Return the unchecked parameters of the comparison of a column's rows."""
-    own = {row.key: _own_values(table, column, row, asked) for row in rows}
+    values = {row.key: _own_values(table, column, row, selection) for row in rows}
     # A method's settings also apply to its variants, but a row's values must apply to that row only.
     several = {row.method for row in table.rows if row.key != row.method}
-    plain = {row.key for row in rows if row.key == row.method and not (own[row.key] and row.method in several)}
-    variants = {row.key: {"method": row.method, **own[row.key]} for row in rows if row.key not in plain}
-    settings = {row.key: own[row.key] for row in rows if row.key in plain and own[row.key]}
+    plain = {row.key for row in rows if row.key == row.method and not (values[row.key] and row.method in several)}
+    variants = {row.key: {"method": row.method, **values[row.key]} for row in rows if row.key not in plain}
+    settings = {row.key: values[row.key] for row in rows if row.key in plain and values[row.key]}
     methods = [row.key for row in rows]
-    common = _common(table, column, asked)
+    common = _common(table, column, selection)
     return {
         **common,
         "compare": {
             "methods": methods,
-            "seeds": list(asked.seeds),
-            "partition_seeds": None if asked.partition_seeds is None else list(asked.partition_seeds),
+            "seeds": list(selection.seeds),
+            "partition_seeds": None if selection.partition_seeds is None else list(selection.partition_seeds),
             "baseline": table.baseline if table.baseline in methods else methods[0],
             "settings": settings,
             "variants": variants,
@@ -241,49 +245,49 @@ def comparison_parameters(table: PaperTable, column: Column, rows: Sequence[Row]
     }
 
 
-def _own_values(table: PaperTable, column: Column, row: Row, asked: Asked) -> dict[str, Any]:
+def _own_values(table: PaperTable, column: Column, row: Row, selection: TableSelection) -> dict[str, Any]:
     """Return a cell's values; assignments for all cells override them."""
-    given = {key_of(assignment) for assignment in asked.assignments}
-    own = {
+    assigned = {key_of(assignment) for assignment in selection.assignments}
+    values = {
         key: value
         for key, value in table.values_of(row, column).items()
-        if not any(key == other or key.startswith(f"{other}.") for other in given)
+        if not any(key == other or key.startswith(f"{other}.") for other in assigned)
     }
-    if own.keys() & {ROUNDS, SNAPSHOTS}:
-        reached = _at_budget({**table.common, **column.values, **table.values_of(row, column)}, asked)
-        own |= {key: value for key, value in reached.items() if key == ROUNDS or key not in given}
-    return own
+    if values.keys() & {ROUNDS, SNAPSHOTS}:
+        reached = _at_budget({**table.common, **column.values, **table.values_of(row, column)}, selection)
+        values |= {key: value for key, value in reached.items() if key == ROUNDS or key not in assigned}
+    return values
 
 
-def _common(table: PaperTable, column: Column, asked: Asked) -> dict[str, Any]:
+def _common(table: PaperTable, column: Column, selection: TableSelection) -> dict[str, Any]:
     values = {**table.common, **column.values}
-    given = with_values({}, {**values, **_at_budget(values, asked)}, f"{table.id}: ")
-    return override(given, asked.assignments)
+    parameters = with_values({}, {**values, **_at_budget(values, selection)}, f"{table.id}: ")
+    return override(parameters, selection.assignments)
 
 
-def _at_budget(values: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _at_budget(values: Mapping[str, Any], selection: TableSelection) -> dict[str, Any]:
     """Return the rounds of a cell at the requested budget, and its snapshots within them."""
     printed = values.get(ROUNDS, FederationConfig().rounds)
-    rounds = max(1, round(printed * asked.rounds_scale))
+    rounds = max(1, round(printed * selection.rounds_scale))
     within = {SNAPSHOTS: [n for n in values[SNAPSHOTS] if n <= rounds or n > printed]} if SNAPSHOTS in values else {}
     return {ROUNDS: rounds, **within}
 
 
-def snapshots_beyond(found: TablePlan) -> list[int]:
+def snapshots_beyond(plan: TablePlan) -> list[int]:
     """Return the snapshot rounds that no run reaches at this budget."""
-    table = found.table
+    table = plan.table
     wanted, reached = set[int](), set[int]()
-    for column in (column for setting in found.settings for column in setting.columns):
+    for column in (column for setting in plan.settings for column in setting.columns):
         for row in table.rows:
             values = {**table.common, **column.values, **table.values_of(row, column)}
             wanted.update(values.get(SNAPSHOTS, ()))
-            reached.update(_at_budget(values, found.asked).get(SNAPSHOTS, ()))
+            reached.update(_at_budget(values, plan.selection).get(SNAPSHOTS, ()))
     return sorted(wanted - reached)
 
 
-def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError | None:
+def _missing_data(table: PaperTable, column: Column, selection: TableSelection) -> DataError | None:
     try:
-        config = Config.from_mapping(_common(table, column, asked))
+        config = Config.from_mapping(_common(table, column, selection))
         Cache.here().prepared(config)
     except DataError as error:
         return DataError(f"data: {str(error).replace(chr(10), '; ')}")
@@ -292,15 +296,15 @@ def _missing_data(table: PaperTable, column: Column, asked: Asked) -> DataError 
     return None
 
 
-def told_length(found: TablePlan, finished: Mapping[str, int] | None = None) -> str:
+def estimated_duration(plan: TablePlan, finished: Mapping[str, int] | None = None) -> str:
     """Return a text with the number of runs and their estimated time on one core; ``finished`` counts by setting."""
-    there = finished or {}
-    done = sum(there.values())
-    left = {setting.name: 1 - there.get(setting.name, 0) / setting.num_runs for setting in found.settings}
-    waiting = [setting for setting in found.settings if left[setting.name] > 0]
-    known = [setting.seconds * left[setting.name] for setting in waiting if setting.seconds is not None]
-    words = f"{plural(found.num_runs, 'run')} in {plural(len(found.settings), 'setting')}"
-    words += f" ({len(found.left_out)} others left out)" if found.left_out else ""
+    finished_runs = finished or {}
+    done = sum(finished_runs.values())
+    remaining = {setting.name: 1 - finished_runs.get(setting.name, 0) / setting.num_runs for setting in plan.settings}
+    waiting = [setting for setting in plan.settings if remaining[setting.name] > 0]
+    known = [setting.seconds * remaining[setting.name] for setting in waiting if setting.seconds is not None]
+    words = f"{plural(plan.num_runs, 'run')} in {plural(len(plan.settings), 'setting')}"
+    words += f" ({len(plan.left_out)} others left out)" if plan.left_out else ""
     words += f", {done} of them finished before" if done else ""
     if known:
         unknown = len(waiting) - len(known)
@@ -316,21 +320,21 @@ def _duration(seconds: float) -> str:
     return plural(minutes, "minute") if minutes < 120 else f"{seconds / 3600:.1f} hours"
 
 
-def refused_by_reason(found: TablePlan) -> dict[str, str]:
+def refused_by_reason(plan: TablePlan) -> dict[str, str]:
     """Return the refused cells by reason as text, grouping rows with the same columns."""
-    table, by_reason = found.table, dict[str, dict[str, list[str]]]()
-    for (row, column), reason in found.refused.items():
+    table, by_reason = plan.table, dict[str, dict[str, list[str]]]()
+    for (row, column), reason in plan.refused.items():
         by_reason.setdefault(reason, {}).setdefault(row, []).append(column)
-    told = {}
+    texts = {}
     for reason, by_row in by_reason.items():
         rows_of: dict[frozenset[str], list[str]] = {}
         for row, columns in by_row.items():
             rows_of.setdefault(frozenset(columns), []).append(row)
-        told[reason] = ", ".join(
+        texts[reason] = ", ".join(
             f"{_titles(table.rows, set(rows), ', ')} ({_titles(table.columns, columns, '; ')})"
             for columns, rows in rows_of.items()
         )
-    return told
+    return texts
 
 
 def _titles(of: Sequence[Row] | Sequence[Column], keys: Collection[str], between: str) -> str:

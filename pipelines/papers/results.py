@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from pipelines.papers.catalogue import Column, PaperTable, Printed, Row
-from pipelines.papers.marks import budget, by_setting, is_changed, mark, of_column
-from pipelines.papers.plan import TablePlan, cells, refused_by_reason, snapshots_beyond
-from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, runs_of, table_file, told_pairs
+from pipelines.papers.caveats import budget, is_changed, mark, overrides_by_setting, overrides_of
+from pipelines.papers.plan import RunKey, TablePlan, cells, refused_by_reason, snapshots_beyond
+from pipelines.papers.runs import INTERRUPTED, FailedRun, MeasuredRun, describe_pairs, runs_of, table_file
 from pipelines.reporting import tables
 from pipelines.reporting.formats import MISSING, format_difference, format_summary, format_value, listed, plural
 from pipelines.reporting.page import Block, Section, write_page
@@ -73,27 +73,24 @@ class TableResults:
         return sum(self.cells[row.key, column.key].ours.n > 0 for row, column in cells(self.plan.table))
 
 
-def results(plan: TablePlan, out: Path, carried_out: Collection[str] = ()) -> TableResults:
+def results(plan: TablePlan, out: Path, done: Collection[str] = ()) -> TableResults:
     """Read the finished comparisons in a table's folder, including settings that the plan leaves out.
 
-    Settings in ``carried_out`` have the plan's assignments; the others have the folder's.
-
-    Raises:
-        DataError: a file there is damaged.
+    Settings in ``done`` have the plan's assignments; the others have the folder's.
     """
-    besides = dict(table_file(out).assignments) if (out / "table.json").exists() else {}
-    besides |= {setting.name: setting.besides for setting in plan.settings if setting.name in carried_out}
+    overrides = dict(table_file(out).assignments) if (out / "table.json").exists() else {}
+    overrides |= {setting.name: setting.overrides for setting in plan.settings if setting.name in done}
     runs, failures = runs_of(plan.table, out)
-    return assembled(replace(_as_measured(plan, runs), besides=besides), runs, failures)
+    return assembled(replace(_as_measured(plan, runs), overrides=overrides), runs, failures)
 
 
 def _as_measured(plan: TablePlan, runs: Iterable[MeasuredRun]) -> TablePlan:
     """Return the plan with the seeds of all measured runs, and their partition seeds if the plan has any."""
-    seeds = tuple(sorted({*plan.asked.seeds, *(run.pair[1] for run in runs)}))
-    draws = plan.asked.partition_seeds
+    seeds = tuple(sorted({*plan.selection.seeds, *(run.seed for run in runs)}))
+    draws = plan.selection.partition_seeds
     if draws is not None:
-        draws = tuple(sorted({*draws, *(run.pair[0] for run in runs)}))
-    return replace(plan, asked=replace(plan.asked, seeds=seeds, partition_seeds=draws))
+        draws = tuple(sorted({*draws, *(run.division for run in runs)}))
+    return replace(plan, selection=replace(plan.selection, seeds=seeds, partition_seeds=draws))
 
 
 def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[FailedRun] = ()) -> TableResults:
@@ -104,167 +101,163 @@ def assembled(plan: TablePlan, runs: Iterable[MeasuredRun], failures: Iterable[F
     table = plan.table
     divided: dict[tuple[str, str], int] = {}  # by setting and fingerprint: the reported partition seed
     values: dict[tuple[str, str], dict[Pair, float | None]] = {}
-    measured: dict[tuple[str, str, Pair], MeasuredRun] = {}
+    measured: dict[RunKey, MeasuredRun] = {}
     for run in runs:
-        pair = divided.setdefault((run.setting, run.partition), run.pair[0]), run.pair[1]
-        measured[run.setting, run.row, pair] = replace(run, pair=pair)
+        same = replace(run, division=divided.setdefault((run.setting, run.partition), run.division))
+        measured[same.key] = same
         for read, value in run.figures.items():
-            values.setdefault((run.row, read), {})[pair] = value
-    lost = {
-        (run.setting, run.row, run.pair): run
-        for run in failures
-        if run.reason != INTERRUPTED and (run.setting, run.row, run.pair) not in measured
-    }
+            values.setdefault((run.row, read), {})[same.pair] = value
+    lost = {run.key: run for run in failures if run.reason != INTERRUPTED and run.key not in measured}
     setting_of = {column.key: group[0].key for group in table.settings() for column in group}
     reasons: dict[tuple[str, str], list[str]] = {}
-    for (setting, whose, _), failure in lost.items():
-        reasons.setdefault((setting, whose), []).append(failure.reason)
-    found = {}
+    for failure in lost.values():
+        reasons.setdefault((failure.setting, failure.row), []).append(failure.reason)
+    table_cells = {}
     for row in table.rows:
         for column in table.columns:
             key = row.key, column.key
-            own = values.get(key, {})
+            by_run = values.get(key, {})
             reference = {} if row.key == table.baseline else values.get((table.baseline, column.key), {})
-            here = reasons.get((setting_of[column.key], row.key), ())
-            found[key] = Cell(
+            failed_reasons = reasons.get((setting_of[column.key], row.key), ())
+            table_cells[key] = Cell(
                 row,
                 column,
                 table.printed.get(key),
-                summarise(own),
-                paired_difference(own, reference),
+                summarise(by_run),
+                paired_difference(by_run, reference),
                 plan.refused.get(key),
-                tuple(here) if table.why_missing(row, column) is None else (),
+                tuple(failed_reasons) if table.why_missing(row, column) is None else (),
             )
-    return TableResults(plan, found, tuple(measured.values()), tuple(failures))
+    return TableResults(plan, table_cells, tuple(measured.values()), tuple(failures))
 
 
 # ---- for people and machines -------------------------------------------------------------------------------------
 
 
-def write(found: TableResults, directory: Path, drawn: Iterable[Section] = (), verdicts: Table | None = None) -> Path:
+def write(results: TableResults, directory: Path, drawn: Iterable[Section] = (), verdicts: Table | None = None) -> Path:
     """Write ``table.md``, ``.csv``, ``.json`` and ``report.html`` and return the page.
 
     ``drawn`` are the first sections of the page (:mod:`pipelines.papers.drawings`).
     """
-    shown = [*paper_tables(found), *([verdicts] if verdicts else [])]
-    lines = [f"# {title(found)}", "", *lead(found), ""]
-    differing = by_setting(found.plan)
-    lines += ["Set beside the table's own values:", "", *(f"- {each}" for each in differing), ""] if differing else []
+    plan = results.plan
+    shown = [*paper_tables(results), *([verdicts] if verdicts else [])]
+    heading, differing = "Set beside the table's own values", overrides_by_setting(plan)
+    refused = [f"{reason}: {where}" for reason, where in refused_by_reason(plan).items()]
+    note_texts, rows = notes(results), records(results)
+    lines = [f"# {title(results)}", "", *lead(results), ""]
+    lines += [f"{heading}:", "", *(f"- {each}" for each in differing), ""] if differing else []
     for table in shown:
         lines += markdown_table(table)
-    refused = [f"{reason}: {where}" for reason, where in refused_by_reason(found.plan).items()]
     lines += ["## Not run here", "", *(f"- {one}" for one in refused), ""] if refused else []
-    noted = notes(found)
-    lines += ["## Notes", "", *(f"- {note}" for note in noted), ""] if noted else []
-    rows = records(found)
+    lines += ["## Notes", "", *(f"- {note}" for note in note_texts), ""] if note_texts else []
     document = {
-        "id": found.plan.table.id,
-        "title": found.plan.table.title,
-        "seeds": list(found.plan.asked.seeds),
-        "partition_seeds": found.plan.asked.partition_seeds and list(found.plan.asked.partition_seeds),
-        "rounds_scale": found.plan.asked.rounds_scale,
-        "assignments": {name: list(each) for name, each in found.plan.besides.items() if each},
+        "id": plan.table.id,
+        "title": plan.table.title,
+        "seeds": list(plan.selection.seeds),
+        "partition_seeds": plan.selection.partition_seeds and list(plan.selection.partition_seeds),
+        "rounds_scale": plan.selection.rounds_scale,
+        "assignments": {name: list(each) for name, each in plan.overrides.items() if each},
         "cells": rows,
-        "failed": dict(found.failed),
+        "failed": dict(results.failed),
     }
     contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
     write_texts(contents, directory)
-    heading = "Set beside the table's own values"
-    sections = [Section("changed", heading, (Block("notes", differing),))] if differing else []
-    sections += drawn
-    sections += [Section(f"table-{place}", table.title, (Block("table", table),)) for place, table in enumerate(shown)]
-    settings = [
-        Block(
-            "words",
-            _LINK.format(href=f"{setting.name}/report.html", title=listed(one.title for one in setting.columns)),
-        )
-        for setting in found.plan.settings
+    links = [
+        _LINK.format(href=f"{setting.name}/report.html", title=listed(one.title for one in setting.columns))
+        for setting in plan.settings
         if (directory / setting.name / "report.html").exists()
     ]
-    if settings:
-        sections.append(Section("settings", "Pages of the comparisons", tuple(settings)))
-    if refused:
-        sections.append(Section("refused", "Not run here", (Block("notes", refused),)))
-    if noted:
-        sections.append(Section("notes", "Notes", (Block("notes", noted),)))
-    page = {"kicker": found.plan.table.id, "title": f"{found.plan.table.title}{mark(found.plan)}"}
-    return write_page(directory / "report.html", page, " ".join(lead(found)), sections, colours={})
+    sections = [
+        Section("changed", heading, (Block("notes", differing),)),
+        *drawn,
+        *(Section(f"table-{number}", table.title, (Block("table", table),)) for number, table in enumerate(shown)),
+        Section("settings", "Pages of the comparisons", tuple(Block("words", link) for link in links)),
+        Section("refused", "Not run here", (Block("notes", refused),)),
+        Section("notes", "Notes", (Block("notes", note_texts),)),
+    ]
+    empty = {"changed": not differing, "settings": not links, "refused": not refused, "notes": not note_texts}
+    page = {"kicker": plan.table.id, "title": f"{plan.table.title}{mark(plan)}"}
+    shown_sections = [section for section in sections if not empty.get(section.name)]
+    return write_page(directory / "report.html", page, " ".join(lead(results)), shown_sections, colours={})
 
 
-def title(found: TableResults) -> str:
+def title(results: TableResults) -> str:
     """Return the table's id and title, with a mark if its setting is not the paper's."""
-    return f"{found.plan.table.id}: {found.plan.table.title}{mark(found.plan)}"
+    return f"{results.plan.table.id}: {results.plan.table.title}{mark(results.plan)}"
 
 
-def lead(found: TableResults) -> list[str]:
+def lead(results: TableResults) -> list[str]:
     """Return sentences on the figures and, by column, the runs that they come from."""
-    printed = sum(1 for _ in cells(found.plan.table))
-    measured = f"{found.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
+    printed = sum(1 for _ in cells(results.plan.table))
+    measured = f"{results.num_measured} of {printed} printed figures are measured" if printed else "nothing is printed"
     return [
-        found.plan.table.about,
-        f"Ours are mean ± sample standard deviation over n runs; {measured}{budget(found.plan)}.",
-        *_runs_by_column(found),
+        results.plan.table.about,
+        f"Ours are mean ± sample standard deviation over n runs; {measured}{budget(results.plan)}.",
+        *_runs_by_column(results),
     ]
 
 
-def _runs_by_column(found: TableResults) -> list[str]:
+def _runs_by_column(results: TableResults) -> list[str]:
     """Return sentences on the runs of each column; columns with the same runs share one, differing rows are named."""
-    told: dict[str, list[str]] = {}
-    for column in found.plan.table.columns:
+    texts: dict[str, list[str]] = {}
+    for column in results.plan.table.columns:
         rows: dict[frozenset[tuple[int, int]], list[str]] = {}
-        for row in found.plan.table.rows:
-            if pairs := found.cells[row.key, column.key].pairs:
+        for row in results.plan.table.rows:
+            if pairs := results.cells[row.key, column.key].pairs:
                 rows.setdefault(pairs, []).append(row.title)
         if rows:
             usual = max(rows, key=lambda pairs: (len(rows[pairs]), len(pairs)))
-            others = [f"{listed(names)}: {told_pairs(pairs)}" for pairs, names in rows.items() if pairs != usual]
-            told.setdefault("; ".join([told_pairs(usual), *others]), []).append(column.title)
-    return [f"{', '.join(columns)}: {words}." for words, columns in told.items()]
+            others = [f"{listed(names)}: {describe_pairs(pairs)}" for pairs, names in rows.items() if pairs != usual]
+            texts.setdefault("; ".join([describe_pairs(usual), *others]), []).append(column.title)
+    return [f"{', '.join(columns)}: {words}." for words, columns in texts.items()]
 
 
-def paper_tables(found: TableResults, *, measured: bool = False) -> list[Table]:
+def paper_tables(results: TableResults, *, measured: bool = False) -> list[Table]:
     """Return our figures with the printed ones, then the differences; if ``measured``, only cells that were run."""
-    table = found.plan.table
-    tried = {key for key, cell in found.cells.items() if not measured or cell.ours.n or cell.failed}
+    table = results.plan.table
+    tried = {key for key, cell in results.cells.items() if not measured or cell.ours.n or cell.failed}
     columns = [column for column in table.columns if any((row.key, column.key) in tried for row in table.rows)]
     rows = [row for row in table.rows if any((row.key, column.key) in tried for column in columns)]
     names = tables.Column("method", [row.title for row in rows], is_text=True)
     figures, differences = [names], [names]
     for column in columns:
-        of = [found.cells[row.key, column.key] for row in rows]
-        if not any(cell.ours.n or cell.failed or cell.printed for cell in of):
+        column_cells = [results.cells[row.key, column.key] for row in rows]
+        if not any(cell.ours.n or cell.failed or cell.printed for cell in column_cells):
             continue
-        beside, here = any(cell.printed for cell in of), any(cell.ours.n or cell.failed for cell in of)
-        heading = f"{column.title}, ours" if beside else column.title
-        heading += " (changed setting)" if is_changed(found.plan, column) else ""
-        if here:
+        has_printed, has_ours = (
+            any(cell.printed for cell in column_cells),
+            any(cell.ours.n or cell.failed for cell in column_cells),
+        )
+        heading = f"{column.title}, ours" if has_printed else column.title
+        heading += " (changed setting)" if is_changed(results.plan, column) else ""
+        if has_ours:
             figures.append(
-                tables.Column(heading, [_with_lost(format_summary(cell.ours, "points"), cell) for cell in of])
+                tables.Column(heading, [_with_lost(format_summary(cell.ours, "points"), cell) for cell in column_cells])
             )
-        if beside:  # columns without runs get no empty column of ours
-            named = "printed" if here else f"{column.title}, printed"
-            figures.append(tables.Column(named, [_printed_text(cell.printed) for cell in of]))
-        if any(cell.difference.n for cell in of):
-            differences.append(tables.Column(heading, [_difference_text(cell) for cell in of]))
-            if beside:
+        if has_printed:  # columns without runs get no empty column of ours
+            named = "printed" if has_ours else f"{column.title}, printed"
+            figures.append(tables.Column(named, [_printed_text(cell.printed) for cell in column_cells]))
+        if any(cell.difference.n for cell in column_cells):
+            differences.append(tables.Column(heading, [_difference_text(cell) for cell in column_cells]))
+            if has_printed:
                 printed = [_printed_difference(table, row, column) for row in rows]
                 texts = [format_value(value, "points", signed=True) for value in printed]
                 differences.append(tables.Column("printed", texts))
-    shown = [Table(f"{table.title}{mark(found.plan)}", tuple(figures))]
+    shown = [Table(f"{table.title}{mark(results.plan)}", tuple(figures))]
     if len(differences) > 1:
         baseline = table.row(table.baseline).title
-        shown.append(Table(f"Difference to {baseline} [95 % interval]{mark(found.plan)}", tuple(differences)))
+        shown.append(Table(f"Difference to {baseline} [95 % interval]{mark(results.plan)}", tuple(differences)))
     return shown
 
 
 def _printed_difference(table: PaperTable, row: Row, column: Column) -> float | None:
-    own, reference = table.printed.get((row.key, column.key)), table.printed.get((table.baseline, column.key))
-    if own is None or reference is None or row.key == table.baseline:
+    value, reference = table.printed.get((row.key, column.key)), table.printed.get((table.baseline, column.key))
+    if value is None or reference is None or row.key == table.baseline:
         return None
-    return own.value - reference.value
+    return value.value - reference.value
 
 
-def records(found: TableResults) -> list[dict[str, Any]]:
+def records(results: TableResults) -> list[dict[str, Any]]:
     """Return a machine-readable row per cell; figures are in the table's unit."""
     return [
         {
@@ -278,26 +271,26 @@ def records(found: TableResults) -> list[dict[str, Any]]:
             "n": cell.ours.n,
             "divisions": len({division for division, _ in cell.pairs}),
             "failed": len(cell.failed),
-            "rounds_scale": found.plan.asked.rounds_scale,
-            "assignments": ", ".join(of_column(found.plan, cell.column)) or None,
+            "rounds_scale": results.plan.selection.rounds_scale,
+            "assignments": ", ".join(overrides_of(results.plan, cell.column)) or None,
             "difference": cell.difference.mean,
             "difference_low": cell.difference.low,
             "difference_high": cell.difference.high,
             "refused": cell.refused,
         }
-        for cell in found.cells.values()
+        for cell in results.cells.values()
     ]
 
 
-def notes(found: TableResults) -> list[str]:
+def notes(results: TableResults) -> list[str]:
     """Return notes for the reader, and failures."""
-    beyond = ", ".join(map(str, snapshots_beyond(found.plan)))
+    beyond = ", ".join(map(str, snapshots_beyond(results.plan)))
     without = [f"No pictures of round {beyond}: the reduced budget ends before."] if beyond else []
-    here = {(run.setting, run.row, *run.pair) for run in found.runs}
-    others = plural(len(found.plan.left_out - here), "run")
+    shown = {run.key for run in results.runs}
+    others = plural(len(results.plan.left_out - shown), "run")
     elsewhere = [f"{others} left out: kept with the code, or another machine's part; `protofl paper keep` joins them."]
-    failed = [f"Failed: {label}: {reason}" for label, reason in found.failed.items()]
-    return [*found.plan.table.notes, *without, *(elsewhere if found.plan.left_out - here else []), *failed]
+    failed = [f"Failed: {label}: {reason}" for label, reason in results.failed.items()]
+    return [*results.plan.table.notes, *without, *(elsewhere if results.plan.left_out - shown else []), *failed]
 
 
 def _printed_text(printed: Printed | None) -> str:

@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.papers.catalogue import Column, PaperTable, Row
-from pipelines.papers.figures_of_a_run import figure
-from pipelines.papers.plan import Asked
+from pipelines.papers.metrics import figure
+from pipelines.papers.plan import RunKey, TableSelection
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"
@@ -26,82 +26,86 @@ _LABEL = re.compile(r"(?P<method>\S+) seed (?P<seed>\d+)(?:, (?P<row>.+?))??(?:,
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
-    """The figures of a finished run.
+class TableRun:
+    """A run of a table; ``setting`` is the key of the first column that it serves, ``division`` its partition seed."""
 
-    Attributes:
-        pair: partition seed and seed. figures: by column, in its unit.
-        setting: its first column, the name of its comparison's folder. partition: fingerprint of the partition.
-    """
-
-    row: str
-    pair: tuple[int, int]
-    figures: Mapping[str, float | None]
     setting: str
-    folder: Path
-    partition: str
+    row: str
+    division: int
+    seed: int
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Partition seed and seed."""
+        return self.division, self.seed
+
+    @property
+    def key(self) -> RunKey:
+        return self.setting, self.row, self.division, self.seed
 
 
 @dataclass(frozen=True)
-class FailedRun:
-    """A run without a result; attributes as in :class:`MeasuredRun`, and ``reason``."""
+class MeasuredRun(TableRun):
+    """A finished run: its figures by column, in the column's unit, and the fingerprint of its partition."""
 
-    row: str
-    pair: tuple[int, int]
-    setting: str
+    figures: Mapping[str, float | None]
+    partition: str
+    folder: Path = Path()
+
+
+@dataclass(frozen=True)
+class FailedRun(TableRun):
+    """A run without a result."""
+
     reason: str
 
     @property
     def label(self) -> str:
-        return f"{self.setting}: {self.row}, seed {self.pair[1]} on division {self.pair[0]}"
+        return f"{self.setting}: {self.row}, seed {self.seed} on division {self.division}"
 
 
 def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[FailedRun]]:
-    """Return the finished runs and the failed ones of the comparisons in a table's folder.
-
-    Raises:
-        DataError: a file there is damaged.
-    """
+    """Return the finished runs and the failed ones of the comparisons in a table's folder."""
     measured, failed = list[MeasuredRun](), list[FailedRun]()
     reference = table.row(table.baseline)
-    for place, document, columns in _comparisons(table, out):
+    for home, document, columns in _comparisons(table, out):
         setting = columns[0].key
         fixed: int | None = None
         runs: list[tuple[Row, tuple[int, int], Path]] = []
         for run in document["runs"]:
             row = table.row(run["method"])
-            folder = place / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
+            folder = home / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
             divides = read_run_config(folder)["config"]["partition"].get("seed")
             fixed = divides if run.get("division") is None else fixed
             runs.append((row, (run["seed"] if divides is None else divides, run["seed"]), folder))
         baselines = {pair: folder for row, pair, folder in runs if row.key == table.baseline}
         for row, pair, folder in runs:
-            found = {}
+            figures = {}
             for column in columns:
                 if table.why_missing(row, column) is None:  # otherwise it is, for example, not the paper's figure
                     metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
                     value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
-                    found[column.key] = None if value is None else column.scale * value
+                    figures[column.key] = None if value is None else column.scale * value
             fingerprint = read_json(RunFiles(folder).metrics).get("partition_fingerprint")
-            measured.append(MeasuredRun(row.key, pair, found, setting, folder, fingerprint or f"seed {pair[0]}"))
+            measured.append(MeasuredRun(setting, row.key, *pair, figures, fingerprint or f"seed {pair[0]}", folder))
         for label, reason in document["failed"].items():
-            said = _LABEL.fullmatch(label)
-            if said is None:
-                raise DataError(f"{place / 'comparison.json'}: failed: {label}: not the name of a run")
-            seed = int(said["seed"])
+            match = _LABEL.fullmatch(label)
+            if match is None:
+                raise DataError(f"{home / 'comparison.json'}: failed: {label}: not the name of a run")
+            seed = int(match["seed"])
             # A comparison partitions the data alike for all rows, so a failed run has the others' partition.
             draw = seed if fixed is None else fixed
-            pair = draw if said["division"] is None else int(said["division"]), seed
-            failed.append(FailedRun(said["row"] or said["method"], pair, setting, reason))
+            pair = draw if match["division"] is None else int(match["division"]), seed
+            failed.append(FailedRun(setting, match["row"] or match["method"], *pair, reason))
     return measured, failed
 
 
 def _comparisons(table: PaperTable, out: Path) -> Iterator[tuple[Path, Any, tuple[Column, ...]]]:
     """Yield the folder, ``comparison.json`` and columns of every setting that was run."""
     for columns in table.settings():
-        place = out / columns[0].key
-        if (place / "comparison.json").exists():
-            yield place, read_json(place / "comparison.json"), columns
+        home = out / columns[0].key
+        if (home / "comparison.json").exists():
+            yield home, read_json(home / "comparison.json"), columns
 
 
 @pydantic_dataclass(frozen=True)
@@ -115,9 +119,9 @@ class TableFile:
     assignments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def asked(self) -> Asked:
+    def selection(self) -> TableSelection:
         """The request, as far as figures depend on it."""
-        return Asked(seeds=self.seeds, partition_seeds=self.partition_seeds, rounds_scale=self.rounds_scale)
+        return TableSelection(seeds=self.seeds, partition_seeds=self.partition_seeds, rounds_scale=self.rounds_scale)
 
 
 def table_file(folder: Path) -> TableFile:
@@ -138,25 +142,26 @@ def table_file(folder: Path) -> TableFile:
 # ---- in words ----------------------------------------------------------------------------------------------------
 
 
-def told_pairs(pairs: frozenset[tuple[int, int]]) -> str:
+def describe_pairs(pairs: frozenset[tuple[int, int]]) -> str:
     """Return a text with the seeds and partition seeds of runs.
 
-    >>> told_pairs(frozenset({(42, 0), (42, 1)})), told_pairs(frozenset({(0, 0), (1, 1)}))
+    >>> describe_pairs(frozenset({(42, 0), (42, 1)})), describe_pairs(frozenset({(0, 0), (1, 1)}))
     ('n = 2, seeds 0, 1 on one division (42)', 'n = 2, seeds 0, 1, each on a division of its own')
     """
-    seeds, divisions = (_listed(pair[place] for pair in pairs) for place in (1, 0))
+    seeds, divisions = (_listed(pair[position] for pair in pairs) for position in (1, 0))
     many, n = len({pair[1] for pair in pairs}), len({pair[0] for pair in pairs})
-    said = f"n = {len(pairs)}, seed{'s' if many > 1 else ''} {seeds}"
+    text = f"n = {len(pairs)}, seed{'s' if many > 1 else ''} {seeds}"
     if len(pairs) == 1:
-        return f"{said} on division {divisions}"
+        return f"{text} on division {divisions}"
     if n == 1:
-        return f"{said} on one division ({divisions})"
+        return f"{text} on one division ({divisions})"
     if many == n == len(pairs) and all(draw == seed for draw, seed in pairs):
-        return f"{said}, each on a division of its own"
+        return f"{text}, each on a division of its own"
     if len(pairs) == many * n:
-        return f"{said} on each of divisions {divisions}"
+        return f"{text} on each of divisions {divisions}"
     by_division = (
-        f"{_listed(seed for own, seed in pairs if own == draw)} on {draw}" for draw in sorted({d for d, _ in pairs})
+        f"{_listed(seed for division, seed in pairs if division == draw)} on {draw}"
+        for draw in sorted({d for d, _ in pairs})
     )
     return f"n = {len(pairs)}, seeds by division: {'; '.join(by_division)}"
 

@@ -1,1 +1,1 @@
-"""MLflow: runs as they lie on disk, logged live or afterwards."""
+"""MLflow: run folders, logged live or afterwards."""

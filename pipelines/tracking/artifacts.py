@@ -12,34 +12,29 @@ _OF_THIS_MACHINE = ("inputs.json", "prepared.request.json")  # where data lie
 
 
 def small_files(run_dir: Path) -> list[Path]:
-    """The files of a run that MLflow keeps: all but weights, states, data, checkpoints and very large ones."""
+    """Return the files of a run that MLflow keeps: not weights, states, data, checkpoints and very large ones."""
     layout = RunFiles(run_dir)
-    skipped = {place.name for place in (layout.checkpoint, layout.clients, layout.prepared, layout.partition)}
-    files = (path for path in sorted(run_dir.rglob("*")) if path.is_file() and _is_below(path, run_dir))
+    skipped = {folder.name for folder in (layout.checkpoint, layout.clients, layout.prepared, layout.partition)}
     return [
         path
-        for path in files
+        for path in sorted(run_dir.rglob("*"))
         if path.suffix != ".safetensors"
         and path.name not in _OF_THIS_MACHINE
         and not any(part in skipped or part.startswith(".") for part in path.relative_to(run_dir).parts)
-        and path.stat().st_size <= _MAX_BYTES
+        and _may_be_logged(path, run_dir)
     ]
 
 
 def comparison_files(directory: Path) -> list[Path]:
-    """The files of a comparison that MLflow keeps: what lies in its folder itself, and its figures."""
-    found = [*sorted(directory.glob("*")), *sorted((directory / "figures").rglob("*"))]
+    """Return the files of a comparison that MLflow keeps: those in its folder itself, and its figures."""
+    candidates = [*sorted(directory.glob("*")), *sorted((directory / "figures").rglob("*"))]
     return [
         path
-        for path in found
-        if path.is_file()
-        and _is_below(path, directory)
-        and path.suffix in _OF_A_COMPARISON
-        and not path.name.startswith(".")
-        and path.stat().st_size <= _MAX_BYTES
+        for path in candidates
+        if path.suffix in _OF_A_COMPARISON and not path.name.startswith(".") and _may_be_logged(path, directory)
     ]
 
 
-def _is_below(path: Path, folder: Path) -> bool:
-    """Whether a file lies in a folder, and is no link to what lies elsewhere: that is nobody's to publish."""
-    return path.resolve().is_relative_to(folder.resolve())
+def _may_be_logged(path: Path, folder: Path) -> bool:
+    """Return whether a path is a file of at most 32 MiB inside a folder; links to other places are not published."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve()) and path.stat().st_size <= _MAX_BYTES

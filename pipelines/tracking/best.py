@@ -8,7 +8,7 @@ was chosen on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from flcore.core.errors import ConfigError, DataError, RunError
 from pipelines.runs.folder import read_folder
 from pipelines.runs.metrics import check_direction, lower_is_better
 from pipelines.tracking import description, model
-from pipelines.tracking.metrics import SUMMARY_FIGURES, SUMMARY_METRICS, is_summary
+from pipelines.tracking.metrics import SUMMARY_FIGURES, is_summary
 from pipelines.tracking.store import FINAL_LOCK_PATIENCE_SECONDS, Store, all_runs, sqlite_file
 from pipelines.tracking.sync import RunTracker
 
@@ -69,7 +69,7 @@ class Best:
 def best(
     uri: str | None, metric: str, *, experiment: str | None = None, where: str | None = None, promote: bool = False
 ) -> Best:
-    """The best finished run of an experiment.
+    """Return the best finished run of an experiment.
 
     Args:
         uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
@@ -89,8 +89,8 @@ def best(
     if database is not None and not database.exists():  # asking MLflow would make it
         raise DataError(f"track best: there is no store at {database}; log runs with: protofl track DIR")
     with store.opened(FINAL_LOCK_PATIENCE_SECONDS) as client:
-        found = {entry.name: _ranked(client, entry, name, where) for entry in _experiments(client, experiment)}
-        ranked = {entry: runs for entry, runs in found.items() if runs}
+        by_experiment = {entry.name: _ranked(client, entry, name, where) for entry in _experiments(client, experiment)}
+        ranked = {entry: runs for entry, runs in by_experiment.items() if runs}
         if not ranked:
             which = f" in {experiment}" if experiment else ""
             such = f" with {where}" if where else ""
@@ -108,23 +108,22 @@ def best(
             split=_split(winner),
             among=len(runs),
         )
-        return _promoted(client, winner, answer) if promote else answer
+        return replace(answer, model=_promoted(client, winner, answer)) if promote else answer
 
 
 def metric_of(name: str) -> str:
-    """The metric in MLflow that a figure of ``metrics.json``, or the metric itself, names.
+    """Return the metric in MLflow that a key of ``metrics.json``, or the metric itself, names.
 
     Raises:
         ConfigError: there is none of which a run could be the best.
     """
-    found = SUMMARY_FIGURES.get(name, name)
-    if found in _NOTHING_TO_BE_BEST_IN:
-        raise ConfigError(f"--metric {name}: no run can be the best in it; {_NOTHING_TO_BE_BEST_IN[found]}")
-    if is_summary(found):
-        check_direction(found)
-        return found
-    known = [*SUMMARY_FIGURES, *(entry for entry in SUMMARY_METRICS if "<" not in entry)]
-    near = get_close_matches(name, known, n=1)
+    metric = SUMMARY_FIGURES.get(name, name)
+    if metric in _NOTHING_TO_BE_BEST_IN:
+        raise ConfigError(f"--metric {name}: no run can be the best in it; {_NOTHING_TO_BE_BEST_IN[metric]}")
+    if is_summary(metric):
+        check_direction(metric)
+        return metric
+    near = get_close_matches(name, [*SUMMARY_FIGURES, *SUMMARY_FIGURES.values()], n=1)
     hint = f"did you mean {near[0]}?" if near else "expected such as top1_global, mean_local or final/top1_vote"
     raise ConfigError(f"--metric {name}: no figure of a finished run; {hint}")
 
@@ -132,15 +131,15 @@ def metric_of(name: str) -> str:
 def _experiments(client: MlflowClient, name: str | None) -> list[Experiment]:
     if name is None:
         return [*client.search_experiments()]
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        there = ", ".join(sorted(entry.name for entry in client.search_experiments())) or "none"
-        raise ConfigError(f"--experiment {name}: not in this store; there are {there}")
-    return [found]
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        names = ", ".join(sorted(entry.name for entry in client.search_experiments())) or "none"
+        raise ConfigError(f"--experiment {name}: not in this store; there are {names}")
+    return [experiment]
 
 
 def _ranked(client: MlflowClient, experiment: Experiment, metric: str, where: str | None) -> list[Run]:
-    """Finished runs with this figure, the best first; among equals the one that began first, then by name."""
+    """Return finished runs with this metric, the best first; among equals by start, then by name."""
     sign = 1 if lower_is_better(metric) else -1
     runs = [
         run
@@ -153,9 +152,9 @@ def _ranked(client: MlflowClient, experiment: Experiment, metric: str, where: st
 def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -> list[Run]:
     from mlflow.exceptions import MlflowException
 
-    asked = " and ".join(["attributes.status = 'FINISHED'", *([where] if where else [])])
+    filter_string = " and ".join(["attributes.status = 'FINISHED'", *([where] if where else [])])
     try:
-        return all_runs(client, experiment.experiment_id, asked)
+        return all_runs(client, experiment.experiment_id, filter_string)
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
@@ -164,21 +163,21 @@ def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -
 
 
 def _split(run: Run) -> str:
-    """On what data a run was scored."""
+    """Return the split that a run was scored on."""
     entries = run.inputs.dataset_inputs if run.inputs else ()
     contexts = [tag.value for entry in entries for tag in entry.tags]
     return next((context for context in contexts if context != "training"), "test")
 
 
-def _promoted(client: MlflowClient, run: Run, answer: Best) -> Best:
-    """Make the run's model the champion; the version that was it loses the alias, as MLflow has an alias once."""
+def _promoted(client: MlflowClient, run: Run, answer: Best) -> str:
+    """Make the run's model the champion and return its version; MLflow takes the alias from the one before."""
     uri = run.data.tags.get(model.MODEL_URI_TAG)
     if uri is None:
         raise DataError(
             f"--promote: {answer.name} is the best, but its model is not in the store; log it with: protofl track DIR, "
             "where DIR is its folder"
         )
-    return Best(**{**vars(answer), "model": _champion(client, run, uri, answer.experiment, answer.words)})
+    return _champion(client, run, uri, answer.experiment, answer.words)
 
 
 def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
@@ -205,7 +204,7 @@ def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
 def _champion(client: MlflowClient, run: Run, uri: str, experiment: str, reason: str) -> str:
     name = description.registered_name(experiment)
     version = model.register(client, run, uri, name)
-    kept = [line for line in (version.description or "").splitlines() if not line.startswith(_CHOSEN)]
-    client.update_model_version(name, version.version, "\n".join([_CHOSEN + reason, *kept]))
+    others = [line for line in (version.description or "").splitlines() if not line.startswith(_CHOSEN)]
+    client.update_model_version(name, version.version, "\n".join([_CHOSEN + reason, *others]))
     client.set_registered_model_alias(name, CHAMPION, version.version)
     return f"models:/{name}/{version.version}"

@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 
 COMPARISON_TAG = "protofl.comparison"
 
-FIGURES = (
-    "top1_global",
-    "top1_vote",
-    "mean_local",
-    "mean_local_own_classes",
-    "pooled_local",
-    "bytes_up",
-    "bytes_down",
-)
+FIGURES = ("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local", "bytes_up", "bytes_down")
 """Of ``metrics.json``, the columns of a comparison's table of runs."""
 
 _TABLE = "runs.json"
@@ -48,7 +40,7 @@ _TABLE = "runs.json"
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What is logged.
+    """A comparison to log.
 
     Attributes:
         directory: of tables and figures. files: those that MLflow keeps.
@@ -141,14 +133,14 @@ def log_comparison(
 
 
 def _labels(directory: Path, runs: Mapping[Path, RunFolder]) -> dict[Path, str]:
-    """The method or variant of each run: its row in ``comparison.json``, the first of several, else its method."""
+    """Return the method or variant of each run: its first row in ``comparison.json``, else its method."""
     file = directory / "comparison.json"
     rows = {row["config_hash"]: row.get("method") for row in reversed(read_json(file)["runs"])} if file.exists() else {}
-    return {place: rows.get(run.config_hash) or run.config["method"]["name"] for place, run in runs.items()}
+    return {folder: rows.get(run.config_hash) or run.config["method"]["name"] for folder, run in runs.items()}
 
 
 def _parent(client: MlflowClient, experiment_id: str, compared: _Comparison) -> Run:
-    """The parent in an experiment, found or made."""
+    """Return the parent in an experiment; create it if missing."""
     last = max(compared.runs.values(), key=lambda run: times_of(run).ended)
     tags = {
         **description.origin(last),
@@ -157,9 +149,9 @@ def _parent(client: MlflowClient, experiment_id: str, compared: _Comparison) -> 
         "seeds": ", ".join(map(str, sorted({run.config["seed"] for run in compared.runs.values()}))),
         COMPARISON_TAG: compared.digest,
     }
-    for found in all_runs(client, experiment_id, f"tags.`{COMPARISON_TAG}` = '{compared.digest}'"):
-        add_missing(client, found, tags, {})
-        return found
+    for parent in all_runs(client, experiment_id, f"tags.`{COMPARISON_TAG}` = '{compared.digest}'"):
+        add_missing(client, parent, tags, {})
+        return parent
     return client.create_run(experiment_id, start_time=compared.began_ms, tags=tags, run_name=compared.name)
 
 
@@ -184,21 +176,21 @@ def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Ma
 
 
 def _table(compared: _Comparison, children: Mapping[Path, tuple[str, str]]) -> dict[str, Any]:
-    """A row per run, in the form of MLflow's own tables."""
+    """Return a row per run, in the form of MLflow's own tables."""
     rows = []
-    for place, run in compared.runs.items():
+    for folder, run in compared.runs.items():
         metrics = run.metrics or {}
         seconds = sum((run.timing.get("seconds") or {}).values()) or None
         figures = [metrics.get(figure) for figure in FIGURES]
-        rows.append([compared.labels[place], run.config["seed"], *figures, seconds, children[place][1]])
+        rows.append([compared.labels[folder], run.config["seed"], *figures, seconds, children[folder][1]])
     return {"columns": ["name", "seed", *FIGURES, "seconds", "run_id"], "data": rows}
 
 
 def _note(compared: _Comparison, children: Mapping[Path, tuple[str, str]]) -> str:
-    """The description: the table that the comparison's folder has, and links to its runs."""
+    """Return the description: the comparison's table, and links to its runs."""
     links = []
-    for place, (experiment_id, run_id) in children.items():
-        label, seed = compared.labels[place], compared.runs[place].config["seed"]
+    for folder, (experiment_id, run_id) in children.items():
+        label, seed = compared.labels[folder], compared.runs[folder].config["seed"]
         links.append(f"- [{label}, seed {seed}](#/experiments/{experiment_id}/runs/{run_id})")
     table = next((path.read_text(encoding="utf-8") for path in compared.files if path.suffix == ".md"), "")
     return description.note(table, links)

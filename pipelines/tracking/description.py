@@ -33,28 +33,28 @@ _DIGEST_LENGTH = 36  # of MLflow; whole digests are the tags data_hash and parti
 
 
 def experiment_name(run: RunFolder) -> str:
-    """``<dataset>/<partition>``: within it runs are compared."""
+    """Return ``<dataset>/<partition>``: within it runs are compared."""
     return f"{data_name(run)}/{run.config['partition']['name']}"
 
 
 def data_name(run: RunFolder) -> str:
-    """``data.title``, else ``data.name``."""
+    """Return ``data.title``, else ``data.name``."""
     data = run.config["data"]
     return str(data.get("title") or data["name"])
 
 
 def registered_name(experiment: str) -> str:
-    """Of the registered model of an experiment: the registry allows no slash."""
+    """Return the name of an experiment's registered model: the registry allows no slash."""
     return experiment.replace("/", "-")
 
 
 def run_name(run: RunFolder) -> str:
-    """``<method>-s<seed>-<first 8 digits of the configuration's hash>``; of a study its name."""
+    """Return ``<method>-s<seed>-<first 8 digits of the configuration's hash>``, or a study's name."""
     return run.study or f"{run.config['method']['name']}-s{run.config['seed']}-{run.config_hash[:8]}"
 
 
 def parameters(run: RunFolder) -> dict[str, str]:
-    """By what people compare it (`pipelines/runs/compared.py`); all else is in the artifact ``config.json``.
+    """Return the parameters that people compare by (`pipelines/runs/compared.py`); ``config.json`` has all.
 
     Runs that do not say (made by `flcore` alone, or brought by DVC) have all that can change a result. A value of null
     says that something is not used, and is left out.
@@ -68,33 +68,35 @@ def parameters(run: RunFolder) -> dict[str, str]:
 
 
 def tags(run: RunFolder) -> dict[str, str]:
-    """What the run is searched and grouped by; hashes of data and partition are known once it is finished."""
-    known = run.environment
-    told = present(
+    """Return the tags by which runs are searched and grouped; a finished run has hashes of data and partition."""
+    environment = run.environment
+    values = present(
         {
             "method": run.config["method"]["name"],
             "seed": run.config["seed"],
             "engine": run.config.get("engine", {}).get("name"),
-            "device": known.get("device"),
-            "cpu_capability": known.get("cpu_capability"),
-            "processor": known.get("processor"),
-            "code_version": known.get("code_version"),
-            "lock_hash": known.get("lock_hash"),
+            "device": environment.get("device"),
+            "cpu_capability": environment.get("cpu_capability"),
+            "processor": environment.get("processor"),
+            "code_version": environment.get("code_version"),
+            "lock_hash": environment.get("lock_hash"),
             CONFIG_HASH_TAG: run.config_hash,
             CODE_TAG: run.code,
         }
     )
-    return told | made_from(run) | origin(run)
+    return values | made_from(run) | origin(run)
 
 
 def made_from(run: RunFolder) -> dict[str, str]:
-    """Hashes of data and partition; none before it has finished."""
-    found = run.metrics or {}
-    return present({"partition_hash": found.get("partition_fingerprint"), "data_hash": found.get("data_fingerprint")})
+    """Return the hashes of data and partition; none before the run has finished."""
+    metrics = run.metrics or {}
+    return present(
+        {"partition_hash": metrics.get("partition_fingerprint"), "data_hash": metrics.get("data_fingerprint")}
+    )
 
 
 def study_note(run: RunFolder) -> dict[str, str]:
-    """What a study's page says: its table, where it has one by now; nothing of a run."""
+    """Return the description of a study, its table if it exists; nothing for a run."""
     table = run.directory / "study.md"
     return {NOTE_TAG: note(table.read_text(encoding="utf-8"))} if run.study and table.exists() else {}
 
@@ -105,9 +107,9 @@ def note(table: str, links: Sequence[str] = ()) -> str:
     Links have a quarter of the room, and what the table leaves.
     """
     room = max(_LONGEST_NOTE // 4, _LONGEST_NOTE - len(table)) - len("\n\n## Runs\n\n- and 1,000,000 more\n")
-    kept = _first_lines(links, room)
-    more = [f"- and {len(links) - len(kept):,} more"] if len(kept) < len(links) else []
-    end = "\n".join(["", "", "## Runs", "", *kept, *more]) if links else ""
+    shown = _first_lines(links, room)
+    more = [f"- and {len(links) - len(shown):,} more"] if len(shown) < len(links) else []
+    end = "\n".join(["", "", "## Runs", "", *shown, *more]) if links else ""
     return "\n".join(_first_lines(table.splitlines(), _LONGEST_NOTE - len(end))) + end
 
 
@@ -118,7 +120,7 @@ def _first_lines(lines: Sequence[str], room: int) -> list[str]:
 
 
 def origin(run: RunFolder) -> dict[str, str]:
-    """Who made it by what, in MLflow's own words, which its pages show as user, source and version."""
+    """Return MLflow's own tags for user, source and version."""
     source = run.environment.get("source") or {}
     version = str(run.environment.get("code_version") or "")
     commit = re.match(r"[0-9a-f]{40}", version)
@@ -134,7 +136,7 @@ def origin(run: RunFolder) -> dict[str, str]:
 
 
 def user() -> str:
-    """The login of whoever this process belongs to; in a container perhaps just a number."""
+    """Return the login of this process; in a container perhaps a number."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -142,7 +144,7 @@ def user() -> str:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as text, without those that are not there."""
+    """Return values as text, without missing ones."""
     return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
@@ -150,7 +152,7 @@ def present(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
-    """What a finished run was trained on and what it was scored on, each a data set with a digest of its own.
+    """Return the data sets that a finished run was trained and scored on, each with its own digest.
 
     It was trained on images as they are divided, and every seed divides them anew: the digest is the partition's. The
     source is of a type that every MLflow knows: a folder, which MLflow opens, or if that is missing a mere statement.
@@ -175,9 +177,9 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     ]
 
 
-def _folders(found: Inputs) -> list[dict[str, str]]:
-    """Source, schema and profile of a partition and of the prepared images, in the form that MLflow's pages show."""
-    meta, manifest = read_json(found.prepared / "meta.json"), read_json(found.partition / "manifest.json")
+def _folders(inputs: Inputs) -> list[dict[str, str]]:
+    """Return source, schema and profile of a partition and of the prepared images, as MLflow's pages show them."""
+    meta, manifest = read_json(inputs.prepared / "meta.json"), read_json(inputs.partition / "manifest.json")
     features = [{"type": "tensor", "tensor-spec": {"dtype": "uint8", "shape": [-1, *meta["shape"]]}}]
     targets = [{"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}]
     schema = {"mlflow_tensorspec": {"features": json.dumps(features), "targets": json.dumps(targets)}}
@@ -193,7 +195,7 @@ def _folders(found: Inputs) -> list[dict[str, str]]:
             "profile": json.dumps(profile),
         }
         for folder, profile in (
-            (found.partition, divided),
-            (found.prepared, {**sizes, "num_classes": meta["num_classes"]}),
+            (inputs.partition, divided),
+            (inputs.prepared, {**sizes, "num_classes": meta["num_classes"]}),
         )
     ]

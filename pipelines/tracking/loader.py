@@ -17,7 +17,7 @@ SERVING = "protofl_serving"
 
 
 def _load_pyfunc(data_path: str) -> Any:
-    """The model; MLflow fixes the name of this function."""
+    """Return the model; MLflow fixes the name of this function."""
     archive = str(Path(__file__).with_name(ARCHIVE))
     if archive not in sys.path:
         sys.path.insert(0, archive)

@@ -60,25 +60,21 @@ class Prepared:
 
 
 def prepare(run_dir: Path) -> Prepared:
-    """Find what the model of a finished run is made from.
-
-    Raises:
-        DataError: a file is missing or damaged, or there is too much of it.
-    """
+    """Find what the model of a finished run is made from."""
     files = RunFiles(run_dir)
     inputs = inputs_of(run_dir)
     meta = read_json(inputs.prepared / "meta.json")
-    found = {
+    sources = {
         "config.json": files.config,
         "meta.json": inputs.prepared / "meta.json",
         "partition": inputs.partition,
         "server.safetensors": files.server,
     }
-    missing = [path for path in found.values() if not path.exists()]
+    missing = [path for path in sources.values() if not path.exists()]
     if missing:
         raise DataError(f"{missing[0]}: not there, so there is no model to log; run the same command again")
     if (run_dir / PLUGIN_FOLDER).is_dir():
-        found[PLUGIN_FOLDER] = run_dir / PLUGIN_FOLDER
+        sources[PLUGIN_FOLDER] = run_dir / PLUGIN_FOLDER
     memories = sum(path.stat().st_size for path in files.clients.glob("*.safetensors"))
     if memories > _NOT_WORTH_ASKING_BYTES:
         from pipelines.tracking.serving import reads_memories
@@ -86,11 +82,11 @@ def prepare(run_dir: Path) -> Prepared:
         if not reads_memories(stored_config(run_dir), meta, inputs.partition):
             memories = 0
     if memories:
-        found["clients"] = files.clients
+        sources["clients"] = files.clients
     size = files.server.stat().st_size + memories
     if size > _MAX_BYTES:
         raise DataError(f"{run_dir}: its models take {size / 2**30:.1f} GiB together, too much for a tracking store")
-    return Prepared(found, meta)
+    return Prepared(sources, meta)
 
 
 def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str, run_id: str) -> str:
@@ -102,10 +98,7 @@ def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str
     from mlflow.models import Model
 
     model = client.create_logged_model(
-        experiment_id,
-        name=description.run_name(run),
-        source_run_id=run_id,
-        model_type=run.config["model"]["name"],
+        experiment_id, name=description.run_name(run), source_run_id=run_id, model_type=run.config["model"]["name"]
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
@@ -119,10 +112,7 @@ def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str
             # Given, because MLflow would otherwise load the model in a second process to find out.
             pip_requirements=[f"{name}=={_version(name)}" for name in _REQUIREMENTS],
             mlflow_model=Model(
-                artifact_path=model.artifact_location,
-                run_id=run_id,
-                model_uuid=model.model_id,
-                model_id=model.model_id,
+                artifact_path=model.artifact_location, run_id=run_id, model_uuid=model.model_id, model_id=model.model_id
             ),
         )
         client.log_model_artifacts(model.model_id, str(folder))
@@ -161,13 +151,13 @@ def register(client: MlflowClient, run: Run, model_uri: str, name: str) -> Model
 
 
 def _scored(run: Run) -> str:
-    """``fedpa-s0-7f8c63c2: final/top1_global 0.9345, final/mean_local 0.9120``."""
-    found = [f"{name} {run.data.metrics[name]:.4f}" for name in _FIGURES_OF_A_VERSION if name in run.data.metrics]
-    return f"{run.info.run_name}: {', '.join(found)}"
+    """Return such as ``fedpa-s0-7f8c63c2: final/top1_global 0.9345, final/mean_local 0.9120``."""
+    figures = [f"{name} {run.data.metrics[name]:.4f}" for name in _FIGURES_OF_A_VERSION if name in run.data.metrics]
+    return f"{run.info.run_name}: {', '.join(figures)}"
 
 
 def _signature(meta: Mapping[str, Any]) -> ModelSignature:
-    """Images in, class probabilities out, and who answers; null: the global model, the vote, or client 0."""
+    """Return the signature: images, class probabilities, and the client; null is :attr:`Predictor.default_client`."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
@@ -180,7 +170,7 @@ def _signature(meta: Mapping[str, Any]) -> ModelSignature:
 
 
 def _gathered(made: Prepared, folder: Path) -> Path:
-    """The model's files under their names, in one folder."""
+    """Copy the model's files under their names into a folder."""
     folder.mkdir()
     for name, path in made.files.items():
         if path.is_dir():
@@ -191,7 +181,7 @@ def _gathered(made: Prepared, folder: Path) -> Path:
 
 
 def _code(folder: Path) -> list[Path]:
-    """What MLflow imports, and the archive of what that imports."""
+    """Return the files that MLflow imports: the loader, and the archive that it imports from."""
     entry, archive = folder / f"{_LOADER}.py", folder / loader.ARCHIVE
     shutil.copyfile(loader.__file__, entry)
     archive.write_bytes(_archive())
@@ -200,7 +190,7 @@ def _code(folder: Path) -> list[Path]:
 
 @cache
 def _archive() -> bytes:
-    """`flcore` and the predictor, zipped; the same bytes for the same sources."""
+    """Return `flcore` and the predictor, zipped; the same bytes for the same sources."""
     library = Path(flcore.__file__).parent
     sources = {path.relative_to(library.parent).as_posix(): path for path in sorted(library.rglob("*.py"))}
     sources[f"{loader.SERVING}.py"] = Path(__file__).with_name("serving.py")
@@ -212,5 +202,5 @@ def _archive() -> bytes:
 
 
 def _version(package: str) -> str:
-    """The installed version without its local part (``+cu130``), which only the index it came from knows."""
+    """Return the installed version without its local part (``+cu130``), which only one index knows."""
     return importlib.metadata.version(package).partition("+")[0]

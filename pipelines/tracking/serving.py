@@ -59,7 +59,7 @@ class Predictor:
 
     @property
     def default_client(self) -> int:
-        """Who answers where nobody is named: everybody, or client 0 where clients have nothing in common."""
+        """The client that answers by default: all together, or client 0 if clients share no model."""
         return EVERYBODY if self._global is not None or self._experiment.method.has_vote else 0
 
     def __call__(self, images: np.ndarray, client: int | None = None) -> np.ndarray:
@@ -68,9 +68,6 @@ class Predictor:
         Args:
             images: [N, C, H, W], uint8 (0 to 255) or floating (0 to 1).
             client: the one that answers; :data:`EVERYBODY`; or None for :attr:`default_client`.
-
-        Raises:
-            DataError: there is no such client.
         """
         number = self.default_client if client is None else client
         if not EVERYBODY <= number < self._experiment.setting.num_clients:
@@ -81,33 +78,33 @@ class Predictor:
         return np.asarray(self._answer(stored, number).numpy())
 
     def _answer(self, images: StoredImages, number: int) -> Tensor:
-        own, known = (None, self._server) if number == EVERYBODY else self._own(number)
-        if own is not None:
-            return self._probabilities(own, images, known, self._held[number])
+        weights, known = (None, self._server) if number == EVERYBODY else self._own(number)
+        if weights is not None:
+            return self._probabilities(weights, images, known, self._held[number])
         if self._global is not None:
             return self._probabilities(self._global, images, self._server, None)
         return self._vote(images)
 
     def _vote(self, images: StoredImages) -> Tensor:
-        """The share of clients' models that say each class."""
+        """Return the share of clients' models that predict each class."""
         setting = self._experiment.setting
         votes = torch.zeros(len(images), setting.num_classes)
         for client in range(setting.num_clients):
-            own, known = self._own(client)
-            assert own is not None  # who has no global model answers with clients' own
-            said = self._scores(own, images, known, self._held[client]).argmax(dim=1)
-            votes += F.one_hot(said, setting.num_classes)
+            weights, known = self._own(client)
+            assert weights is not None  # who has no global model answers with clients' own
+            predicted = self._scores(weights, images, known, self._held[client]).argmax(dim=1)
+            votes += F.one_hot(predicted, setting.num_classes)
         return votes / setting.num_clients
 
-    def _probabilities(self, weights: Weights, images: StoredImages, known: Record, held: Tensor | None) -> Tensor:
-        return probabilities(self._scores(weights, images, known, held), self._experiment.method.score_kind)
+    def _probabilities(self, weights: Weights, images: StoredImages, known: Record, classes: Tensor | None) -> Tensor:
+        return probabilities(self._scores(weights, images, known, classes), self._experiment.method.score_kind)
 
-    def _scores(self, weights: Weights, images: StoredImages, known: Record, held: Tensor | None) -> Tensor:
-        ways = {"": self._experiment.method.predict}
-        return self._forward.answers(weights, images, ways, known, held)[""]
+    def _scores(self, weights: Weights, images: StoredImages, known: Record, classes: Tensor | None) -> Tensor:
+        predictors = {"": self._experiment.method.predict}
+        return self._forward.answers(weights, images, predictors, known, classes)[""]
 
     def _own(self, client: int) -> tuple[Weights | None, Record]:
-        """A client's own model, and what it knows when it answers."""
+        """Return a client's own model, and the record that it predicts with."""
         if not answers_for_itself(self._experiment):
             return None, self._server
         (received,), memory = scoring_messages(self._experiment, self._server, [client]), self._memory(client)
@@ -119,7 +116,7 @@ class Predictor:
 
 
 def reads_memories(config: Config, meta: Mapping[str, Any], partition: Path) -> bool:
-    """Whether any answer depends on what clients remember."""
+    """Return whether any answer depends on clients' states."""
     experiment = _without_images(config, meta, Partition.load(partition))
     method = experiment.method
     if method.data_scope == "union":
@@ -128,10 +125,10 @@ def reads_memories(config: Config, meta: Mapping[str, Any], partition: Path) -> 
 
 
 def _without_images(config: Config, meta: Mapping[str, Any], partition: Partition) -> Experiment:
-    """The run as far as answering needs it."""
-    told: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
-    nothing = Split(torch.zeros(0, *told["shape"], dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    return Experiment(config, Dataset(nothing, nothing, Meta(**told)), partition)
+    """Return the experiment without images."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
+    nothing = Split(torch.zeros(0, *values["shape"], dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+    return Experiment(config, Dataset(nothing, nothing, Meta(**values)), partition)
 
 
 class RunModel:
@@ -151,9 +148,9 @@ class RunModel:
         )
 
     def predict(self, model_input: np.ndarray, params: Mapping[str, Any] | None = None) -> np.ndarray:
-        """Class probabilities [N, C] of images [N, C, H, W]; ``params`` may name the client that answers."""
+        """Return class probabilities [N, C] of images [N, C, H, W]; ``params`` may name the client that answers."""
         return self._predict(model_input, (params or {}).get("client"))
 
     def get_raw_model(self) -> Predictor:
-        """The predictor itself, which also takes floating images; MLflow fixes the name of this function."""
+        """Return the predictor, which also takes floating images; MLflow fixes the name of this function."""
         return self._predict

@@ -1,4 +1,4 @@
-"""An MLflow store: how it is asked, how its runs are found and made, and what of its failures is told.
+"""An MLflow store: requests, runs, and warnings about failures.
 
 MLflow takes three seconds to import, so this module imports it inside functions only.
 """
@@ -64,7 +64,7 @@ def set_mlflow_environment() -> None:
 
 
 def resolve_uri(uri: str | None) -> str:
-    """The store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else SQLite in ``mlruns``.
+    """Return the store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else SQLite in ``mlruns``.
 
     The path of a SQLite file is made absolute, so that a process which changes its directory keeps its store.
 
@@ -81,18 +81,18 @@ def resolve_uri(uri: str | None) -> str:
 
 
 def is_possible(uri: str) -> bool:
-    """Whether an address is of a kind that MLflow knows, by itself or by a plug-in of its; a plain word is one."""
+    """Return whether MLflow, or one of its plug-ins, knows the kind of an address; a plain word is one."""
     kind = urlsplit(uri).scheme.partition("+")[0]
-    return kind in KINDS or any(kind == found.name for found in entry_points(group="mlflow.tracking_store"))
+    return kind in KINDS or any(kind == plugin.name for plugin in entry_points(group="mlflow.tracking_store"))
 
 
 def no_store(uri: str) -> str:
-    """What is said of an address that is not possible."""
+    """Return the message for an impossible address."""
     return f"{without_password(uri)} is the address of no store: it begins with none of {', '.join(KINDS[2:])}"
 
 
 def ui_command(uri: str | None) -> str:
-    """What to type to look at a store: a shell command, or for a running server the address to open in a browser."""
+    """Return how to look at a store: a shell command, or the address of a running server."""
     chosen = resolve_uri(uri)
     if chosen.startswith(("http://", "https://")):
         return without_password(chosen)
@@ -103,7 +103,7 @@ def ui_command(uri: str | None) -> str:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The absolute path of a SQLite store's file; None for every other store."""
+    """Return the absolute path of a SQLite store's file; None for other stores."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix).partition("?")[0]).absolute() if uri.startswith(prefix) else None
 
@@ -152,7 +152,7 @@ class Store:
 
     @contextmanager
     def opened(self, patience_seconds: float) -> Iterator[MlflowClient]:
-        """A client, for as long as it works.
+        """Open a client.
 
         MLflow wraps what it foresees in MlflowException: refused or timed-out requests (INTERNAL_ERROR), a database
         that stays locked (TEMPORARILY_UNAVAILABLE), answers such as 403 (RestException). Opening a database raises
@@ -210,7 +210,7 @@ class Store:
                 connection.rollback()
 
     def experiment_id(self, client: MlflowClient, name: str) -> str:
-        """The experiment of a name, made if it is not there.
+        """Return the experiment of a name; create it if missing.
 
         Raises:
             TrackingUnavailable: it was deleted. DataError: its name leads out of the folder of artifacts.
@@ -238,15 +238,15 @@ class Store:
 
 def all_runs(client: MlflowClient, experiment_id: str, filter_string: str, **order: Any) -> list[Run]:
     """Return all runs of an experiment that a filter finds, however many; MLflow answers a page at a time."""
-    found: list[Run] = []
+    runs: list[Run] = []
     token = None
     while token != "":
         page = client.search_runs(
             [experiment_id], filter_string, max_results=_RUNS_PER_REQUEST, page_token=token, **order
         )
-        found += page
+        runs += page
         token = page.token or ""
-    return found
+    return runs
 
 
 def existing_run(client: MlflowClient, run_id: str) -> Run | None:
@@ -254,12 +254,12 @@ def existing_run(client: MlflowClient, run_id: str) -> Run | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_run(run_id)
+        run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return None
-    return None if found.info.lifecycle_stage == "deleted" else found
+    return None if run.info.lifecycle_stage == "deleted" else run
 
 
 def add_missing(client: MlflowClient, run: Run, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
@@ -272,7 +272,7 @@ def add_missing(client: MlflowClient, run: Run, tags: Mapping[str, str], params:
 
 
 def history_of(client: MlflowClient, run: Run, metric: str) -> list[Metric]:
-    """The history of a metric; asking for one that a run never logged is an error in some versions of the server."""
+    """Return the history of a metric; some servers refuse a metric that a run never logged."""
     return list(client.get_metric_history(run.info.run_id, metric)) if metric in run.data.metrics else []
 
 

@@ -33,15 +33,9 @@ from pipelines.runs.folder import RunFolder, read_folder
 from pipelines.runs.layout import TRACKED, read_json, write_json
 from pipelines.tracking import description
 from pipelines.tracking.artifacts import small_files
-from pipelines.tracking.marks import ALIVE_TAG, FLOW_TAG, SILENT_MS, STOPPED_TAG, mark, mark_silent
 from pipelines.tracking.metrics import Point, marker, points_by_round, summary_points, times_of
-from pipelines.tracking.store import (
-    Store,
-    add_missing,
-    existing_run,
-    history_of,
-    only_one_process,
-)
+from pipelines.tracking.run_status import ALIVE_TAG, FLOW_TAG, SILENT_MS, STOPPED_TAG, mark, mark_silent
+from pipelines.tracking.store import Store, add_missing, existing_run, history_of, only_one_process
 
 if TYPE_CHECKING:
     from mlflow.entities import Dataset, Run
@@ -196,8 +190,8 @@ class RunTracker:
         target = self._target
         # After a pause another process may have marked it as stopped.
         if target is None or (not target.is_finished and now - target.alive_ms > SILENT_MS / 2):
-            found = self._find(client, run) or self._create(client, run, now)
-            target = self._target = self._take_up(client, run, found, now)
+            mlflow_run = self._find(client, run) or self._create(client, run, now)
+            target = self._target = self._take_up(client, run, mlflow_run, now)
         if not target.is_finished:
             self._remember(run, target.run_id)  # its execution is known after the first round
             points = [point for _, those in points_by_round(run, target.last_round) for point in those]
@@ -211,7 +205,7 @@ class RunTracker:
             self._finish(client, run, target, made, register)
 
     def _find(self, client: MlflowClient, run: RunFolder) -> Run | None:
-        """The MLflow run that the folder names, if it is of this execution and still there."""
+        """Return the MLflow run that the folder names, if it is of this execution and still exists."""
         known = self._known().get(self._address) or {}
         now = _execution(run)
         execution = dict(known.get("execution") or {})
@@ -231,25 +225,25 @@ class RunTracker:
         self._remember(run, made.info.run_id)
         return made
 
-    def _take_up(self, client: MlflowClient, run: RunFolder, found: Run, now: int) -> _Target:
+    def _take_up(self, client: MlflowClient, run: RunFolder, mlflow_run: Run, now: int) -> _Target:
         """Resume an MLflow run: add the tags and parameters that it lacks, and set it running."""
-        parent = found.data.tags.get(PARENT_TAG)
+        parent = mlflow_run.data.tags.get(PARENT_TAG)
         has_parent = parent is not None and (not self._parent_tag or existing_run(client, parent) is not None)
         tags = self._extra_tags | ({} if has_parent else self._parent_tag)
-        last_round = max((point.step for point in history_of(client, found, marker(run))), default=-1)
-        is_finished = found.info.status == "FINISHED"
-        target = _Target(found.info.run_id, found.info.start_time, last_round, is_finished, now)
+        last_round = max((point.step for point in history_of(client, mlflow_run, marker(run))), default=-1)
+        is_finished = mlflow_run.info.status == "FINISHED"
+        target = _Target(mlflow_run.info.run_id, mlflow_run.info.start_time, last_round, is_finished, now)
         if is_finished:
-            add_missing(client, found, tags, {})
+            add_missing(client, mlflow_run, tags, {})
             return target
-        kept = {name: value for name, value in description.origin(run).items() if name in found.data.tags}
+        origin = {name: value for name, value in description.origin(run).items() if name in mlflow_run.data.tags}
         flow_run = os.environ.get(_FLOW_RUN)
         tags |= {} if flow_run is None else {FLOW_TAG: flow_run}
-        tags |= {name: value for name, value in description.tags(run).items() if name not in kept}
-        add_missing(client, found, tags | {ALIVE_TAG: str(now)}, description.parameters(run))
-        if found.info.status != "RUNNING":
+        tags |= {name: value for name, value in description.tags(run).items() if name not in origin}
+        add_missing(client, mlflow_run, tags | {ALIVE_TAG: str(now)}, description.parameters(run))
+        if mlflow_run.info.status != "RUNNING":
             client.update_run(target.run_id, status="RUNNING")
-        if STOPPED_TAG in found.data.tags:
+        if STOPPED_TAG in mlflow_run.data.tags:
             client.delete_tag(target.run_id, STOPPED_TAG)
         return target
 
@@ -301,7 +295,7 @@ class RunTracker:
 
 
 def _execution(run: RunFolder) -> dict[str, Any]:
-    """What tells an execution from another one of the same run: its code, and the start of its first round."""
+    """Return the identity of an execution of a run: its code, and the start of its first round."""
     began = run.legs[0].get("began_ms") if run.legs else None
     return {"config_hash": run.config_hash, "code": run.code, "began_ms": began}
 

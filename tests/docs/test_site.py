@@ -20,7 +20,6 @@ from pipelines.cli.commands import make_app
 from pipelines.cli.usage import usage_error
 from pipelines.plan.files import read_params
 from pipelines.plan.params import for_entry, override
-from pipelines.tracking.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -122,13 +121,6 @@ def check(params: Path, assignments: Sequence[str], method: str | None = None) -
 def test_a_key_of_another_section_or_method_would_be_found(assignment: str) -> None:
     with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
         check(ROOT / "params.yaml", [assignment])
-
-
-def test_names_of_mlflow_metrics_are_documented() -> None:
-    text = (DOCS / "reference" / "mlflow-names.md").read_text(encoding="utf-8")
-    for name, meaning in METRICS.items():
-        if not meaning.endswith(" after the last round"):  # final/..., comm/total_...: a row of the page for all
-            assert f"| `{name}` | {meaning} |" in text, name
 
 
 def test_figures_of_a_run_are_documented() -> None:

@@ -73,69 +73,65 @@ class Claim:
     @property
     def weights(self) -> Mapping[tuple[str, str], float]:
         """Weights of the cells by row and column; the weighted sum is the lead, positive also for costs."""
-        found: dict[tuple[str, str], float] = {}
-        sign, own, other = (-1.0, self.times, 1.0) if self.lower else (1.0, 1.0, self.times)
-        places = [(sign, self.column, self.than_column or self.column)]
+        by_cell: dict[tuple[str, str], float] = {}
+        sign, factor_better, factor_than = (-1.0, self.times, 1.0) if self.lower else (1.0, 1.0, self.times)
+        terms = [(sign, self.column, self.than_column or self.column)]
         if self.wider_than:
-            places.append((-sign, self.wider_than, self.wider_than))
-        for weight, column, than_column in places:
-            for factor, rows, columns in ((own, self.better, column), (-other, self.than, than_column)):
-                for place in product(rows, columns):
-                    found[place] = found.get(place, 0.0) + weight * factor / (len(rows) * len(columns))
-        return found
+            terms.append((-sign, self.wider_than, self.wider_than))
+        for weight, column, than_column in terms:
+            for factor, rows, columns in ((factor_better, self.better, column), (-factor_than, self.than, than_column)):
+                for cell in product(rows, columns):
+                    by_cell[cell] = by_cell.get(cell, 0.0) + weight * factor / (len(rows) * len(columns))
+        return by_cell
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Return all claims in file order.
-
-    Raises:
-        ConfigError: a file does not have the documented form.
-    """
+    """Return all claims in file order."""
     folder = files("pipelines.papers") / "claims"
-    found = []
+    all_claims = []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.endswith(".yaml"):
-            found += claims_of(yaml.safe_load(path.read_text("utf-8")), path.name)
-    return tuple(found)
+            all_claims += claims_of(yaml.safe_load(path.read_text("utf-8")), path.name)
+    return tuple(all_claims)
 
 
-def claims_of(entries: Any, place: str) -> list[Claim]:
+def claims_of(entries: Any, file_name: str) -> list[Claim]:
     """Return the claims of a file's content.
 
     Raises:
         ConfigError: a key is missing or unknown, or names no row or column of the table.
     """
-    found: list[Claim] = []
+    parsed: list[Claim] = []
     for entry in entries or ():
-        here = f"{place}: {entry.get('id', 'a claim') if isinstance(entry, Mapping) else entry}"
+        where = f"{file_name}: {entry.get('id', 'a claim') if isinstance(entry, Mapping) else entry}"
         if not isinstance(entry, Mapping) or not {*entry} <= {*_KEYS}:
-            raise ConfigError(f"{here}: expected the keys {', '.join(_KEYS)}")
+            raise ConfigError(f"{where}: expected the keys {', '.join(_KEYS)}")
         lacking = [key for key in _NEEDED if key not in entry]
         if lacking:
-            raise ConfigError(f"{here}: {', '.join(lacking)} not given")
+            raise ConfigError(f"{where}: {', '.join(lacking)} not given")
         if "than" not in entry and "by" not in entry:
-            raise ConfigError(f"{here}: neither than nor by is given: what is the figure of better set against?")
-        found += _each(entry, here)
-    ids = [claim.id for claim in found]
+            raise ConfigError(f"{where}: neither than nor by is given: what is the figure of better set against?")
+        parsed += _each(entry, where)
+    ids = [claim.id for claim in parsed]
     twice = next((id for id in ids if ids.count(id) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{place}: {twice}: two claims have this id")
-    return found
+        raise ConfigError(f"{file_name}: {twice}: two claims have this id")
+    return parsed
 
 
-def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
+def _each(entry: Mapping[str, Any], where: str) -> Iterator[Claim]:
     """Yield the claims of an entry: one per column, pair of rows and ``wider_than`` column."""
     table, times = table_named(entry["table"]), entry.get("times", 1.0)
-    for column in _choices(entry["column"], here):
-        by = _for_column(entry, "by", column, here, 0.0)
+    for column in _choices(entry["column"], where):
+        by = _for_column(entry, "by", column, where, 0.0)
         for name, value in (("times", times), ("by", by)):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{here}: {name} = {value}: expected a number for {_named(column)}")
-        than_column = _one(_for_column(entry, "than_column", column, here), here)
-        given = {name: entry.get(name) for name in ("column", "better", "than")}
-        given["wider_than"] = _for_column(entry, "wider_than", column, here)
-        others = [_choices(value, here) for name, value in given.items() if name != "column"]
+                raise ConfigError(f"{where}: {name} = {value}: expected a number for {_named(column)}")
+        than_column = _one(_for_column(entry, "than_column", column, where), where)
+        choices = {name: entry.get(name) for name in ("column", "better", "than")}
+        choices["wider_than"] = _for_column(entry, "wider_than", column, where)
+        others = [_choices(value, where) for name, value in choices.items() if name != "column"]
         for better, than, wider_than in product(*others):
             if better == than and (than_column or column) == column:
                 continue
@@ -144,7 +140,7 @@ def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
             for name, keys in {**columns, "than_column": than_column}.items():
                 titles[name] = _title([table.column(key).title for key in keys])
             chosen = {**rows, **columns}
-            suffix = [_named(chosen[name]) for name, value in given.items() if isinstance(value, list)]
+            suffix = [_named(chosen[name]) for name, value in choices.items() if isinstance(value, list)]
             yield Claim(
                 ".".join([entry["id"], *suffix]),
                 entry["says"].format(**titles),
@@ -161,27 +157,27 @@ def _each(entry: Mapping[str, Any], here: str) -> Iterator[Claim]:
             )
 
 
-def _choices(value: Any, here: str) -> list[Keys]:
+def _choices(value: Any, where: str) -> list[Keys]:
     """Return one item per list element; a single key, a mean or None gives one item."""
-    return [_one(one, here) for one in value] if isinstance(value, list) else [_one(value, here)]
+    return [_one(one, where) for one in value] if isinstance(value, list) else [_one(value, where)]
 
 
-def _one(value: Any, here: str) -> Keys:
+def _one(value: Any, where: str) -> Keys:
     """Return one key, the keys of a mean, or none."""
     if isinstance(value, Mapping):
         if {*value} != {"mean"} or not isinstance(value["mean"], list) or not value["mean"]:
-            raise ConfigError(f"{here}: {dict(value)}: expected mean with a list of keys")
+            raise ConfigError(f"{where}: {dict(value)}: expected mean with a list of keys")
         return tuple(map(str, value["mean"]))
     return () if value is None else (str(value),)
 
 
-def _for_column(entry: Mapping[str, Any], name: str, column: Keys, here: str, default: Any = None) -> Any:
+def _for_column(entry: Mapping[str, Any], name: str, column: Keys, where: str, default: Any = None) -> Any:
     """Return an entry's value, or its value for a column."""
     value = entry.get(name, default)
     if not isinstance(value, Mapping) or "mean" in value:
         return value
     if _named(column) not in value:
-        raise ConfigError(f"{here}: {name} = {dict(value)}: nothing is said for {_named(column)}")
+        raise ConfigError(f"{where}: {name} = {dict(value)}: nothing is said for {_named(column)}")
     return value[_named(column)]
 
 
@@ -193,16 +189,16 @@ def _title(titles: Sequence[str]) -> str:
     return f"the mean of {listed(titles)}" if len(titles) > 1 else "".join(titles)
 
 
-def difference_of(claim: Claim, found: TableResults) -> PairedDifference:
+def difference_of(claim: Claim, results: TableResults) -> PairedDifference:
     """Return the lead that a claim is about, from its table's results; positive if as claimed, also for costs.
 
     There is one value per seed, or partition and seed, with figures in all its cells.
     """
     weights = claim.weights
-    figures = {place: found.cells[place].ours.by_seed for place in weights}
+    figures = {cell: results.cells[cell].ours.by_seed for cell in weights}
     leads = {}
     for pair in set.intersection(*({*by_seed} for by_seed in figures.values())):
-        values = [(weights[place], by_seed[pair]) for place, by_seed in figures.items()]
+        values = [(weights[cell], by_seed[pair]) for cell, by_seed in figures.items()]
         known = [weight * value for weight, value in values if value is not None]
         if len(known) == len(values):
             leads[pair] = sum(known)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.kept import HERE, KeptTable, kept_tables, made_by
-from pipelines.papers.marks import changed
+from pipelines.papers.caveats import changed
+from pipelines.papers.published import PUBLISHED_DIR, PublishedTable, origins, published_tables
 from pipelines.papers.results import paper_tables, title
-from pipelines.papers.runs import told_pairs
+from pipelines.papers.runs import describe_pairs
 from pipelines.papers.verdicts.claim_files import Claim, claims
-from pipelines.papers.verdicts.judged import Judged, judged
+from pipelines.papers.verdicts.judge import JudgedClaim, judged
 from pipelines.reporting.claims import Judgement
 from pipelines.reporting.tables import markdown_table
 
@@ -34,23 +34,23 @@ Claims that were not run need hours of a machine, or images. Each command runs t
 (`--set data.root=DIR`: where the images are; `--part 1/2`: half of the runs, for one of two machines)."""
 
 
-def counts(found: Sequence[Judged]) -> str:
+def counts(claims_judged: Sequence[JudgedClaim]) -> str:
     """Return a sentence with the number of claims per verdict."""
-    words = (f"{sum(one.verdict == verdict for one in found)} {word}" for verdict, word in _VERDICTS.items())
-    return f"{len(found)} claims: {', '.join(words)}."
+    words = (f"{sum(one.verdict == verdict for one in claims_judged)} {word}" for verdict, word in _VERDICTS.items())
+    return f"{len(claims_judged)} claims: {', '.join(words)}."
 
 
-def kept_page() -> str:
+def published_page() -> str:
     """Return ``docs/claims.md``, from the figures kept with the code."""
-    stored = kept_tables()
+    stored = published_tables()
     lines = [
-        markdown(judged(claims(), None, HERE), kept={one.table.id for one in stored}),
+        markdown(judged(claims(), None, PUBLISHED_DIR), published={one.table.id for one in stored}),
         "## Measured figures",
         "",
         "Mean ± sample standard deviation over runs, next to the printed figures. `protofl paper show TABLE` prints",
         "what the paper leaves open and how it is read here.",
         "",
-        made_by(stored) if stored else "None.",
+        origins(stored) if stored else "None.",
         "",
     ]
     for one in stored:
@@ -58,24 +58,24 @@ def kept_page() -> str:
     return "\n".join(lines)
 
 
-def _figures(one: KeptTable) -> Iterator[str]:
+def _figures(one: PublishedTable) -> Iterator[str]:
     """Yield a kept table's lines: what is measured, by which runs, and the figures."""
-    found = one.results()
-    overrides = sorted({f"`{key}={value}`" for run in one.runs for key, value in run.besides.items()})
-    runs = dict.fromkeys(told_pairs(cell.pairs) for cell in found.cells.values() if cell.pairs)
-    yield from (f"### {title(found)}", "", found.plan.table.about, "")
+    results = one.results()
+    overrides = sorted({f"`{each}`" for run in one.runs for each in run.assignments})
+    runs = dict.fromkeys(describe_pairs(cell.pairs) for cell in results.cells.values() if cell.pairs)
+    yield from (f"### {title(results)}", "", results.plan.table.about, "")
     yield from ("Runs: " + "; ".join([*runs, *([f"set: {', '.join(overrides)}"] if overrides else [])]) + ".", "")
-    yield from markdown_table(paper_tables(found, measured=True)[0])[2:]
+    yield from markdown_table(paper_tables(results, measured=True)[0])[2:]
 
 
-def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
+def markdown(claims_judged: Sequence[JudgedClaim], *, published: Collection[str] = ()) -> str:
     """Return the decided claims by paper, others' measurements, and the commands for claims that are not run.
 
-    ``kept`` are tables with figures kept in the code, so the commands skip their runs.
+    ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
-    lines = [_HEAD, "", counts(found), ""]
-    for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in found):
-        of_paper = [one for one in found if one.claim.id.partition(".")[0] == paper]
+    lines = [_HEAD, "", counts(claims_judged), ""]
+    for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in claims_judged):
+        of_paper = [one for one in claims_judged if one.claim.id.partition(".")[0] == paper]
         measured = [one for one in of_paper if one.verdict != "not run"]
         lines += [f"## {paper}", ""]
         for where in dict.fromkeys(one.claim.where for one in measured):
@@ -83,16 +83,16 @@ def markdown(found: Sequence[Judged], *, kept: Collection[str] = ()) -> str:
             lines += ["| claim | verdict, difference [95 %] | pairs, divisions |", "| :--- | :--- | ---: |"]
             lines += [*_rows([one for one in measured if one.claim.where == where]), ""]
         for id in dict.fromkeys(one.claim.table for one in measured):
-            if beside := table_named(id).beside:
-                lines += [f"Another measurement of `{id}`: {beside}", ""]
-        waiting = list(_not_run([one.claim for one in of_paper if one.verdict == "not run"], kept))
+            if remark := table_named(id).beside:
+                lines += [f"Another measurement of `{id}`: {remark}", ""]
+        waiting = list(_not_run([one.claim for one in of_paper if one.verdict == "not run"], published))
         lines += ["Not run:", "", *waiting, ""] if waiting else []
     return "\n".join(lines)
 
 
-def _rows(measured: Sequence[Judged]) -> Iterator[str]:
+def _rows(measured: Sequence[JudgedClaim]) -> Iterator[str]:
     """Yield the rows of a table of verdicts; claims that differ in the rival alone share a row."""
-    groups: dict[str, list[Judged]] = {}
+    groups: dict[str, list[JudgedClaim]] = {}
     for one in measured:
         groups.setdefault(_without_rival(one.claim), []).append(one)
     for says, group in groups.items():
@@ -100,8 +100,8 @@ def _rows(measured: Sequence[Judged]) -> Iterator[str]:
         if len(group) == 1:
             yield f"| {group[0].claim.says} | {_verdict(group[0])} | {runs} |"
         else:
-            found = (f"{_rival(one.claim)} {_verdict(one)}" for one in group)
-            yield f"| {says} | {'; '.join(found)} | {runs} |"
+            verdicts = (f"{_rival(one.claim)} {_verdict(one)}" for one in group)
+            yield f"| {says} | {'; '.join(verdicts)} | {runs} |"
 
 
 def _rival(claim: Claim) -> str:
@@ -114,26 +114,26 @@ def _without_rival(claim: Claim) -> str:
     return f"{before} …{after}" if rival else claim.says
 
 
-def _verdict(one: Judged) -> str:
+def _verdict(one: JudgedClaim) -> str:
     difference, lost = one.difference, f"({', '.join(one.lost)})" if one.lost else ""
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
     return " ".join(words for words in (f"**{one.verdict}**", shown, lost) if words)
 
 
-def _runs(one: Judged) -> str:
+def _runs(one: JudgedClaim) -> str:
     budget = "" if one.rounds_scale == 1 else f", {one.rounds_scale:g} of the rounds"
-    return f"{one.difference.n}, {len(one.divisions)}{budget}{changed(one.besides)}"
+    return f"{one.difference.n}, {len(one.divisions)}{budget}{changed(one.overrides)}"
 
 
-def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:
+def _not_run(claims_open: Sequence[Claim], published: Collection[str]) -> Iterator[str]:
     """Yield per table the number of open claims and their command, and the reasons why others cannot be run."""
-    for id in dict.fromkeys(claim.table for claim in which):
+    for id in dict.fromkeys(claim.table for claim in claims_open):
         table = table_named(id)
         reasons: dict[str, int] = {}
         columns: set[str] = set()
         open_ = 0
-        for claim in which:
+        for claim in claims_open:
             if claim.table == id:
                 if (why := _why_never(table, claim)) is None:
                     open_ += 1
@@ -141,10 +141,10 @@ def _not_run(which: Sequence[Claim], kept: Collection[str]) -> Iterator[str]:
                 else:
                     reasons[why] = reasons.get(why, 0) + 1
         if open_:
-            asked = [column.key for column in table.columns if column.key in columns]
-            part = "" if len(asked) == len(table.columns) else f" --columns {','.join(asked)}"
-            left = " --not-kept" if id in kept else ""
-            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}{left}`"
+            wanted = [column.key for column in table.columns if column.key in columns]
+            part = "" if len(wanted) == len(table.columns) else f" --columns {','.join(wanted)}"
+            option = " --not-kept" if id in published else ""
+            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}{option}`"
         for why, number in reasons.items():
             yield f"- {number} of `{id}` cannot be run: {why}"
 

@@ -15,10 +15,10 @@ from pipelines.orchestration import ended
 from pipelines.orchestration.ended import HOOKS, mark_runs
 from pipelines.orchestration.flows import compare, federated_experiment, retrain_on_new_data, sweep, tune
 from pipelines.orchestration.paper_flow import paper_table
-from pipelines.papers.carry_out import folder_of
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
-from pipelines.tracking.marks import mark_flow
+from pipelines.papers.plan import TableSelection, plan_table
+from pipelines.papers.run_table import folder_of
+from pipelines.tracking.run_status import mark_flow
 from pipelines.tracking.sync import RunTracker
 
 
@@ -79,8 +79,10 @@ def test_the_committed_table_says_all_that_it_needs() -> None:
     found = next(each for each in yaml.safe_load(text)["deployments"] if each["name"] == "paper-table")
     given = found["parameters"]
     assert {*given} <= {*paper_table.parameters.model_dump()["properties"]}
-    asked = Asked(columns=given["columns"], rounds_scale=given["rounds_scale"], assignments=tuple(given["assignments"]))
-    planned = plan(table_named(given["id"]), asked, look_at_data=False)
+    asked = TableSelection(
+        columns=given["columns"], rounds_scale=given["rounds_scale"], assignments=tuple(given["assignments"])
+    )
+    planned = plan_table(table_named(given["id"]), asked, with_data=False)
     assert planned.settings and not planned.refused
     assert planned.settings[0].parameters["data"]["root"]
     assert given["out"] == str(folder_of(planned))

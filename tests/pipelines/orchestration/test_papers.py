@@ -11,7 +11,7 @@ from flcore.core.errors import ConfigError
 from pipelines.execution.outcome import Outcome
 from pipelines.orchestration import papers
 from pipelines.orchestration.paper_flow import paper_table
-from pipelines.papers.plan import Asked
+from pipelines.papers.plan import TableSelection
 
 SECRET = "http://me:hidden@127.0.0.1:1"
 
@@ -29,7 +29,9 @@ def test_the_address_of_a_store_is_no_parameter_of_the_flow(monkeypatch: pytest.
     monkeypatch.setattr(papers, "uses_prefect", lambda *_: True)
     monkeypatch.chdir(tmp_path)
     assignments = ("data.root=images", f"tracking.uri={SECRET}", " tracking.uri =x", "tracking.enabled=false")
-    papers.run_paper("fedpa.table2", Asked(columns=("mnist_1",), assignments=assignments), tmp_path, part="1/2")
+    papers.run_paper(
+        "fedpa.table2", TableSelection(columns=("mnist_1",), assignments=assignments), tmp_path, part="1/2"
+    )
     assert told["assignments"] == ("data.root=images",)
     assert "hidden" not in str(told)
     assert (told["part"], told["not_kept"]) == ("1/2", False)

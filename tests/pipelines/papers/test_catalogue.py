@@ -13,8 +13,8 @@ import yaml
 from flcore.config.analyses import with_snapshots
 from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
-from pipelines.papers.figures_of_a_run import TO_TARGET
-from pipelines.papers.plan import Asked, cells, plan
+from pipelines.papers.metrics import TO_TARGET
+from pipelines.papers.plan import TableSelection, cells, plan_table
 
 from .conftest import TINY, tiny
 
@@ -144,8 +144,10 @@ def test_every_cell_has_a_configuration_or_a_reason() -> None:
     """
     runnable = 0
     for table in tables().values():
-        planned = plan(table, Asked(seeds=(0,)), look_at_data=False)
-        assert plan(table, Asked(seeds=(0,), rounds_scale=0.02), look_at_data=False).refused == planned.refused
+        planned = plan_table(table, TableSelection(seeds=(0,)), with_data=False)
+        assert (
+            plan_table(table, TableSelection(seeds=(0,), rounds_scale=0.02), with_data=False).refused == planned.refused
+        )
         told = {one.why for one in table.missing}
         assert set(planned.refused.values()) <= told, table.id
         assert {row.key for row in table.rows if row.method is None} <= {one.row for one in table.missing}
@@ -157,7 +159,9 @@ def test_pictures_are_analyses_that_their_runs_make() -> None:
     """Of every cell: what the page is to show stands among its analyses, with the rounds of its snapshots."""
     shown = 0
     for table in tables().values():
-        for setting in plan(table, Asked(seeds=(0,)), look_at_data=False).settings if table.pictures else ():
+        for setting in (
+            plan_table(table, TableSelection(seeds=(0,)), with_data=False).settings if table.pictures else ()
+        ):
             evaluation = setting.parameters.get("evaluation", {})
             made = with_snapshots(evaluation.get("analyses", ()), evaluation.get("snapshots", ()))
             assert set(table.pictures) <= {*made, "partition"}, table.id

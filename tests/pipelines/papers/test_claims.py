@@ -15,17 +15,17 @@ import pytest
 from flcore.core.errors import ConfigError
 from flcore.experiment.run_folder import RunFiles
 from pipelines.papers.catalogue import PAPERS, table_named
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.results import TableResults, results
 from pipelines.papers.verdicts import claims_page
 from pipelines.papers.verdicts.claim_files import Claim, claims, claims_of
 from pipelines.papers.verdicts.claims_page import counts, markdown
-from pipelines.papers.verdicts.judged import judge, judged
+from pipelines.papers.verdicts.judge import judge, judged
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND
 
 from .conftest import tiny
-from .test_keeping import TABLE, leave
+from .test_publish import TABLE, leave
 
 Compared = Callable[..., Path]
 
@@ -125,11 +125,7 @@ def test_a_lead_is_a_sum_of_cells_with_weights() -> None:
     """A mean of two halves each; less of a cost is the other way round; half of a cost counts twice."""
     assert of_tiny().weights == {("fedpa", "mnist_0.1"): 1, ("fedavg", "mnist_0.1"): -1}
     mean = of_tiny(than={"mean": ["fedavg", "fedgen"]})
-    assert mean.weights == {
-        ("fedpa", "mnist_0.1"): 1,
-        ("fedavg", "mnist_0.1"): -0.5,
-        ("fedgen", "mnist_0.1"): -0.5,
-    }
+    assert mean.weights == {("fedpa", "mnist_0.1"): 1, ("fedavg", "mnist_0.1"): -0.5, ("fedgen", "mnist_0.1"): -0.5}
     assert mean.says.startswith("FedPA, the mean of FedAvg, FedGen, MNIST, α 0.1")
     columns = of_tiny(column={"mean": ["mnist_0.1", "mnist_1"]})
     assert set(columns.weights.values()) == {0.5, -0.5} and len(columns.weights) == 4
@@ -172,7 +168,7 @@ def found(
         "fedavg": {pair: {figure: 0.5} for pair in leads},
         "near": {pair: {figure: 0.5 + lead / 100} for pair, lead in leads.items()},
     }
-    return results(plan(tiny(missing=[]), Asked(), look_at_data=False), compared("even", runs, fixed=fixed))
+    return results(plan_table(tiny(missing=[]), TableSelection(), with_data=False), compared("even", runs, fixed=fixed))
 
 
 def claim(by: float = 0.0, **changes: Any) -> Claim:
@@ -195,7 +191,7 @@ def skewed(compared: Compared) -> TableResults:
         runs = {"fedavg": {seed: {"top1_global": usual / 100} for seed in leads[setting]}}
         runs["near"] = {seed: {"top1_global": (usual + lead) / 100} for seed, lead in leads[setting].items()}
         folder = compared(setting, runs)
-    return results(plan(tiny(missing=[]), Asked(), look_at_data=False), folder)
+    return results(plan_table(tiny(missing=[]), TableSelection(), with_data=False), folder)
 
 
 def test_a_mean_over_columns_is_of_every_seed_its_own(compared: Compared) -> None:
@@ -243,7 +239,7 @@ def curves(compared: Compared, by_row: Mapping[str, Mapping[int, list[float]]]) 
     rounds = {"title": "rounds", "metric": "rounds_to_target.top1_global", "scale": 1.0}
     second = {"title": "second", "metric": "history.2.top1_global"}
     table = tiny(missing=[], columns={"even": {"title": "even"}, "rounds": rounds, "second": second}, printed={})
-    return results(plan(table, Asked(), look_at_data=False), folder)
+    return results(plan_table(table, TableSelection(), with_data=False), folder)
 
 
 def test_rounds_to_a_target_are_a_cost(compared: Compared) -> None:
@@ -268,46 +264,24 @@ def test_rounds_to_a_target_are_a_cost(compared: Compared) -> None:
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(2.5, "holds"), (7.5, "does not hold"), (5.0, "undecided")])
-def test_the_interval_over_seeds_decides(compared: Compared, by: float, verdict: str) -> None:
-    """Leads of 4, 5 and 6 points: 5 ± t(0.975, 2) * 1 / √3 = 5 ± 2.484, from 2.516 to 7.484."""
-    judged = judge(claim(by), found(compared, {0: 4.0, 1: 5.0, 2: 6.0}))
-    assert judged.verdict == verdict
-    assert judged.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
-    assert (judged.seeds, judged.divisions) == ((0, 1, 2), (0, 1, 2))  # each seed divides anew
-
-
-@pytest.mark.parametrize(("by", "verdict"), [(2.5, "holds"), (7.5, "does not hold"), (5.0, "undecided")])
-def test_seeds_that_share_a_division_have_a_verdict_on_one_division(
+def test_the_interval_decides_and_seeds_that_share_a_division_say_so(
     compared: Compared, tmp_path: Path, by: float, verdict: str
 ) -> None:
-    """Leads and interval as above, whether the division of seed 7 was set for all seeds or asked for with each."""
+    """Leads of 4, 5 and 6 points: 5 ± t(0.975, 2) * 1 / √3 = 5 ± 2.484, from 2.516 to 7.484.
+
+    Each seed divides anew; or division 7 was set for all seeds, or asked for with each.
+    """
     leads = {0: 4.0, 1: 5.0, 2: 6.0}
-    judged = judge(claim(by), found(compared, leads, fixed=7))
+    apart = judge(claim(by), found(compared, leads))
+    rmtree(tmp_path / "table")
+    shared = judge(claim(by), found(compared, leads, fixed=7))
     rmtree(tmp_path / "table")
     asked = judge(claim(by), found(compared, {(7, seed): lead for seed, lead in leads.items()}))
-    assert judged.verdict == (verdict if verdict == "undecided" else f"{verdict} on one division")
-    assert judged.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
-    assert (judged.seeds, judged.divisions) == ((0, 1, 2), (7,))
-    assert (asked, asked.difference.by_seed) == (judged, judged.difference.by_seed)
-
-
-def test_of_several_divisions_the_interval_is_over_them(compared: Compared) -> None:
-    """Division 7 leads by (4 + 6) / 2, division 8 by (7 + 9) / 2: 6.5 ± 12.706 * 2.121 / √2 = 6.5 ± 19.06.
-
-    Over its four runs the same lead would be decided: 6.5 ± 3.182 * 2.082 / 2 = 6.5 ± 3.31.
-    """
-    judged = judge(claim(), found(compared, {(7, 0): 4.0, (7, 1): 6.0, (8, 0): 7.0, (8, 1): 9.0}))
-    assert judged.verdict == "undecided"
-    assert judged.difference.mean == pytest.approx(6.5)
-    assert judged.difference.high == pytest.approx(6.5 + 12.7062 * 1.5, abs=1e-3)
-    assert (judged.seeds, judged.divisions) == ((0, 1), (7, 8))
-
-
-def test_less_of_a_cost_is_better(compared: Compared) -> None:
-    """FedProx has 4 to 6 points more, which refutes that it has less, and says the opposite of FedAvg."""
-    measured = found(compared, {0: 4.0, 1: 5.0, 2: 6.0})
-    assert judge(claim(lower=True), measured).verdict == "does not hold"
-    assert judge(claim(lower=True, better=("fedavg",), than=("near",)), measured).verdict == "holds"
+    assert (apart.verdict, apart.seeds, apart.divisions) == (verdict, (0, 1, 2), (0, 1, 2))
+    assert apart.difference.low == pytest.approx(5 - 4.302653 / 3**0.5, abs=1e-5)
+    assert shared.verdict == (verdict if verdict == "undecided" else f"{verdict} on one division")
+    assert (shared.difference.low, shared.seeds, shared.divisions) == (apart.difference.low, (0, 1, 2), (7,))
+    assert (asked, asked.difference.by_seed) == (shared, shared.difference.by_seed)
 
 
 def test_one_run_decides_nothing_and_none_is_not_run(compared: Compared) -> None:
@@ -326,7 +300,7 @@ def test_a_rival_of_which_nothing_is_left_decides_nothing_and_is_not_run_again(
     monkeypatch.setattr(claims_page, "table_named", lambda id: tiny())
     runs = {"fedavg": {0: {"top1_global": 0.5}, 1: {"top1_global": 0.5}}}
     out = compared("even", runs, failed={f"fedprox seed {seed}, near": "training diverged" for seed in (0, 1)})
-    measured = results(plan(tiny(), Asked(), look_at_data=False), out)
+    measured = results(plan_table(tiny(), TableSelection(), with_data=False), out)
     one, other = judge(claim(), measured), judge(claim(column=("skewed",)), measured)
     assert (one.verdict, one.lost, one.difference.n) == ("undecided", ("FedProx: 2 of 2 diverged",), 0)
     assert (other.verdict, other.lost) == ("not run", ())
@@ -360,7 +334,7 @@ def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, m
     monkeypatch.setattr(claims_page, "table_named", lambda id: table)
     runs = {"fedavg": {0: {"top1_global": 0.5}}, "near": {0: {"top1_global": 0.54}}}
     out = compared("even", runs, failed={"fedprox seed 1, near": "training diverged"})
-    measured = results(plan(table, Asked(), look_at_data=False), out)
+    measured = results(plan_table(table, TableSelection(), with_data=False), out)
     which = [claim(), claim(better=("other",)), claim(column=("skewed",)), claim(column=("sent",))]
     page = markdown([judge(one, measured) for one in which])
     assert "|  | **undecided** +4.00 (FedProx: 1 of 2 diverged) | 1, 1 |" in page
@@ -371,13 +345,12 @@ def test_the_page_says_how_to_go_on_and_what_cannot_be_run(compared: Compared, m
         "- 1 of `fedpa.tiny` cannot be run: Unheard-of is not built\n"
         "- 1 of `fedpa.tiny` cannot be run: its bytes are not told\n"
     )
-    page = markdown([judge(one, measured) for one in which], kept={"fedpa.tiny"})
+    page = markdown([judge(one, measured) for one in which], published={"fedpa.tiny"})
     assert "- 1 of `fedpa.tiny`: `protofl paper run fedpa.tiny --columns skewed --not-kept`\n" in page
 
 
 @pytest.mark.parametrize(
-    ("scales", "first"),
-    [((2.0, 1.0, 0.5), 1.0), ((2.0, 0.5, 0.1), 0.5), ((3.0, 2.0), 2.0), ((1e-05,), 1e-05)],
+    ("scales", "first"), [((2.0, 1.0, 0.5), 1.0), ((2.0, 0.5, 0.1), 0.5), ((3.0, 2.0), 2.0), ((1e-05,), 1e-05)]
 )
 def test_the_papers_budget_counts_then_the_nearest_below(
     tmp_path: Path, scales: tuple[float, ...], first: float

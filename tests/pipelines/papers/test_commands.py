@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipelines.cli.app import main
-from pipelines.papers.kept import HERE
+from pipelines.papers.published import PUBLISHED_DIR
 
-from .test_keeping import leave
+from .test_publish import leave
 
 TOLD: dict[str, Any] = {"id": "fedpa.table2", "seeds": [0], "partition_seeds": None, "rounds_scale": 1}
 
@@ -62,7 +62,7 @@ def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFi
     listed = {table["id"]: table for table in json.loads(capsys.readouterr().out)}
     assert main(["paper", "list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    for path in HERE.glob("*.json"):
+    for path in PUBLISHED_DIR.glob("*.json"):
         kept = json.loads(path.read_text())
         found, runs = listed[kept["id"]], len(kept["runs"])
         assert found["kept_runs"][f"{kept['rounds_scale']:g}"] == runs

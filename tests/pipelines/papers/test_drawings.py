@@ -13,9 +13,9 @@ import pytest
 from flcore.experiment.run_folder import RunFiles
 from pipelines.papers import drawings
 from pipelines.papers.catalogue import Column
+from pipelines.papers.caveats import is_changed, mark, overrides_by_setting
 from pipelines.papers.drawings import beside_printed, sections
-from pipelines.papers.marks import by_setting, is_changed, mark
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.results import TableResults, results
 from pipelines.reporting.figures.cells import draw_partition
 from pipelines.reporting.figures.sets import drawing
@@ -28,7 +28,7 @@ Compared = Callable[[str, Any], Path]
 
 def test_marks_stand_at_our_means_and_at_the_printed_figures(compared: Compared) -> None:
     """Rows from above: FedAvg 71 ± √2 and printed 70 ± 1.5, FedProx 76 and 71.25, a method of nobody's 80 printed."""
-    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), compared("even", RUNS))
+    found = results(plan_table(tiny(), TableSelection(seeds=(0, 1)), with_data=False), compared("even", RUNS))
     figure = drawings._draw_column(found, found.plan.table.columns[0])
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["FedAvg", "FedProx", "Unheard-of"]
@@ -45,8 +45,10 @@ def test_marks_stand_at_our_means_and_at_the_printed_figures(compared: Compared)
 
 def test_a_panel_says_that_it_is_no_figure_of_the_table(compared: Compared) -> None:
     """It may be looked at without its page."""
-    found = results(plan(tiny(), Asked(seeds=(0, 1), rounds_scale=0.5), look_at_data=False), compared("even", RUNS))
-    changed = replace(found, plan=replace(found.plan, besides={"even": ("local.lr=0.02",)}))
+    found = results(
+        plan_table(tiny(), TableSelection(seeds=(0, 1), rounds_scale=0.5), with_data=False), compared("even", RUNS)
+    )
+    changed = replace(found, plan=replace(found.plan, overrides={"even": ("local.lr=0.02",)}))
     first, _, third = found.plan.table.columns
 
     def heading(of: TableResults, column: Column) -> str:
@@ -59,12 +61,12 @@ def test_a_panel_says_that_it_is_no_figure_of_the_table(compared: Compared) -> N
 
 def test_what_can_only_round_otherwise_is_told_and_is_no_other_setting(compared: Compared) -> None:
     """How steps are compiled and stacked changes last digits; half as many bits change what is learned."""
-    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), compared("even", RUNS))
+    found = results(plan_table(tiny(), TableSelection(seeds=(0, 1)), with_data=False), compared("even", RUNS))
     first, marks, told = found.plan.table.columns[0], [], []
     for assignments in (("engine.compile=default", "engine.stack=true"), ("engine.precision=bfloat16",)):
-        planned = replace(found.plan, besides={"even": assignments})
+        planned = replace(found.plan, overrides={"even": assignments})
         marks.append((is_changed(planned, first), mark(planned)))
-        told.append(by_setting(planned))
+        told.append(overrides_by_setting(planned))
     assert marks == [(False, ""), (True, " (CHANGED SETTING: engine.precision=bfloat16)")]
     assert told == [
         ["even, kilobytes: engine.compile=default, engine.stack=true"],
@@ -73,7 +75,7 @@ def test_what_can_only_round_otherwise_is_told_and_is_no_other_setting(compared:
 
 
 def test_nothing_is_drawn_of_what_nobody_has_run(tmp_path: Path) -> None:
-    assert list(sections(results(plan(tiny(), Asked(), look_at_data=False), tmp_path))) == []
+    assert list(sections(results(plan_table(tiny(), TableSelection(), with_data=False), tmp_path))) == []
 
 
 def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> None:
@@ -86,7 +88,7 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
         reason = f"seed {seed} has no features"
         index = {name: {"skipped": reason, "notes": []} for name in ("tsne_round_5", "class_heatmap")}
         (files.analyses / "index.json").write_text(json.dumps({"run": "fedavgNo", "analyses": index}))
-    found = results(plan(table, Asked(seeds=(0, 1)), look_at_data=False), place)
+    found = results(plan_table(table, TableSelection(seeds=(0, 1)), with_data=False), place)
     shown = [one for one in sections(found) if one.name.startswith("picture")]
     assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
     assert "FedAvg" in shown[1].heading
@@ -104,7 +106,7 @@ def test_a_division_is_a_picture_of_every_run(compared: Compared) -> None:
     ):
         folder.mkdir()
         (folder / name).write_text(json.dumps(content))
-    shown = list(sections(results(plan(table, Asked(seeds=(0,)), look_at_data=False), place)))
+    shown = list(sections(results(plan_table(table, TableSelection(seeds=(0,)), with_data=False), place)))
     held, gone = (one.blocks[0] for one in shown if one.name.startswith("picture-"))
     assert held.content["caption"].startswith("Training samples")
     drawn = drawing("even-fedavg-partition", {"": draw_partition(load_partition(files.partition))})

@@ -9,20 +9,27 @@ import pytest
 
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from pipelines.papers.catalogue import table_named, tables
-from pipelines.papers.plan import Asked, TablePlan, plan, refused_by_reason, snapshots_beyond, told_length
+from pipelines.papers.plan import (
+    TablePlan,
+    TableSelection,
+    estimated_duration,
+    plan_table,
+    refused_by_reason,
+    snapshots_beyond,
+)
 from pipelines.papers.results import assembled, notes
 from tests.cases import quick
 
 from .conftest import TINY, tiny
 
 
-def planned(asked: Asked, **changes: Any) -> TablePlan:
-    return plan(tiny(**changes), asked, look_at_data=False)
+def planned(selection: TableSelection, **changes: Any) -> TablePlan:
+    return plan_table(tiny(**changes), selection, with_data=False)
 
 
 def test_settings_are_comparisons_of_what_can_be_run() -> None:
     """The row without a method is refused everywhere, and a cell of a run that is there for its own reason alone."""
-    found = planned(Asked(seeds=(3, 4)))
+    found = planned(TableSelection(seeds=(3, 4)))
     assert [(setting.name, [row.key for row in setting.rows]) for setting in found.settings] == [
         ("even", ["fedavg", "near"]),
         ("skewed", ["fedavg", "near"]),
@@ -48,7 +55,7 @@ def test_a_row_that_cannot_be_configured_is_refused_alone() -> None:
         "fedavg": {"method": "fedavg"},
         "near": {"title": "FedProx", "method": "fedprox", "values": {"method.mu": -1}},
     }
-    found = planned(Asked(), rows=rows, printed={}, missing=[])
+    found = planned(TableSelection(), rows=rows, printed={}, missing=[])
     assert [row.key for row in found.settings[0].rows] == ["fedavg"]
     assert "method.mu = -1" in found.refused["near", "even"]
 
@@ -60,15 +67,17 @@ def test_what_a_row_sets_no_other_row_has(id: str) -> None:
     GFPL's table 2: the projection is of the rows with both heads alone.
     """
     table = table_named(id)
-    for setting in plan(table, Asked(), look_at_data=False).settings[:2]:
+    for setting in plan_table(table, TableSelection(), with_data=False).settings[:2]:
         for run in setting.plan.runs:
-            alone = plan(table, Asked(rows=(run.name,), columns=(setting.name,)), look_at_data=False).settings[0]
+            alone = plan_table(
+                table, TableSelection(rows=(run.name,), columns=(setting.name,)), with_data=False
+            ).settings[0]
             assert run.config.identity() in [one.config.identity() for one in alone.plan.runs]
 
 
 def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:
     """``sent`` is read from the runs of ``even``."""
-    found = planned(Asked(columns=("sent",)))
+    found = planned(TableSelection(columns=("sent",)))
     assert [setting.name for setting in found.settings] == ["even"]
     assert [column.key for column in found.settings[0].columns] == ["sent"]
     assert [row.key for row in found.settings[0].rows] == ["fedavg"]
@@ -77,7 +86,7 @@ def test_a_setting_keeps_its_folder_whichever_columns_are_asked_for() -> None:
 def test_rounds_are_scaled_for_all_rows() -> None:
     """A fifth of 10 rounds are 2; of a cell's own 20 they are 4."""
     own = [{"rows": ["near"], "columns": ["skewed"], "values": {"federation.rounds": 20}}]
-    found = planned(Asked(rounds_scale=0.2), cells=own)
+    found = planned(TableSelection(rounds_scale=0.2), cells=own)
     assert [
         (
             setting.parameters["federation"]["rounds"],
@@ -102,14 +111,16 @@ def test_snapshots_beyond_a_reduced_budget_are_left_out_and_told() -> None:
         },
     }
     common = {**TINY["common"], "evaluation.snapshots": [0, 5, 8]}
-    found = planned(Asked(rounds_scale=0.5), rows=rows, common=common)
+    found = planned(TableSelection(rounds_scale=0.5), rows=rows, common=common)
     variants = found.settings[0].parameters["compare"]["variants"]
     assert found.settings[0].parameters["evaluation"]["snapshots"] == [0, 5]
     assert [variants[row]["evaluation.snapshots"] for row in ("near", "far")] == [[0, 5, 8], [6]]
-    assert (snapshots_beyond(found), snapshots_beyond(planned(Asked(), rows=rows, common=common))) == ([9], [])
-    alone = planned(Asked(rows=("fedavg",), rounds_scale=0.5), common=common)
+    assert (snapshots_beyond(found), snapshots_beyond(planned(TableSelection(), rows=rows, common=common))) == ([9], [])
+    alone = planned(TableSelection(rows=("fedavg",), rounds_scale=0.5), common=common)
     assert notes(assembled(alone, ()))[-1] == "No pictures of round 8: the reduced budget ends before."
-    given = planned(Asked(rows=("fedavg",), rounds_scale=0.5, assignments=("evaluation.snapshots=[8]",)), common=common)
+    given = planned(
+        TableSelection(rows=("fedavg",), rounds_scale=0.5, assignments=("evaluation.snapshots=[8]",)), common=common
+    )
     assert "evaluation.snapshots = [8]: the run has 5 rounds" in given.refused["fedavg", "even"]
 
 
@@ -126,11 +137,7 @@ UNKNOWN = "how long they take is not known before one of each kind has finished 
             {"even": 2},
             ", 2 of them finished before, about 4 minutes on one core and 1 setting of which no run has finished here",
         ),
-        (
-            (480.0, None),
-            {"even": 4},
-            f", 4 of them finished before; {UNKNOWN}",
-        ),
+        ((480.0, None), {"even": 4}, f", 4 of them finished before; {UNKNOWN}"),
         ((480.0, 480.0), {"even": 4, "skewed": 4}, ", 8 of them finished before"),
     ],
 )
@@ -138,15 +145,15 @@ def test_what_has_finished_takes_no_time(
     seconds: tuple[float | None, ...], finished: dict[str, int], told: str
 ) -> None:
     """Two settings of four runs each, which take two minutes each where that is known."""
-    found = planned(Asked(seeds=(0, 1)))
+    found = planned(TableSelection(seeds=(0, 1)))
     settings = tuple(replace(one, seconds=each) for one, each in zip(found.settings, seconds, strict=True))
-    assert told_length(replace(found, settings=settings), finished) == f"8 runs in 2 settings{told}"
+    assert estimated_duration(replace(found, settings=settings), finished) == f"8 runs in 2 settings{told}"
 
 
 def test_rounds_are_not_set_behind_the_back_of_their_mark() -> None:
     for assignment in ("federation.rounds=3", " federation.rounds =3", "federation={rounds: 3}"):
         with pytest.raises(ConfigError, match=r"^--set .*federation.*: the rounds are the table's; --rounds-scale F"):
-            planned(Asked(assignments=(assignment,)))
+            planned(TableSelection(assignments=(assignment,)))
 
 
 def test_one_data_set_stands_in_for_columns_of_one_alone() -> None:
@@ -158,17 +165,17 @@ def test_one_data_set_stands_in_for_columns_of_one_alone() -> None:
         match=r"^--set data.name=imagefolder: these columns are of mnist, emnist, fashionmnist, celeba; with --columns "
         r"name those of one data set, such as --columns mnist_0.1,mnist_1$",
     ):
-        plan(table, Asked(assignments=given), look_at_data=False)
+        plan_table(table, TableSelection(assignments=given), with_data=False)
     for columns in (("mnist_0.1", "mnist_1"), ("celeba",)):
-        found = plan(table, Asked(columns=columns, assignments=given), look_at_data=False)
+        found = plan_table(table, TableSelection(columns=columns, assignments=given), with_data=False)
         assert {setting.parameters["data"]["name"] for setting in found.settings} == {"imagefolder"}
-        assert {setting.besides for setting in found.settings} == {("data.name=imagefolder",)}
+        assert {setting.overrides for setting in found.settings} == {("data.name=imagefolder",)}
 
 
 def test_what_is_set_counts_where_it_can_change_a_result() -> None:
     """Not where data lie, nor what a setting, or its only row, has anyway."""
     settings = planned(
-        Asked(
+        TableSelection(
             assignments=(
                 *("data.root=images", "engine.workers=3", "tracking.uri=http://me:hidden@host", "seed=9"),
                 *("local.batch_size=32", "partition.min_size=1", "local.lr=0.02"),
@@ -179,32 +186,32 @@ def test_what_is_set_counts_where_it_can_change_a_result() -> None:
         printed={},
         missing=[],
     ).settings
-    assert [(setting.name, setting.besides) for setting in settings] == [("even", ("local.lr=0.02",)), ("skewed", ())]
+    assert [(setting.name, setting.overrides) for setting in settings] == [("even", ("local.lr=0.02",)), ("skewed", ())]
     rows = {**TINY["rows"], "near": {**TINY["rows"]["near"], "values": {"local.lr": 0.02}}}
     for of, besides in ((("near",), ()), (("fedavg", "near"), ("local.lr=0.02",))):
-        found = planned(Asked(rows=of, columns=("even",), assignments=("local.lr=0.02",)), rows=rows)
-        assert found.settings[0].besides == besides
+        found = planned(TableSelection(rows=of, columns=("even",), assignments=("local.lr=0.02",)), rows=rows)
+        assert found.settings[0].overrides == besides
 
 
 def test_what_is_not_in_the_table_is_told() -> None:
     with pytest.raises(ConfigError, match=r"fedpa.tiny: no row moon; one of fedavg, near, other"):
-        planned(Asked(rows=("moon",)))
+        planned(TableSelection(rows=("moon",)))
     with pytest.raises(ConfigError, match=r"fedpa.tiny: no column odd; one of even, sent, skewed"):
-        planned(Asked(columns=("odd",)))
+        planned(TableSelection(columns=("odd",)))
 
 
 @pytest.mark.parametrize(
-    ("table", "asked", "kind", "about"),
+    ("table", "selection", "kind", "about"),
     quick(
         [
             # MNIST has no data here, and a run of FedPA cannot be configured: no one kind.
-            ("fedpa.tiny", Asked(columns=("mnist", "wrong")), RunError, "none of these cells can be run here"),
-            ("fedpa.tiny", Asked(rows=("other",)), RunError, "Unheard-of is not built"),
-            ("fedpa.table2", Asked(columns=("mnist_1",)), DataError, "data.root is not set"),
-            ("fedpa.table2", Asked(assignments=("nonsense=3",)), ConfigError, "nonsense: unknown key"),
+            ("fedpa.tiny", TableSelection(columns=("mnist", "wrong")), RunError, "none of these cells can be run here"),
+            ("fedpa.tiny", TableSelection(rows=("other",)), RunError, "Unheard-of is not built"),
+            ("fedpa.table2", TableSelection(columns=("mnist_1",)), DataError, "data.root is not set"),
+            ("fedpa.table2", TableSelection(assignments=("nonsense=3",)), ConfigError, "nonsense: unknown key"),
             (
                 "fedpa.table2",
-                Asked(columns=("mnist_1",), assignments=("data.root=nowhere",)),
+                TableSelection(columns=("mnist_1",), assignments=("data.root=nowhere",)),
                 DataError,
                 "data.root = nowhere",
             ),
@@ -213,15 +220,11 @@ def test_what_is_not_in_the_table_is_told() -> None:
     ),
 )
 def test_where_nothing_can_be_run_the_error_is_of_the_kind_of_all_refusals(
-    table: str, asked: Asked, kind: type[ProtoflError], about: str
+    table: str, selection: TableSelection, kind: type[ProtoflError], about: str
 ) -> None:
     """What the table's file refuses counts for none: nobody can do anything about it."""
-    columns = {
-        **TINY["columns"],
-        "mnist": {"values": {"data.name": "mnist"}},
-        "wrong": {"values": {"local.lr": -1}},
-    }
-    found = plan(tiny(columns=columns) if table == "fedpa.tiny" else table_named(table), asked)
+    columns = {**TINY["columns"], "mnist": {"values": {"data.name": "mnist"}}, "wrong": {"values": {"local.lr": -1}}}
+    found = plan_table(tiny(columns=columns) if table == "fedpa.tiny" else table_named(table), selection)
     assert not found.settings
     error = found.nothing_to_run()
     assert type(error) is kind

@@ -14,10 +14,10 @@ from flcore import run
 from flcore.config.schema import Config
 from pipelines.papers.catalogue import Printed, table_named
 from pipelines.papers.drawings import formula_of
-from pipelines.papers.figures_of_a_run import figure, figures, mixtures_up
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.metrics import figure, figures, mixtures_up
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.results import lead, results, write
-from pipelines.papers.runs import told_pairs
+from pipelines.papers.runs import describe_pairs
 
 from .conftest import RUNS, tiny
 
@@ -26,7 +26,7 @@ Compared = Callable[..., Path]
 
 def test_figures_stand_beside_the_printed_ones(compared: Compared) -> None:
     """FedAvg (70 + 72) / 2 = 71; FedProx 76, ahead by 4 and 6 points: 5 ± t(0.975, 1) * √2 / √2 = 5 ± 12.71."""
-    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), compared("even", RUNS))
+    found = results(plan_table(tiny(), TableSelection(seeds=(0, 1)), with_data=False), compared("even", RUNS))
     average, near = found.cells["fedavg", "even"], found.cells["near", "even"]
     assert (average.ours.mean, average.printed) == (pytest.approx(71.0), Printed(70.0, 1.5))
     assert average.difference.n == 0
@@ -40,10 +40,10 @@ def test_figures_stand_beside_the_printed_ones(compared: Compared) -> None:
 
 
 def test_a_page_shows_what_earlier_commands_measured(compared: Compared) -> None:
-    """Asked for one column, the results still have the other's."""
+    """TableSelection for one column, the results still have the other's."""
     out = compared("even", RUNS)
     compared("skewed", {"fedavg": {0: {"top1_global": 0.5}}})
-    found = results(plan(tiny(), Asked(columns=("skewed",)), look_at_data=False), out)
+    found = results(plan_table(tiny(), TableSelection(columns=("skewed",)), with_data=False), out)
     assert found.cells["fedavg", "even"].ours.n == 2
     assert found.cells["fedavg", "skewed"].ours.mean == pytest.approx(50.0)
 
@@ -56,14 +56,8 @@ def test_a_row_may_be_read_from_another_figure(compared: Compared) -> None:
     }
     table = tiny(rows=rows, missing=[], printed={})
     found = results(
-        plan(table, Asked(), look_at_data=False),
-        compared(
-            "even",
-            {
-                "fedavg": {0: {"bytes_up": 1}},
-                "near": {0: {"top1_vote": 0.25, "top1_global": 0.9}},
-            },
-        ),
+        plan_table(table, TableSelection(), with_data=False),
+        compared("even", {"fedavg": {0: {"bytes_up": 1}}, "near": {0: {"top1_vote": 0.25, "top1_global": 0.9}}}),
     )
     assert found.cells["near", "even"].ours.mean == pytest.approx(25.0)
     assert found.cells["fedavg", "even"].ours.mean is None
@@ -75,7 +69,7 @@ def test_the_lead_tells_of_every_column_the_runs_that_it_is_over(compared: Compa
     out = compared("even", {"fedavg": same, "near": same})
     one = {seed: {"top1_global": 0.5} for seed in (0, 1, 2)}
     compared("skewed", {"fedavg": one, "near": {1: {"top1_global": 0.5}}}, fixed=42)
-    said = lead(results(plan(tiny(), Asked(seeds=(7, 8)), look_at_data=False), out))
+    said = lead(results(plan_table(tiny(), TableSelection(seeds=(7, 8)), with_data=False), out))
     assert said[2:] == [
         "even: n = 4, seeds 0, 1 on each of divisions 42, 43.",
         "skewed: n = 3, seeds 0, 1, 2 on one division (42); FedProx: n = 1, seed 1 on division 42.",
@@ -85,9 +79,9 @@ def test_the_lead_tells_of_every_column_the_runs_that_it_is_over(compared: Compa
 
 def test_what_pairs_say() -> None:
     """Every seed on a division of its own; every division with every seed; neither."""
-    assert told_pairs(frozenset({(0, 0), (4, 4)})) == "n = 2, seeds 0, 4, each on a division of its own"
-    assert told_pairs(frozenset({(42, 0), (43, 0)})) == "n = 2, seed 0 on each of divisions 42, 43"
-    assert told_pairs(frozenset({(42, 0), (42, 1), (43, 2)})) == "n = 3, seeds by division: 0, 1 on 42; 2 on 43"
+    assert describe_pairs(frozenset({(0, 0), (4, 4)})) == "n = 2, seeds 0, 4, each on a division of its own"
+    assert describe_pairs(frozenset({(42, 0), (43, 0)})) == "n = 2, seed 0 on each of divisions 42, 43"
+    assert describe_pairs(frozenset({(42, 0), (42, 1), (43, 2)})) == "n = 3, seeds by division: 0, 1 on 42; 2 on 43"
 
 
 def test_runs_that_failed_stand_beside_the_figures_of_those_that_did_not(compared: Compared) -> None:
@@ -99,7 +93,7 @@ def test_runs_that_failed_stand_beside_the_figures_of_those_that_did_not(compare
         "fedavg seed 2": "no memory",
     }
     out = compared("even", RUNS, failed=failed)
-    found = results(plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False), out)
+    found = results(plan_table(tiny(), TableSelection(seeds=(0, 1)), with_data=False), out)
     lost = {key: cell.lost for key, cell in found.cells.items() if cell.lost}
     assert lost == {
         ("near", "even"): "2 of 4 diverged",
@@ -117,7 +111,7 @@ def test_runs_that_failed_stand_beside_the_figures_of_those_that_did_not(compare
 def test_what_is_written_says_budget_and_refusals(compared: Compared) -> None:
     """A smaller budget is marked in the title; refused cells stand with their reason."""
     out = compared("even", RUNS)
-    found = results(plan(tiny(), Asked(seeds=(0, 1), rounds_scale=0.5), look_at_data=False), out)
+    found = results(plan_table(tiny(), TableSelection(seeds=(0, 1), rounds_scale=0.5), with_data=False), out)
     page = write(found, out)
     text = (out / "table.md").read_text(encoding="utf-8")
     assert text.startswith("# fedpa.tiny: Two methods on digits (REDUCED BUDGET: 0.5 of the rounds)\n")
@@ -127,7 +121,7 @@ def test_what_is_written_says_budget_and_refusals(compared: Compared) -> None:
     document = json.loads((out / "table.json").read_text(encoding="utf-8"))
     cell = next(one for one in document["cells"] if (one["row"], one["column"]) == ("near", "even"))
     assert (cell["printed"], cell["ours"], cell["n"]) == (71.25, pytest.approx(76.0), 2)
-    whole = write(replace(found, plan=plan(tiny(), Asked(seeds=(0, 1)), look_at_data=False)), out)
+    whole = write(replace(found, plan=plan_table(tiny(), TableSelection(seeds=(0, 1)), with_data=False)), out)
     assert "REDUCED" not in whole.read_text(encoding="utf-8")
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.results import TableResults, assembled, write
 from pipelines.papers.runs import MeasuredRun
-from pipelines.papers.verdicts.judged import verdicts
+from pipelines.papers.verdicts.judge import verdict_table
 
 
 def measured(points: dict[str, float], scale: float = 1.0) -> TableResults:
     """FedPA's table II: rows with the same points for two seeds, but for one more of the second seed."""
-    found = plan(table_named("fedpa.table2"), Asked(seeds=(0, 1), rounds_scale=scale), look_at_data=False)
+    found = plan_table(table_named("fedpa.table2"), TableSelection(seeds=(0, 1), rounds_scale=scale), with_data=False)
     runs = [
-        MeasuredRun(row, (42, seed), {"mnist_1": value + seed}, "mnist_1", Path(), "drawn by 42")
+        MeasuredRun("mnist_1", row, 42, seed, {"mnist_1": value + seed}, "drawn by 42")
         for row, value in points.items()
         for seed in (0, 1)
     ]
@@ -25,7 +25,7 @@ def measured(points: dict[str, float], scale: float = 1.0) -> TableResults:
 def test_claims_of_the_table_stand_on_its_page_with_what_decided_them(tmp_path: Path) -> None:
     """FedPA 3 points above FedAvg with either seed: no spread, an interval of 3 to 3. No other rival was run."""
     found = measured({"fedavg": 90, "fedpa": 93}, scale=0.5)
-    table = verdicts(found)
+    table = verdict_table(found)
     assert table is not None and table.title.endswith("(REDUCED BUDGET: 0.5 of the rounds)")
     page = write(found, tmp_path, verdicts=table)
     said = "FedPA is ahead of FedAvg on MNIST, α 1"
@@ -40,4 +40,4 @@ def test_claims_of_the_table_stand_on_its_page_with_what_decided_them(tmp_path: 
 
 
 def test_a_table_of_which_nothing_was_run_has_none() -> None:
-    assert verdicts(measured({})) is None
+    assert verdict_table(measured({})) is None

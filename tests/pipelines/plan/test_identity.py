@@ -17,7 +17,7 @@ import pytest
 from flcore.config.schema import Config
 from flcore.methods import METHODS
 from pipelines.papers.catalogue import table_named, tables
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.proof import golden
 
 RECORDED = Path(__file__).with_name("identities.json")
@@ -25,7 +25,7 @@ RECORDED = Path(__file__).with_name("identities.json")
 
 def of_table(id: str) -> str:
     """Digest over the sorted names of a table's runs, and how many they are."""
-    settings = plan(table_named(id), Asked(seeds=(0,)), look_at_data=False).settings
+    settings = plan_table(table_named(id), TableSelection(seeds=(0,)), with_data=False).settings
     hashes = sorted(name_of(run.config) for setting in settings for run in setting.plan.runs)
     return f"{len(hashes)} {hashlib.sha256(' '.join(hashes).encode()).hexdigest()}"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ from safetensors.numpy import save_file
 from pipelines.tracking.store import set_mlflow_environment
 
 set_mlflow_environment()
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "mlflow-names.md"
+
+
+def undocumented(names: Iterable[str]) -> list[str]:
+    """Metrics that the page of names lacks; ``<phase>`` there is any word, ``<metric>`` any name."""
+    known = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8").partition("## Tags")[0], re.MULTILINE)
+    known = [re.escape(name).replace("<metric>", ".+") for name in known]
+    patterns = [re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in known]
+    return [name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)]
+
 
 CONFIG = {
     "seed": 3,

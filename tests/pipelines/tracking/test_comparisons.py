@@ -12,8 +12,8 @@ import pytest
 
 from flcore.core.errors import DataError
 from pipelines.tracking import description, store
+from pipelines.tracking.backfill import log_folder
 from pipelines.tracking.comparisons import log_comparison
-from pipelines.tracking.later import log_folder
 
 Write = Callable[..., Path]
 PARENT = "mlflow.parentRunId"
@@ -50,11 +50,7 @@ def test_a_comparison_reads_back(tmp_path: Path, reader: Any, write_run: Write) 
     assert set(found) == {"compared", "fedavg-s0-00fedavg", "fedavg-s1-01fedavg", "fedprox-s0-00fedpro"}
     parent = found.pop("compared")
     assert {run.data.tags[PARENT] for run in found.values()} == {parent.info.run_id}
-    assert (parent.info.status, parent.info.start_time, parent.info.end_time) == (
-        "FINISHED",
-        began,
-        1_800_000_000_000,
-    )
+    assert (parent.info.status, parent.info.start_time, parent.info.end_time) == ("FINISHED", began, 1_800_000_000_000)
     assert parent.data.tags["methods"] == "fedavg, fedprox"
     assert parent.data.tags["seeds"] == "0, 1"
     assert parent.data.params == {}

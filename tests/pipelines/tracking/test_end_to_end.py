@@ -1,4 +1,4 @@
-"""What `mlflow.db` says after a comparison of two methods over two seeds on the digits, read with SQLite alone.
+"""What MLflow says after a comparison of two methods over two seeds on the digits.
 
 The runs are made by `flcore.run` and logged afterwards, or, slower, by ``protofl compare``: what is logged is the same.
 """
@@ -6,11 +6,10 @@ The runs are made by `flcore.run` and logged afterwards, or, slower, by ``protof
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import pytest
 
 from flcore import run
 from pipelines.tracking.comparisons import log_comparison
-from pipelines.tracking.metrics import meaning
 from pipelines.tracking.sync import RunTracker
+
+from .conftest import Reader, undocumented
 
 METHODS, SEEDS = ("fedavg", "fedproto"), (0, 1)
 SECRET = "s3cr3t-w0rd"
@@ -65,53 +65,33 @@ def by_command(folder: Path, uri: str) -> None:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison and the database it was logged to.
+    """A comparison and the store it was logged to.
 
     Attributes:
         began, ended: milliseconds since 1970 around it. said: on the terminal.
     """
 
     folder: Path
-    database: sqlite3.Connection
+    reader: Reader
     began: float
     ended: float
     said: str
 
-    def runs(self) -> dict[str, dict[str, Any]]:
-        """Every run's row, by its id."""
-        self.database.row_factory = sqlite3.Row
-        return {row["run_uuid"]: dict(row) for row in self.database.execute("select * from runs")}
+    @cached_property
+    def children(self) -> dict[tuple[str, int], Any]:
+        """The compared runs, by method and seed."""
+        runs = [run for run in self.reader.runs() if "seed" in run.data.tags]
+        return {(run.data.tags["method"], int(run.data.tags["seed"])): run for run in runs}
 
-    def told(self, table: str) -> dict[str, dict[str, str]]:
-        """Tags or parameters of every run, by its id."""
-        found: dict[str, dict[str, str]] = defaultdict(dict)
-        for run_id, key, value in self.database.execute(f"select run_uuid, key, value from {table}"):
-            found[run_id][key] = value
+    @cached_property
+    def parent(self) -> Any:
+        """The comparison's own run."""
+        [found] = [run for run in self.reader.runs() if "seed" not in run.data.tags]
         return found
 
-    def datasets(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """The data sets of a run, by what it used them for."""
-        rows = self.database.execute(
-            "select t.value as context, d.* from inputs i join datasets d on i.source_id = d.dataset_uuid"
-            " join input_tags t on t.input_uuid = i.input_uuid where i.destination_id = ? and t.name = ?",
-            (run_id, "mlflow.data.context"),
-        )
-        return {row["context"]: dict(row) for row in rows}
-
-    def metrics(self, run_id: str, key: str) -> list[float]:
+    def values(self, run: Any, metric: str) -> list[float]:
         """A metric's values in the order of rounds."""
-        asked = "select value from metrics where run_uuid = ? and key = ? order by step"
-        return [value for (value,) in self.database.execute(asked, (run_id, key))]
-
-    def children(self) -> dict[tuple[str, int], str]:
-        """Ids of the compared runs, by method and seed."""
-        tags = self.told("tags")
-        return {(tags[name]["method"], int(tags[name]["seed"])): name for name in tags if "seed" in tags[name]}
-
-    def parent(self) -> str:
-        """Id of the comparison's own run."""
-        [found] = set(self.runs()) - set(self.children().values())
-        return found
+        return [value for _, value in self.reader.points(run).get(metric, [])]
 
     def folder_of(self, method: str, seed: int) -> Path:
         """Where a run lies."""
@@ -123,9 +103,7 @@ class Compared:
     scope="module",
     params=[pytest.param(by_library, id="library"), pytest.param(by_command, id="command", marks=pytest.mark.slow)],
 )
-def compared(
-    request: pytest.FixtureRequest, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Compared]:
+def compared(request: pytest.FixtureRequest, empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """The comparison, made once for each way to make it; the address of its store holds a password."""
     make: Maker = request.param
     folder = tmp_path_factory.mktemp("compared")
@@ -138,86 +116,68 @@ def compared(
         make(folder, f"sqlite:///{folder / 'mlflow.db'}?password={SECRET}")
         ended = 1000 * time.time()
         said = "".join(capture.read_global_capture()) if capture.is_globally_capturing() else ""
-    database = sqlite3.connect(folder / "mlflow.db")
-    yield Compared(folder, database, began, ended, said)
-    database.close()
+    return Compared(folder, Reader(f"sqlite:///{folder / 'mlflow.db'}"), began, ended, said)
 
 
-def test_four_runs_lie_below_one_comparison(compared: Compared) -> None:
-    tags, children = compared.told("tags"), compared.children()
-    assert set(children) == {(method, seed) for method in METHODS for seed in SEEDS}
-    assert {tags[child]["mlflow.parentRunId"] for child in children.values()} == {compared.parent()}
-    assert "mlflow.parentRunId" not in tags[compared.parent()]
-    assert compared.runs()[compared.parent()]["name"] == "out"
-    assert {row["status"] for row in compared.runs().values()} == {"FINISHED"}
-
-
-def test_runs_begin_and_end_when_they_did(compared: Compared) -> None:
+def test_four_runs_lie_below_one_comparison_and_begin_and_end_when_they_did(compared: Compared) -> None:
     """A run lasts at least the seconds that its rounds took; the comparison ends after its last run."""
-    rows = compared.runs()
-    for (method, seed), child in compared.children().items():
-        start, end = rows[child]["start_time"], rows[child]["end_time"]
+    assert set(compared.children) == {(method, seed) for method in METHODS for seed in SEEDS}
+    parent = compared.parent.info
+    assert (parent.run_name, parent.status) == ("out", "FINISHED")
+    for (method, seed), child in compared.children.items():
+        assert child.data.tags["mlflow.parentRunId"] == parent.run_id
+        start, end = child.info.start_time, child.info.end_time
         timing = json.loads((compared.folder_of(method, seed) / "timing.json").read_text())
-        assert compared.began <= start < end <= compared.ended
+        assert compared.began <= start < end <= parent.end_time <= compared.ended
         assert end - start >= 1000 * sum(timing["seconds"].values()) - 3, "three rounds, each rounded to milliseconds"
-        asked = "select distinct timestamp from metrics where run_uuid = ? and key = 'comm/bytes_up' order by step"
-        ends = [at for (at,) in compared.database.execute(asked, (child,))]
+        history = compared.reader.client.get_metric_history(child.info.run_id, "comm/bytes_up")
+        ends = sorted(point.timestamp for point in history)
         assert len(ends) == 3
         assert start < ends[0] < ends[1] < ends[2] == end
-    parent = rows[compared.parent()]
-    last = max(rows[child]["end_time"] for child in compared.children().values())
-    assert compared.began <= parent["start_time"] <= parent["end_time"] <= compared.ended
-    assert parent["end_time"] >= last
-
-
-def test_runs_say_who_made_them_by_what(compared: Compared) -> None:
-    for tags in compared.told("tags").values():
-        assert tags["mlflow.user"] not in ("", "unknown")
-        assert tags["mlflow.source.name"]
-        assert tags["mlflow.source.type"] == "LOCAL"
 
 
 def test_each_run_has_the_data_it_was_trained_and_tested_on(compared: Compared) -> None:
     """Both methods of a seed share a partition, the seeds do not; all are tested on the same images."""
     from mlflow.data.dataset_source_registry import get_dataset_source_from_json
 
-    of = {key: compared.datasets(child) for key, child in compared.children().items()}
+    of = {
+        key: {entry.tags[0].value: entry.dataset for entry in child.inputs.dataset_inputs}
+        for key, child in compared.children.items()
+    }
     assert all(set(datasets) == {"training", "test"} for datasets in of.values())
-    digests = {key: datasets["training"]["digest"] for key, datasets in of.items()}
+    digests = {key: datasets["training"].digest for key, datasets in of.items()}
     assert digests["fedavg", 0] == digests["fedproto", 0] != digests["fedavg", 1] == digests["fedproto", 1]
-    assert {datasets["test"]["digest"] for datasets in of.values()}.isdisjoint(digests.values())
-    assert len({datasets["test"]["digest"] for datasets in of.values()}) == 1
+    tested = {datasets["test"].digest for datasets in of.values()}
+    assert len(tested) == 1 and tested.isdisjoint(digests.values())
     for (method, seed), datasets in of.items():
         metrics = json.loads((compared.folder_of(method, seed) / "metrics.json").read_text())
         assert metrics["partition_fingerprint"].startswith(digests[method, seed])
-        assert datasets["training"]["name"] == f"digits/dirichlet s{seed}"
+        assert datasets["training"].name == f"digits/dirichlet s{seed}"
         for context, file in (("training", "manifest.json"), ("test", "meta.json")):
-            row = datasets[context]
-            source = get_dataset_source_from_json(row["dataset_source"], row["dataset_source_type"])
+            dataset = datasets[context]
+            source = get_dataset_source_from_json(dataset.source, dataset.source_type)
             assert (Path(source.load()) / file).exists(), "it opens"
-            assert json.loads(row["dataset_profile"])["num_rows"] > 0
-            assert "mlflow_tensorspec" in json.loads(row["dataset_schema"])
+            assert json.loads(dataset.profile)["num_rows"] > 0
+            assert "mlflow_tensorspec" in json.loads(dataset.schema)
 
 
 def test_every_metric_is_one_that_is_documented_and_means_it(compared: Compared) -> None:
     """FedProto has a vote and no global model; bytes count from the start of the run."""
-    names = {name for (name,) in compared.database.execute("select distinct key from metrics")}
-    assert {name for name in names if meaning(name) is None} == set()
-    for (method, seed), child in compared.children().items():
+    assert undocumented({name for run in compared.reader.runs() for name in run.data.metrics}) == []
+    for (method, seed), child in compared.children.items():
         metrics = json.loads((compared.folder_of(method, seed) / "metrics.json").read_text())
         answers, none = ("top1_vote", "top1_global") if method == "fedproto" else ("top1_global", "top1_vote")
-        assert compared.metrics(child, f"final/{answers}") == [metrics[answers]]
-        assert compared.metrics(child, f"final/{none}") == compared.metrics(child, f"accuracy/{none}") == []
-        sent = compared.metrics(child, "comm/bytes_up")
+        assert compared.values(child, f"final/{answers}") == [metrics[answers]]
+        assert compared.values(child, f"final/{none}") == compared.values(child, f"accuracy/{none}") == []
+        sent = compared.values(child, "comm/bytes_up")
         assert sent[0] < sent[1] < sent[2] == metrics["bytes_up"]
-        assert compared.metrics(child, "comm/total_bytes_up") == [metrics["bytes_up"]]
+        assert compared.values(child, "comm/total_bytes_up") == [metrics["bytes_up"]]
 
 
 def test_parameters_are_what_people_compare_by(compared: Compared, request: pytest.FixtureRequest) -> None:
     """Runs made without this project's commands do not say which those are: they have all that can change a result."""
-    parameters = compared.told("params")
-    for (method, _), child in compared.children().items():
-        named = set(parameters[child])
+    for (method, _), child in compared.children.items():
+        named = set(child.data.params)
         expected = FEW_PARAMETERS | ({"method.weight"} if method == "fedproto" else set())
         assert expected <= named
         assert not {name for name in named if name.startswith(("tracking", "compare"))}
@@ -225,25 +185,12 @@ def test_parameters_are_what_people_compare_by(compared: Compared, request: pyte
             assert named == expected
 
 
-def test_the_comparison_keeps_its_table_its_figures_and_its_page(compared: Compared) -> None:
-    kept = Path(compared.runs()[compared.parent()]["artifact_uri"])
-    files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
-    assert {"comparison.csv", "comparison.md", "report.html", "runs.json"} <= files
-    assert any(name.startswith("figures/") for name in files)
-    table = json.loads((kept / "runs.json").read_text())
-    assert [row[:2] for row in table["data"]] == [[method, seed] for method in METHODS for seed in SEEDS]
-    assert [row[-1] for row in table["data"]] == [
-        compared.children()[method, seed] for method in METHODS for seed in SEEDS
-    ]
-
-
 def test_every_run_has_a_model_that_of_a_method_without_a_global_one_too(compared: Compared) -> None:
-    asked = "select source_run_id, artifact_location from logged_models"
-    places = {run_id: Path(place) for run_id, place in compared.database.execute(asked)}
-    assert set(places) == set(compared.children().values())
-    for (method, _), child in compared.children().items():
-        assert (places[child] / "data" / "run" / "server.safetensors").exists()
-        assert (places[child] / "data" / "run" / "clients").exists() is (method == "fedproto")
+    for (method, _), child in compared.children.items():
+        [output] = child.outputs.model_outputs
+        place = Path(compared.reader.client.get_logged_model(output.model_id).artifact_location)
+        assert (place / "data" / "run" / "server.safetensors").exists()
+        assert (place / "data" / "run" / "clients").exists() is (method == "fedproto")
 
 
 def test_the_password_of_the_store_is_nowhere(compared: Compared) -> None:

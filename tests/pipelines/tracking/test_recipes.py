@@ -13,8 +13,8 @@ import pytest
 
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.description import NOTE_TAG
-from pipelines.tracking.marks import STOPPED_TAG
 from pipelines.tracking.model import MODEL_URI_TAG
+from pipelines.tracking.run_status import STOPPED_TAG
 from pipelines.tracking.sync import RunTracker
 
 Write = Callable[..., Path]

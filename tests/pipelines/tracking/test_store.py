@@ -20,8 +20,8 @@ from sqlalchemy.engine import create_engine
 
 from pipelines.orchestration import plans
 from pipelines.tracking import store
+from pipelines.tracking.backfill import log_folder
 from pipelines.tracking.comparisons import log_comparison
-from pipelines.tracking.later import log_folder
 from pipelines.tracking.store import KINDS, Store, is_possible, resolve_uri, sqlite_file, ui_command
 from pipelines.tracking.sync import RunTracker
 
@@ -51,7 +51,7 @@ def test_uri_explicit_over_environment_over_default(tmp_path: Path, monkeypatch:
     assert resolve_uri("sqlite:///other.db?timeout=3") == f"sqlite:///{tmp_path}/other.db?timeout=3"
 
 
-@pytest.mark.parametrize("module", ["store", "sync", "comparisons", "later", "model"])
+@pytest.mark.parametrize("module", ["store", "sync", "comparisons", "backfill", "model"])
 def test_logging_imports_neither_torch_nor_mlflow_before_it_is_asked_to(module: str) -> None:
     """Torch takes two seconds of a processor, MLflow four."""
     script = f"import sys, pipelines.tracking.{module}; print([m for m in ('torch', 'mlflow') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""``--set`` assignments for a paper table: which are allowed, and which change a result."""
+"""``--set`` assignments that override a paper table's values: which are allowed, and which change a result."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def check(table: PaperTable, columns: Iterable[Column], assignments: Iterable[st
             )
 
 
-def that_count(
-    assignments: Sequence[str], usual: Mapping[str, Config | ConfigError], own: Mapping[str, Config | ConfigError]
+def effective(
+    assignments: Sequence[str], usual: Mapping[str, Config | ConfigError], assigned: Mapping[str, Config | ConfigError]
 ) -> tuple[str, ...]:
     """Return the assignments that can change a result, unlike the data folder or the number of workers.
 
     Args:
         assignments: all; the last one wins for each key.
-        usual: configuration by row, without them. own: with them.
+        usual: configuration by row, without them. assigned: with them.
     """
     differing: set[str] = set()
-    for row, config in own.items():
-        with_them, without = _identity(config), _identity(usual[row])
-        differing |= {key for key in {*with_them, *without} if with_them.get(key) != without.get(key)}
+    for row, config in assigned.items():
+        identity, usual_identity = _identity(config), _identity(usual[row])
+        differing |= {key for key in {*identity, *usual_identity} if identity.get(key) != usual_identity.get(key)}
     last = {key_of(assignment): shorten(assignment.strip()) for assignment in assignments}
     return tuple(text for key, text in last.items() if any(f"{one}.".startswith(f"{key}.") for one in differing))
 

@@ -15,6 +15,7 @@ from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.methods.gfpl import GFPL
 from flcore.models import build_model
 from pipelines.reporting.partition_table import load_partition
+from pipelines.reporting.statistics import first_round_reaching
 from pipelines.runs.analyses import load
 from pipelines.runs.folder import read_lines
 from pipelines.runs.inputs import inputs_of
@@ -40,12 +41,10 @@ def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> 
     Args:
         run: its folder. metric: dotted name.
         baseline: the run with the same seed and partition that defines the target, and its metric; None: no target.
-
-    Raises:
-        DataError: a file of the run is damaged.
     """
     if metric.startswith(TO_TARGET):
-        return None if baseline is None else _rounds_to_target(_curve(run, metric), _curve(*baseline))
+        final = next((value for _, value in reversed(_curve(*baseline))), None) if baseline is not None else None
+        return None if final is None else first_round_reaching(_curve(run, metric), SHARE * final)
     if metric.startswith(HISTORY):
         number = metric.split(".")[1]
         return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))
@@ -70,18 +69,18 @@ def figures(run: Path, metric: str) -> dict[str, Any]:
     ``analyses.generator_distances.generated.tsne.intra``.
     """
     files = RunFiles(run)
-    found = dict(read_json(files.metrics))
+    values = dict(read_json(files.metrics))
     root = metric.partition(".")[0]
     if root == "timing" and files.timing.exists():
         timing = read_json(files.timing)
-        found["timing"] = {
+        values["timing"] = {
             **timing,
             "seconds_per_round": _mean_over_rounds(timing["rounds"], _as_they_went),
             "ideal_seconds_per_round": _mean_over_rounds(timing["rounds"], _side_by_side),
         }
     if root == "analyses" and files.analyses.exists():
-        found["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
-    return found
+        values["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
+    return values
 
 
 def _curve(run: Path, metric: str) -> list[tuple[int, float | None]]:
@@ -89,17 +88,6 @@ def _curve(run: Path, metric: str) -> list[tuple[int, float | None]]:
     field = metric.partition(".")[2]
     records = sorted(read_lines(RunFiles(run).history), key=lambda record: record["round"])
     return [(record["round"], dict(numbers_in(record)).get(field)) for record in records]
-
-
-def _rounds_to_target(
-    curve: Sequence[tuple[int, float | None]], baseline: Sequence[tuple[int, float | None]]
-) -> float | None:
-    final = baseline[-1][1] if baseline else None
-    if final is None:
-        return None
-    # The tolerance keeps 0.95 * 0.8 reachable by 0.76: the product of two fractions is off by a rounding step.
-    reached = (n for n, value in curve if n >= 1 and value is not None and value >= SHARE * final - 1e-12)
-    return next(reached, None)
 
 
 def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:
@@ -128,11 +116,11 @@ def _by_words(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for row in rows:
         numbers = {key: number for key, text in row.items() if (number := _number(text)) is not None}
-        place = nested
+        level = nested
         for key, text in row.items():
             if key not in numbers and text:
-                place = place.setdefault(text, {})
-        place.update(numbers)
+                level = level.setdefault(text, {})
+        level.update(numbers)
     return nested
 
 
@@ -174,6 +162,6 @@ FORMULAS: dict[str, tuple[str, Callable[[Path], float]]] = {"mixtures_up": ("sca
 """By name: the measured figure that a formula predicts, and the formula."""
 
 
-def spoken_of(metric: str) -> str | None:
+def predicted_by(metric: str) -> str | None:
     """Return the measured figure that a formula predicts; None if the metric is no formula."""
     return FORMULAS[metric.removeprefix(PREFIX)][0] if metric.startswith(PREFIX) else None

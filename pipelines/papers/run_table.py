@@ -14,11 +14,10 @@ from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.papers.catalogue import name_at
-from pipelines.papers.plan import Setting, TablePlan, plan, told_length
+from pipelines.papers.plan import Setting, TablePlan, estimated_duration, plan_table
 from pipelines.papers.results import TableResults, paper_tables, results, write
 from pipelines.papers.runs import table_file
-from pipelines.papers.verdicts.judged import verdicts
-from pipelines.plan.comparison import comparison_plan
+from pipelines.papers.verdicts.judge import verdict_table
 from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
@@ -35,7 +34,7 @@ def default_folder(id: str, rounds_scale: float) -> Path:
 
 def folder_of(planned: TablePlan) -> Path:
     """Return the default folder of a plan's table."""
-    return default_folder(planned.table.id, planned.asked.rounds_scale)
+    return default_folder(planned.table.id, planned.selection.rounds_scale)
 
 
 def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
@@ -56,13 +55,13 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         raise planned.nothing_to_run()
     claim_folder("paper table", out, [columns[0].key for columns in planned.table.settings()])
     _refuse_other_table(planned, out)
-    there = {
+    finished = {
         setting.name: sum(_has_finished(run, out / setting.name) for run in setting.plan.runs)
         for setting in planned.settings
     }
-    operation.watcher.say(f"{planned.table.id}: {told_length(planned, there)}")
+    operation.watcher.say(f"{planned.table.id}: {estimated_duration(planned, finished)}")
     failed: dict[str, str] = {}
-    carried_out: list[str] = []
+    done: list[str] = []
     store = None
     for number, setting in enumerate(planned.settings, 1):
         titles = ", ".join(column.title for column in setting.columns)
@@ -70,44 +69,45 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         whole = replace(operation, wait=True)  # the table is read from what the follower writes
         home = out / setting.name
         try:
-            outcome = _carry_out(planned, setting, home, whole, restart)
+            outcome = _compare(planned, setting, home, whole, restart)
         except RunError as error:
             failed[titles] = str(error)
             operation.watcher.say(f"{titles} failed: {error}")
         else:
             store = outcome.store
-            carried_out.append(setting.name)
-        _write(results(planned, out, carried_out), out)
+            done.append(setting.name)
+        table_results = results(planned, out, done)
+        page = _write(table_results, out)
     if len(failed) == len(planned.settings):
         first = next(iter(failed.values()))
         raise FailedRunsError(f"{planned.table.id}: every setting failed; the first: {first}")
-    found = results(planned, out, carried_out)
-    page = _write(found, out)
     text = io.StringIO()
     width, terminal = operation.console["width"], operation.console["terminal"]
-    said = verdicts(found)
+    judged = verdict_table(table_results)
     # Only what was measured on a terminal; the page has the other printed figures.
-    shown = [*paper_tables(found, measured=True), *([said] if said else [])]
+    shown = [*paper_tables(table_results, measured=True), *([judged] if judged else [])]
     print_tables(shown, console(file=text, width=width, force_terminal=terminal))
     markdown = (out / "table.md").read_text(encoding="utf-8")
-    return Outcome(out, page, store, table=text.getvalue(), markdown=markdown, failed={**found.failed, **failed})
+    return Outcome(
+        out, page, store, table=text.getvalue(), markdown=markdown, failed={**table_results.failed, **failed}
+    )
 
 
 def _refuse_other_table(planned: TablePlan, out: Path) -> None:
     """Refuse a folder that contains another table, or the same table with other rounds."""
     if not (out / "table.json").exists():
         return
-    there, scale = table_file(out), planned.asked.rounds_scale
-    if there.id != planned.table.id:
-        raise ConfigError(f"{out}: holds {there.id}, not {planned.table.id}; choose another --out")
-    if there.rounds_scale != scale:
+    existing, scale = table_file(out), planned.selection.rounds_scale
+    if existing.id != planned.table.id:
+        raise ConfigError(f"{out}: holds {existing.id}, not {planned.table.id}; choose another --out")
+    if existing.rounds_scale != scale:
         raise ConfigError(
-            f"{out}: holds the table at {there.rounds_scale:g} of its rounds, not {scale:g}; choose another --out"
+            f"{out}: holds the table at {existing.rounds_scale:g} of its rounds, not {scale:g}; choose another --out"
         )
 
 
-def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
-    """Compare a setting's runs, and those that other commands have finished there.
+def _compare(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
+    """Compare a setting's runs, and those that other commands have finished existing.
 
     Another command may run a part of the table in the same folder, so look again after writing; but not after failed
     runs, which would be retried.
@@ -118,7 +118,7 @@ def _carry_out(planned: TablePlan, setting: Setting, home: Path, operation: Oper
         if outcome is not None and (outcome.failed or len(whole.runs) == compared):
             return outcome
         if outcome is None and left_out:
-            how = "with" if planned.asked.partition_seeds is None else "without"
+            how = "with" if planned.selection.partition_seeds is None else "without"
             operation.watcher.say(
                 f"{setting.name}: {plural(left_out, 'run')} of an earlier command {how} --partition-seeds cannot be "
                 "put together with these; its options bring them back to the table"
@@ -132,27 +132,27 @@ def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tup
 
     Also return the number of finished runs that are not comparable with these.
     """
-    asked, there = planned.asked, _finished_pairs(home)
-    if not there:
+    selection, finished = planned.selection, _finished_pairs(home)
+    if not finished:
         return setting.plan, 0
-    draws = asked.partition_seeds
-    if draws is not None:  # None: each run has the partition that the table defines
-        draws = tuple(sorted({*draws, *(draw for draw, _ in there if draw is not None)}))
-    seeds = tuple(sorted({*asked.seeds, *(seed for _, seed in there)}))
+    partition_seeds = selection.partition_seeds
+    if partition_seeds is not None:  # None: each run has the partition that the table defines
+        partition_seeds = tuple(sorted({*partition_seeds, *(seed for seed, _ in finished if seed is not None)}))
+    seeds = tuple(sorted({*selection.seeds, *(seed for _, seed in finished)}))
     columns = [column.key for column in setting.columns]
-    wider = replace(asked, rows=None, columns=columns, max_hours=None, seeds=seeds, partition_seeds=draws)
-    known = {(run.name, run.config.seed, run.draw) for run in setting.plan.runs}
+    wider = replace(selection, rows=None, columns=columns, max_hours=None, seeds=seeds, partition_seeds=partition_seeds)
+    requested = {(run.name, run.config.seed, run.draw) for run in setting.plan.runs}
     runs = [
         run
-        for whole in plan(planned.table, wider, look_at_data=False).settings
-        for run in comparison_plan(whole.parameters).runs
-        if (run.name, run.config.seed, run.draw) in known or _has_finished(run, home)
+        for whole in plan_table(planned.table, wider, with_data=False).settings
+        for run in whole.plan.runs
+        if (run.name, run.config.seed, run.draw) in requested or _has_finished(run, home)
     ]
     names = {run.name for run in runs}
     in_order = replace(wider, rows=[row.key for row in planned.table.rows if row.key in names])
     taken = {run.config.to_mapping()["partition"]["seed"] for run in runs}
-    whole_table = comparison_plan(plan(planned.table, in_order, look_at_data=False).settings[0].parameters)
-    return whole_table.with_runs(runs), sum(draw not in taken for draw, _ in there)
+    whole_plan = plan_table(planned.table, in_order, with_data=False).settings[0].plan
+    return whole_plan.with_runs(runs), sum(seed not in taken for seed, _ in finished)
 
 
 def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
@@ -178,7 +178,7 @@ def _has_finished(run: RunSpec, home: Path) -> bool:
         return True
 
 
-def _write(found: TableResults, out: Path) -> Path:
+def _write(table_results: TableResults, out: Path) -> Path:
     from pipelines.papers.drawings import sections  # matplotlib, which takes a second to import
 
-    return write(found, out, sections(found), verdicts(found))
+    return write(table_results, out, sections(table_results), verdict_table(table_results))

@@ -1,4 +1,4 @@
-"""Choose the finished runs of a table to keep (:mod:`pipelines.papers.kept`), and find outdated kept runs.
+"""Choose the finished runs of a table to keep (:mod:`pipelines.papers.published`), and find outdated kept runs.
 
 Runs that cannot be repeated are refused: from uncommitted code, with other values than the table's, or with other
 figures than when they were kept.
@@ -15,12 +15,11 @@ from flcore.config.schema import Config
 from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
 from flcore.experiment.run_folder import RunFiles, read_run_config
-from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.kept import HERE, KeptRun, KeptTable, kept_so_far
-from pipelines.papers.plan import Asked, Place, TablePlan, place_of, plan
+from pipelines.papers.overrides import key_of
+from pipelines.papers.plan import RunKey, TablePlan, TableSelection, plan_table, run_key
+from pipelines.papers.published import PUBLISHED_DIR, PublishedRun, PublishedTable, published_so_far
 from pipelines.papers.runs import INTERRUPTED, MeasuredRun, runs_of, table_file
-from pipelines.plan.comparison import comparison_plan
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
 from pipelines.runs.layout import read_json, write_text
@@ -35,7 +34,7 @@ _ALIKE = 1e-9
 """Tolerance for equal figures; they are stored with twelve decimals."""
 
 
-def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
+def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> str:
     """Keep the finished runs of a table and the reasons of failed ones; return a summary.
 
     Runs with outdated settings are replaced; all others stay.
@@ -50,37 +49,37 @@ def keep(out: Path, into: Path = HERE, *, again: bool = False) -> str:
         DataError: a file is damaged.
     """
     file = table_file(out)
-    asked, table = file.asked, table_named(file.id)
+    selection, table = file.selection, table_named(file.id)
     measured, failed = runs_of(table, out)
-    new = KeptTable(table, asked.rounds_scale, tuple(_kept(table, asked, run) for run in measured))
+    new = PublishedTable(table, selection.rounds_scale, tuple(_kept(table, selection, run) for run in measured))
     if not new.runs:
         raise RunError(f"{out}: no run of it has finished")
-    path, known = new.path(into), kept_so_far(table, asked.rounds_scale, into)
-    before = {run.place: run for run in known.runs}
-    stale = {run.place for run in outdated(known)} if before else set()
-    whole = dict(before)
+    path, known = new.path(into), published_so_far(table, selection.rounds_scale, into)
+    before = {run.key: run for run in known.runs}
+    stale = {run.key for run in outdated(known)} if before else set()
+    runs_by_key = dict(before)
     for run in new.runs:
-        was = before.get(run.place)
-        if was is None or run.place in stale or again:
-            whole[run.place] = run
+        was = before.get(run.key)
+        if was is None or run.key in stale or again:
+            runs_by_key[run.key] = run
         else:
             _same(table, path, was, run)
             if not set(run.figures) <= set(was.figures):  # the table has gained a column
-                whole[run.place] = run
-    runs = tuple(whole[place] for place in sorted(whole))
-    _check_divisions(path, [run for run in runs if run != before.get(run.place) or run.place not in stale])
-    lost = {(one.setting, one.row, *one.pair): one for one in (*known.failed, *failed) if one.reason != INTERRUPTED}
-    without = tuple(lost[place] for place in sorted(lost.keys() - whole.keys()))
-    write_text(path, replace(new, runs=runs, failed=without).text())
-    changed = sum(before.get(run.place) != run for run in runs)
-    told = f"; {plural(len(without), 'other')} failed" if without else ""
-    return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{told}"
+                runs_by_key[run.key] = run
+    runs = tuple(runs_by_key[key] for key in sorted(runs_by_key))
+    _check_divisions(path, [run for run in runs if run != before.get(run.key) or run.key not in stale])
+    lost = {one.key: one for one in (*known.failed, *failed) if one.reason != INTERRUPTED}
+    failed_runs = tuple(lost[key] for key in sorted(lost.keys() - runs_by_key.keys()))
+    write_text(path, replace(new, runs=runs, failed=failed_runs).text())
+    changed = sum(before.get(run.key) != run for run in runs)
+    suffix = f"; {plural(len(failed_runs), 'other')} failed" if failed_runs else ""
+    return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{suffix}"
 
 
-def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
+def _check_divisions(path: Path, runs: Sequence[PublishedRun]) -> None:
     """Refuse runs of a setting with other images, or with two partitions for one seed."""
-    first: dict[tuple[str, int], KeptRun] = {}
-    images: dict[str, KeptRun] = {}
+    first: dict[tuple[str, int], PublishedRun] = {}
+    images: dict[str, PublishedRun] = {}
     for run in runs:
         shown = images.setdefault(run.setting, run)
         if shown.data != run.data:
@@ -96,44 +95,42 @@ def _check_divisions(path: Path, runs: Sequence[KeptRun]) -> None:
             )
 
 
-def _kept(table: PaperTable, asked: Asked, run: MeasuredRun) -> KeptRun:
+def _kept(table: PaperTable, selection: TableSelection, run: MeasuredRun) -> PublishedRun:
     header = read_run_config(run.folder)
-    made, metrics = header["environment"], read_json(RunFiles(run.folder).metrics)
-    commit = made.get("code_version")
+    environment, metrics = header["environment"], read_json(RunFiles(run.folder).metrics)
+    commit = environment.get("code_version")
     if not commit or commit.endswith("-dirty"):
         raise RunError(
             f"{run.folder.name}: was made by code that is in no commit, and could not be made again; "
             "run the table from a clean checkout"
         )
-    division, seed = run.pair
-    alone = replace(asked, rows=(run.row,), seeds=(seed,), partition_seeds=(division,))
+    alone = replace(selection, rows=(run.row,), seeds=(run.seed,), partition_seeds=(run.division,))
     planned = _planned(table, run.setting, alone)
-    settings = _said_now(header["config"], header["identity"])
-    own = flatten(settings)
-    planned_settings = _without_seeds(planned[run.row, run.pair].identity()) if planned else {}
+    settings = _current_settings(header["config"], header["identity"])
+    current = flatten(settings)
+    planned_settings = _without_seeds(planned[run.key].identity()) if planned else {}
     usual = flatten(as_decided(planned_settings, {"engine": _PLAIN})) if planned else {}
     values = flatten(header["config"])
-    differing = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
+    differing = sorted(key for key in current.keys() | usual.keys() if current.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
     if foreign:
-        said = ", ".join(f"{key}={values.get(key)}" for key in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        differences = ", ".join(f"{key}={values.get(key)}" for key in foreign[:3]) + (
+            ", ..." if len(foreign) > 3 else ""
+        )
         raise RunError(
-            f"{run.row} on {run.setting}, {pair_name(run.pair)}: was made with {said}, which is not the table's "
+            f"{run.row} on {run.setting}, {pair_name(run.pair)}: was made with {differences}, which is not the table's "
             "setting; run it without (engine.*, data.root and data.name=imagefolder, images as they are, may be set)"
         )
-    return KeptRun(
-        run.setting,
-        run.row,
-        division,
-        seed,
+    return PublishedRun(
+        *run.key,
         {key: None if value is None else round(value, 12) for key, value in run.figures.items()},
         settings,
         {key: values[key] for key in differing if key in values},
         metrics["data_fingerprint"],
         metrics["partition_fingerprint"],
         commit,
-        (processor_of(made) or "unknown") if made["device"] == "cpu" else made["device"],
-        made["versions"]["torch"],
+        (processor_of(environment) or "unknown") if environment["device"] == "cpu" else environment["device"],
+        environment["versions"]["torch"],
     )
 
 
@@ -142,7 +139,7 @@ def _may_differ(key: str, value: object) -> bool:
     return key.startswith("engine.") or (key in _MAY_BE_SET and value == _MAY_BE_SET[key])
 
 
-def _said_now(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _current_settings(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return settings in the form of the current code, without the seeds of run and partition, stored separately.
 
     A key added since has its default, which means the earlier behaviour. If the current code cannot read the settings,
@@ -159,9 +156,9 @@ def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:
     return settings | {"partition": {key: value for key, value in identity["partition"].items() if key != "seed"}}
 
 
-def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
+def _same(table: PaperTable, path: Path, before: PublishedRun, now: PublishedRun) -> None:
     """Refuse another engine or other figures than when the run was kept; seconds and joules always differ."""
-    if _said_now(before.settings) != now.settings:
+    if _current_settings(before.settings) != now.settings:
         had, has = (", ".join(run.assignments) or "the table's own values" for run in (before, now))
         raise RunError(
             f"{path}: {now.row} on {now.setting}, {pair_name(now.pair)}: was kept with {had}, and was found now with "
@@ -178,51 +175,50 @@ def _same(table: PaperTable, path: Path, before: KeptRun, now: KeptRun) -> None:
             )
 
 
-def outdated(kept: KeptTable) -> list[KeptRun]:
+def outdated(published: PublishedTable) -> list[PublishedRun]:
     """Return the runs that the table no longer defines, or defines with other settings."""
-    groups: dict[tuple[str, tuple[str, ...]], list[KeptRun]] = {}
-    for run in kept.runs:
+    groups: dict[tuple[str, tuple[str, ...]], list[PublishedRun]] = {}
+    for run in published.runs:
         groups.setdefault((run.setting, run.assignments), []).append(run)
-    found = []
+    outdated_runs = []
     for (setting, assignments), runs in groups.items():
-        planned = _planned(kept.table, setting, replace(kept.asked(runs), assignments=assignments))
-        wanted = {place: _without_seeds(config.identity()) for place, config in planned.items()}
+        planned = _planned(published.table, setting, replace(published.selection(runs), assignments=assignments))
+        wanted = {key: _without_seeds(config.identity()) for key, config in planned.items()}
         for run in runs:
-            settings, place = _said_now(run.settings), (run.row, run.pair)
-            if place not in wanted or as_decided(wanted[place], settings) != settings:
-                found.append(run)
-    return found
+            settings = _current_settings(run.settings)
+            if run.key not in wanted or as_decided(wanted[run.key], settings) != settings:
+                outdated_runs.append(run)
+    return outdated_runs
 
 
-def kept_places(found: TablePlan, kept: KeptTable) -> set[Place]:
+def published_keys(plan: TablePlan, published: PublishedTable) -> set[RunKey]:
     """Return the runs of a plan that are kept with its settings, or have failed before."""
-    settings = {run.place: _said_now(run.settings) for run in kept.runs}
-    failed = {(one.setting, one.row, *one.pair) for one in kept.failed}
-    places = set[Place]()
-    for setting in found.settings:
-        besides = {key_of(assignment) for assignment in setting.besides}
+    settings = {run.key: _current_settings(run.settings) for run in published.runs}
+    failed = {one.key for one in published.failed}
+    keys = set[RunKey]()
+    for setting in plan.settings:
+        overrides = {key_of(assignment) for assignment in setting.overrides}
         for run in setting.plan.runs:
-            place = place_of(setting, run)
-            own = flatten(as_decided(_without_seeds(run.config.identity()), settings.get(place, {})))
-            if place in failed and all(_may_differ(key, own.get(key)) for key in besides):
-                places.add(place)
-            if place in settings:
-                was = flatten(settings[place])
-                images = {key for key in _MAY_BE_SET if key not in besides}
-                differing = {key for key in own.keys() | was.keys() if own.get(key) != was.get(key)} - images
-                if all(_may_differ(key, own.get(key)) for key in differing):
-                    places.add(place)
-    return places
+            key = run_key(setting, run)
+            values = flatten(as_decided(_without_seeds(run.config.identity()), settings.get(key, {})))
+            if key in failed and all(_may_differ(name, values.get(name)) for name in overrides):
+                keys.add(key)
+            if key in settings:
+                was = flatten(settings[key])
+                images = {name for name in _MAY_BE_SET if name not in overrides}
+                differing = {name for name in values.keys() | was.keys() if values.get(name) != was.get(name)} - images
+                if all(_may_differ(name, values.get(name)) for name in differing):
+                    keys.add(key)
+    return keys
 
 
-def _planned(table: PaperTable, setting: str, asked: Asked) -> dict[tuple[str, tuple[int, int]], Config]:
-    """Return the configuration of a setting's runs by row, partition seed and seed; empty if it cannot be configured.
+def _planned(table: PaperTable, setting: str, selection: TableSelection) -> dict[RunKey, Config]:
+    """Return the configuration of each run of a setting; empty if it cannot be configured.
 
-    ``asked`` names the partition seeds.
+    ``selection`` names the partition seeds.
     """
     try:
-        settings = plan(table, replace(asked, columns=(setting,)), look_at_data=False).settings
+        settings = plan_table(table, replace(selection, columns=(setting,)), with_data=False).settings
     except ConfigError:  # the table no longer has such a row or column
         return {}
-    runs = comparison_plan(settings[0].parameters).runs if settings else ()
-    return {(run.name, (run.config.partition_seed, run.config.seed)): run.config for run in runs}
+    return {run_key(each, run): run.config for each in settings for run in each.plan.runs}

@@ -1,23 +1,23 @@
-"""Marks for figures with other rounds than the paper's, or another setting than the table's."""
+"""Texts on figures with other rounds than the paper's, or other settings than the table's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pipelines.papers.assigned import key_of
 from pipelines.papers.catalogue import Column
+from pipelines.papers.overrides import key_of
 from pipelines.papers.plan import TablePlan
 
 
 def budget(plan: TablePlan) -> str:
     """Return a mark for other rounds than the paper's; empty at the paper's budget."""
-    scale = plan.asked.rounds_scale
+    scale = plan.selection.rounds_scale
     return "" if scale == 1 else f" ({'REDUCED' if scale < 1 else 'LARGER'} BUDGET: {scale:g} of the rounds)"
 
 
 def mark(plan: TablePlan) -> str:
     """Return a table's mark for other rounds and other settings."""
-    return budget(plan) + changed(one for each in plan.besides.values() for one in each)
+    return budget(plan) + changed(one for each in plan.overrides.values() for one in each)
 
 
 def changed(assignments: Iterable[str]) -> str:
@@ -28,7 +28,7 @@ def changed(assignments: Iterable[str]) -> str:
 
 def is_changed(plan: TablePlan, column: Column) -> bool:
     """Return whether a column's runs have another setting than the table's."""
-    return any(_not_rounding(of_column(plan, column)))
+    return any(_not_rounding(overrides_of(plan, column)))
 
 
 def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
@@ -39,22 +39,22 @@ def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
             yield assignment
 
 
-def of_column(plan: TablePlan, column: Column) -> tuple[str, ...]:
+def overrides_of(plan: TablePlan, column: Column) -> tuple[str, ...]:
     """Return the assignments of a column's runs."""
-    return plan.besides.get(next(group[0].key for group in plan.table.settings() if column in group), ())
+    return plan.overrides.get(next(group[0].key for group in plan.table.settings() if column in group), ())
 
 
-def on_panel(plan: TablePlan, column: Column) -> str:
+def panel_caveat(plan: TablePlan, column: Column) -> str:
     """Return the second title line of a column's panel; empty without a mark."""
-    scale = plan.asked.rounds_scale
+    scale = plan.selection.rounds_scale
     words = [f"{scale:g} of the rounds"] * (scale != 1) + ["changed setting"] * is_changed(plan, column)
     return ", ".join(words)
 
 
-def by_setting(plan: TablePlan) -> list[str]:
+def overrides_by_setting(plan: TablePlan) -> list[str]:
     """Return a line per setting with its assignments."""
     return [
-        f"{', '.join(c.title for c in group)}: {', '.join(plan.besides[group[0].key])}"
+        f"{', '.join(c.title for c in group)}: {', '.join(plan.overrides[group[0].key])}"
         for group in plan.table.settings()
-        if plan.besides.get(group[0].key)
+        if plan.overrides.get(group[0].key)
     ]

@@ -36,11 +36,11 @@ def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> b
     if tables is None:
         raise DataError(f"{directory}: no run, comparison or study there (no config.json, no {' or '.join(_TABLES)})")
     compared = [row["config_hash"] for row in read_json(tables)["runs"]]
-    found = {run.config_hash: run.directory for run in _runs_of(directory)}
-    missing = sum(config_hash not in found for config_hash in compared)
+    folders = {run.config_hash: run.directory for run in _runs_of(directory)}
+    missing = sum(config_hash not in folders for config_hash in compared)
     if missing:
         raise DataError(f"{tables}: {missing} of its {len(compared)} runs are not in {directory / 'runs'} any more")
-    runs = [found[config_hash] for config_hash in compared]
+    runs = [folders[config_hash] for config_hash in compared]
     return all(_log_run(run, uri, register) for run in runs) and log_comparison(directory, runs, uri)
 
 

@@ -15,15 +15,15 @@ from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, write_json
 from pipelines.cli.app import main
-from pipelines.papers import keeping
+from pipelines.papers import publish as publishing
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.keeping import keep, outdated
-from pipelines.papers.kept import KeptTable, kept_tables, read_kept
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
+from pipelines.papers.publish import outdated, publish
+from pipelines.papers.published import PublishedTable, published_tables, read_published
 from pipelines.papers.results import results, write
 from pipelines.papers.runs import FailedRun
 from pipelines.papers.verdicts.claim_files import claims
-from pipelines.papers.verdicts.judged import judged
+from pipelines.papers.verdicts.judge import judged
 from pipelines.plan.comparison import comparison_plan
 from pipelines.tuning.metrics import PER_ROUND
 
@@ -42,8 +42,8 @@ def leave(
     **asked: Any,
 ) -> Path:
     """A folder of FedPA's table II as a command leaves it: per row its points, one more for each seed."""
-    of = Asked(tuple(points), ("mnist_0.1",), seeds, divisions, **asked)
-    planned = plan(table_named(TABLE), of, look_at_data=False)
+    of = TableSelection(tuple(points), ("mnist_0.1",), seeds, divisions, **asked)
+    planned = plan_table(table_named(TABLE), of, with_data=False)
     rows = []
     place = out / planned.settings[0].name
     for run in comparison_plan(planned.settings[0].parameters).runs:
@@ -78,9 +78,9 @@ def decided(config: Config) -> Config:
 def test_what_is_kept_says_what_the_runs_say(tmp_path: Path) -> None:
     """Two rows, two seeds, two divisions: 90 and 91, 93 and 94; the same table from the file as from the folders."""
     out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), divisions=(42, 43))
-    assert keep(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 8 of them new")
-    assert keep(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 0 of them new")
-    kept = read_kept(tmp_path / "fedpa.table2.json")
+    assert publish(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 8 of them new")
+    assert publish(out, tmp_path).endswith("fedpa.table2.json: 8 runs, 0 of them new")
+    kept = read_published(tmp_path / "fedpa.table2.json")
     assert outdated(kept) == []
     cell = kept.results().cells["fedpa", "mnist_0.1"]
     assert (cell.ours.n, cell.ours.mean, cell.difference.mean) == (4, pytest.approx(93.5), pytest.approx(3.0))
@@ -96,10 +96,10 @@ def test_several_machines_fill_one_file(tmp_path: Path) -> None:
     for number, seeds in enumerate([((0, 2), (1,)), ((1,), (0, 2))]):
         into = tmp_path / str(number)
         for each in seeds:
-            keep(leave(tmp_path / f"{number}-{each[0]}", {"fedavg": 90}, seeds=each), into)
+            publish(leave(tmp_path / f"{number}-{each[0]}", {"fedavg": 90}, seeds=each), into)
         files.append((into / "fedpa.table2.json").read_bytes())
     assert files[0] == files[1]
-    assert [run.seed for run in read_kept(tmp_path / "0" / "fedpa.table2.json").runs] == [0, 1, 2]
+    assert [run.seed for run in read_published(tmp_path / "0" / "fedpa.table2.json").runs] == [0, 1, 2]
 
 
 def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> Non
 
     By --set partition.seed=43 they are those of division 43: two seeds on two divisions, four runs.
     """
-    keep(leave(tmp_path / "fixed", {"fedavg": 90}, seeds=(0, 1)), tmp_path)
-    assert keep(leave(tmp_path / "asked", {"fedavg": 90}, seeds=(0, 1), divisions=(42,)), tmp_path).endswith(
+    publish(leave(tmp_path / "fixed", {"fedavg": 90}, seeds=(0, 1)), tmp_path)
+    assert publish(leave(tmp_path / "asked", {"fedavg": 90}, seeds=(0, 1), divisions=(42,)), tmp_path).endswith(
         "0 of them new"
     )
-    keep(leave(tmp_path / "set", {"fedavg": 90}, seeds=(0, 1), assignments=("partition.seed=43",)), tmp_path)
-    kept = read_kept(tmp_path / "fedpa.table2.json")
+    publish(leave(tmp_path / "set", {"fedavg": 90}, seeds=(0, 1), assignments=("partition.seed=43",)), tmp_path)
+    kept = read_published(tmp_path / "fedpa.table2.json")
     assert [(run.pair, run.besides) for run in kept.runs] == [((d, s), {}) for d in (42, 43) for s in (0, 1)]
     assert (outdated(kept), kept.results().cells["fedavg", "mnist_0.1"].ours.n) == ([], 4)
 
@@ -120,18 +120,18 @@ def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> Non
 def test_figures_of_a_column_that_came_in_place_of_another_are_kept(tmp_path: Path) -> None:
     """Where the file has one that the table has no longer, and lacks what the run says of the new one."""
     out, file = leave(tmp_path / "table", {"fedavg": 90}), tmp_path / "fedpa.table2.json"
-    keep(out, tmp_path)
+    publish(out, tmp_path)
     before = file.read_bytes()
     file.write_bytes(before.replace(b'"mnist_0.1": 90', b'"gone": 1'))
     assert file.read_bytes() != before
-    assert keep(out, tmp_path).endswith("1 run, 1 of them new")
+    assert publish(out, tmp_path).endswith("1 run, 1 of them new")
     assert file.read_bytes() == before
 
 
 def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
-    keep(leave(tmp_path / "whole", {"fedavg": 90}), tmp_path / "kept")
-    keep(leave(tmp_path / "tenth", {"fedavg": 60}, rounds_scale=0.1), tmp_path / "kept")
-    found = kept_tables(tmp_path / "kept")
+    publish(leave(tmp_path / "whole", {"fedavg": 90}), tmp_path / "kept")
+    publish(leave(tmp_path / "tenth", {"fedavg": 60}, rounds_scale=0.1), tmp_path / "kept")
+    found = published_tables(tmp_path / "kept")
     assert [(one.path(Path()).stem, one.rounds_scale) for one in found] == [
         ("fedpa.table2-x0.1", 0.1),
         ("fedpa.table2", 1.0),
@@ -142,8 +142,8 @@ def test_a_reduced_budget_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_what_was_set_beside_the_table_is_said(tmp_path: Path) -> None:
     """``--set engine.compile=default`` changes last bits and is kept; of a changed or shortened table runs are not."""
     out = leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, assignments=("engine.compile=default",))
-    keep(out, tmp_path)
-    kept = read_kept(tmp_path / "fedpa.table2.json")
+    publish(out, tmp_path)
+    kept = read_published(tmp_path / "fedpa.table2.json")
     assert {json.dumps(run.besides) for run in kept.runs} == {'{"engine.compile": "default"}'}
     assert outdated(kept) == []
     changed = replace(kept.table, common={**kept.table.common, "local.lr": 0.5})
@@ -152,7 +152,7 @@ def test_what_was_set_beside_the_table_is_said(tmp_path: Path) -> None:
     assert [run.row for run in outdated(replace(kept, table=gone))] == ["fedpa"]
 
 
-def with_settings(kept: KeptTable, change: Callable[[dict[str, Any]], object]) -> KeptTable:
+def with_settings(kept: PublishedTable, change: Callable[[dict[str, Any]], object]) -> PublishedTable:
     """The same runs with settings that were changed."""
     runs = []
     for run in kept.runs:
@@ -165,28 +165,28 @@ def with_settings(kept: KeptTable, change: Callable[[dict[str, Any]], object]) -
 def test_kept_runs_of_another_setting_than_the_tables_are_replaced(tmp_path: Path) -> None:
     """The table's rate was another one when it was kept: whoever ran it anew keeps that."""
     file = tmp_path / "fedpa.table2.json"
-    keep(leave(tmp_path / "before", {"fedavg": 80}), tmp_path)
-    file.write_text(with_settings(read_kept(file), lambda settings: settings["local"].update(lr=0.5)).text())
-    assert keep(leave(tmp_path / "now", {"fedavg": 90}), tmp_path).endswith("1 run, 1 of them new")
-    assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.0
+    publish(leave(tmp_path / "before", {"fedavg": 80}), tmp_path)
+    file.write_text(with_settings(read_published(file), lambda settings: settings["local"].update(lr=0.5)).text())
+    assert publish(leave(tmp_path / "now", {"fedavg": 90}), tmp_path).endswith("1 run, 1 of them new")
+    assert read_published(file).runs[0].figures["mnist_0.1"] == 90.0
 
 
 def test_kept_runs_outlive_keys_that_came_later(tmp_path: Path) -> None:
     """Without ``local.clip`` they have its default, which no table changes; a key that is gone is another setting."""
-    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}), tmp_path)
+    publish(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}), tmp_path)
     file = tmp_path / "fedpa.table2.json"
-    whole = read_kept(file)
+    whole = read_published(file)
     older = with_settings(whole, lambda settings: settings["local"].pop("clip"))
     file.write_text(older.text())
-    assert (read_kept(file), outdated(older)) == (older, [])
-    assert keep(tmp_path / "table", tmp_path).endswith("2 runs, 0 of them new")
+    assert (read_published(file), outdated(older)) == (older, [])
+    assert publish(tmp_path / "table", tmp_path).endswith("2 runs, 0 of them new")
     gone = with_settings(whole, lambda settings: settings["local"].update(forgotten=1))
     assert outdated(gone) == list(gone.runs)
 
 
 def test_settings_stand_once_for_all_seeds_and_divisions(tmp_path: Path) -> None:
     """Two rows, four runs each, two settings, without the seeds that stand beside them."""
-    keep(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), divisions=(42, 43)), tmp_path)
+    publish(leave(tmp_path / "table", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1), divisions=(42, 43)), tmp_path)
     stored = json.loads((tmp_path / "fedpa.table2.json").read_text())
     assert (len(stored["runs"]), len(stored["settings"])) == (8, 2)
     for settings in stored["settings"].values():
@@ -200,58 +200,55 @@ def test_settings_stand_once_for_all_seeds_and_divisions(tmp_path: Path) -> None
 @pytest.mark.parametrize("assignment", ["local.steps=5", "local.lr=0.5", "data.name=fashionmnist"])
 def test_runs_of_another_setting_than_the_tables_are_not_kept(tmp_path: Path, assignment: str) -> None:
     """Not in place of a run of the table's own, nor where there is none, nor with --again."""
-    keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path / "kept")
+    publish(leave(tmp_path / "before", {"fedavg": 90}), tmp_path / "kept")
     held = (tmp_path / "kept" / "fedpa.table2.json").read_bytes()
     other = leave(tmp_path / "now", {"fedavg": 60}, assignments=(assignment,))
     for into, again in ((tmp_path / "kept", False), (tmp_path / "kept", True), (tmp_path / "empty", False)):
         with pytest.raises(
             RunError, match=rf"fedavg on mnist_0.1, 0 on division 42: was made with {assignment}, which"
         ):
-            keep(other, into, again=again)
+            publish(other, into, again=again)
     assert (tmp_path / "kept" / "fedpa.table2.json").read_bytes() == held
     assert not (tmp_path / "empty").exists()
 
 
 def test_another_engine_is_kept_only_when_asked_for(tmp_path: Path) -> None:
-    keep(leave(tmp_path / "before", {"fedavg": 90}, assignments=("engine.compile=default",)), tmp_path)
+    publish(leave(tmp_path / "before", {"fedavg": 90}, assignments=("engine.compile=default",)), tmp_path)
     other = leave(tmp_path / "now", {"fedavg": 90})
     with pytest.raises(RunError, match=r"was kept with engine.compile=default, and was found now with the table's own"):
-        keep(other, tmp_path)
-    keep(other, tmp_path, again=True)
-    assert read_kept(tmp_path / "fedpa.table2.json").runs[0].besides == {}
+        publish(other, tmp_path)
+    publish(other, tmp_path, again=True)
+    assert read_published(tmp_path / "fedpa.table2.json").runs[0].besides == {}
 
 
 def test_images_in_another_form_are_the_tables(tmp_path: Path) -> None:
     images = ("data.name=imagefolder", f"data.root={tmp_path}")
-    keep(leave(tmp_path / "table", {"fedavg": 90}, assignments=images), tmp_path)
-    kept = read_kept(tmp_path / "fedpa.table2.json")
+    publish(leave(tmp_path / "table", {"fedavg": 90}, assignments=images), tmp_path)
+    kept = read_published(tmp_path / "fedpa.table2.json")
     assert kept.runs[0].besides == {"data.name": "imagefolder", "data.image_size": "null"}
     assert outdated(kept) == []
     smaller = leave(tmp_path / "smaller", {"fedavg": 90}, assignments=(*images, "data.image_size=16"))
     with pytest.raises(RunError, match=r"data.image_size=16, which is not the table's setting"):
-        keep(smaller, tmp_path)
+        publish(smaller, tmp_path)
 
 
-def test_one_seed_cannot_have_divided_in_two_ways(tmp_path: Path) -> None:
-    """FedPA's clients hold other images than FedAvg's: pairs of the two are none."""
-    keep(leave(tmp_path / "one", {"fedavg": 90}), tmp_path)
-    other = leave(tmp_path / "other", {"fedpa": 93})
+@pytest.mark.parametrize(
+    ("now", "division", "changed", "said"),
+    [
+        ("fedpa", 42, ("division 42", "another"), "its clients do not hold what those of fed"),
+        ("fedavg", 43, ('"data"', '"other data"'), "is of other images"),
+    ],
+)
+def test_runs_on_other_data_than_those_that_are_kept_are_refused(
+    tmp_path: Path, now: str, division: int, changed: tuple[str, str], said: str
+) -> None:
+    """Of one seed, clients that hold other images; or other images on another division, where nothing else tells."""
+    publish(leave(tmp_path / "one", {"fedavg": 90}, divisions=(42,)), tmp_path)
+    other = leave(tmp_path / "other", {now: 93}, divisions=(division,))
     for metrics in other.glob("**/metrics.json"):
-        metrics.write_text(metrics.read_text().replace("division 42", "another"))
-    with pytest.raises(
-        RunError, match=r"fedpa on mnist_0.1, 0 on division 42: its clients do not hold what those of fed"
-    ):
-        keep(other, tmp_path)
-
-
-def test_runs_of_other_images_are_none_of_the_same_setting(tmp_path: Path) -> None:
-    """On another division, where nothing else tells."""
-    keep(leave(tmp_path / "one", {"fedavg": 90}, divisions=(42,)), tmp_path)
-    other = leave(tmp_path / "other", {"fedavg": 93}, divisions=(43,))
-    for metrics in other.glob("**/metrics.json"):
-        metrics.write_text(metrics.read_text().replace('"data"', '"other data"'))
-    with pytest.raises(RunError, match=r"fedavg on mnist_0.1, 0 on division 43: is of other images"):
-        keep(other, tmp_path)
+        metrics.write_text(metrics.read_text().replace(*changed))
+    with pytest.raises(RunError, match=rf"{now} on mnist_0.1, 0 on division {division}: {said}"):
+        publish(other, tmp_path)
 
 
 def test_failed_runs_are_kept_with_their_reason_until_one_ends(tmp_path: Path) -> None:
@@ -260,15 +257,15 @@ def test_failed_runs_are_kept_with_their_reason_until_one_ends(tmp_path: Path) -
     file = out / "mnist_0.1" / "comparison.json"
     failed = {"fedpa seed 0": "round 3: training diverged (nan)", "fedpa seed 1": "interrupted"}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"failed": failed}))
-    assert keep(out, tmp_path).endswith("2 runs, 2 of them new; 1 other failed")
-    kept = read_kept(tmp_path / "fedpa.table2.json")
-    assert kept.failed == (FailedRun("fedpa", (42, 0), "mnist_0.1", "round 3: training diverged (nan)"),)
+    assert publish(out, tmp_path).endswith("2 runs, 2 of them new; 1 other failed")
+    kept = read_published(tmp_path / "fedpa.table2.json")
+    assert kept.failed == (FailedRun("mnist_0.1", "fedpa", 42, 0, "round 3: training diverged (nan)"),)
     cells = kept.results().cells
     assert [cells[row, "mnist_0.1"].lost for row in ("fedavg", "fedpa")] == ["", "1 of 2 diverged"]
     assert cells["fedpa", "mnist_1"].lost == ""
-    assert keep(out, tmp_path).endswith("0 of them new; 1 other failed")
-    assert keep(leave(tmp_path / "later", {"fedpa": 93}), tmp_path).endswith("3 runs, 1 of them new")
-    assert read_kept(tmp_path / "fedpa.table2.json").failed == ()
+    assert publish(out, tmp_path).endswith("0 of them new; 1 other failed")
+    assert publish(leave(tmp_path / "later", {"fedpa": 93}), tmp_path).endswith("3 runs, 1 of them new")
+    assert read_published(tmp_path / "fedpa.table2.json").failed == ()
 
 
 def test_a_folder_without_a_table_is_told_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +278,7 @@ def test_a_folder_without_a_table_is_told_what_makes_one(tmp_path: Path, capsys:
 
 
 def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keep(leave(tmp_path / "before", {"fedavg": 90}), tmp_path)
+    publish(leave(tmp_path / "before", {"fedavg": 90}), tmp_path)
     other = leave(tmp_path / "now", {"fedavg": 90.5}, commit="f" * 40)
     file = tmp_path / "fedpa.table2.json"
     held = file.read_bytes()
@@ -294,13 +291,13 @@ def test_other_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"now (ffffffffffff, {PROCESSOR})" in said
     assert file.read_bytes() == held
     assert main(["paper", "keep", str(other), "--into", str(tmp_path), "--again"]) == 0
-    assert read_kept(file).runs[0].figures["mnist_0.1"] == 90.5
+    assert read_published(file).runs[0].figures["mnist_0.1"] == 90.5
 
 
 @pytest.mark.parametrize("commit", [None, f"{COMMIT}-dirty"])
 def test_code_that_is_in_no_commit_is_refused(tmp_path: Path, commit: str | None) -> None:
     with pytest.raises(RunError, match=r"fedavg-s0-.*: was made by code that is in no commit"):
-        keep(leave(tmp_path / "table", {"fedavg": 90}, commit=commit), tmp_path)
+        publish(leave(tmp_path / "table", {"fedavg": 90}, commit=commit), tmp_path)
     assert not (tmp_path / "fedpa.table2.json").exists()
 
 
@@ -323,13 +320,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fedpa.table2.json"
     path.write_text(text)
     with pytest.raises(DataError, match=f"{path}: .*{said}"):
-        read_kept(path)
+        read_published(path)
 
 
 def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
     """FedPA is behind in what is kept and ahead in the folder, over three seeds each, by the same points in each."""
     claim = next(one for one in claims() if one.id == "fedpa.best.mnist_0.1.fedavg")
-    keep(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 90}, seeds=(0, 1, 2)), tmp_path)
+    publish(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 90}, seeds=(0, 1, 2)), tmp_path)
     home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
     places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]
     verdicts = [judged([claim], *place)[0].verdict for place in places]
@@ -340,9 +337,9 @@ def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_this_project_keeps_is_what_its_tables_ask_for() -> None:
     """Whoever changes a table, or what a default means, measures again or takes the figures away."""
-    for kept in kept_tables():
+    for kept in published_tables():
         assert outdated(kept) == [], kept.path(Path())
-        assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.place)), kept.path(Path())
+        assert kept.runs == tuple(sorted(kept.runs, key=lambda run: run.key)), kept.path(Path())
 
 
 def test_a_run_that_is_older_than_a_key_has_its_default() -> None:
@@ -354,11 +351,8 @@ def test_a_run_that_is_older_than_a_key_has_its_default() -> None:
     settings["partition"] = {key: value for key, value in settings["partition"].items() if key != "seed"}
     values = config.to_mapping()
     del values["local"]["clip"]
-    assert keeping._said_now(values, {}) == settings
+    assert publishing._current_settings(values, {}) == settings
     values["local"]["forgotten"] = 1
-    assert keeping._said_now(values, {"seed": 3, "partition": {"seed": 4, "said": 1}}) == {"partition": {"said": 1}}
-
-
-def test_a_folder_of_kept_runs_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: no folder of kept runs; name another one"):
-        kept_tables(tmp_path / "nowhere")
+    assert publishing._current_settings(values, {"seed": 3, "partition": {"seed": 4, "said": 1}}) == {
+        "partition": {"said": 1}
+    }

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.kept import kept_tables
-from pipelines.papers.marks import mark, of_column
-from pipelines.papers.plan import plan
+from pipelines.papers.caveats import mark, overrides_of
+from pipelines.papers.plan import plan_table
+from pipelines.papers.published import published_tables
 from pipelines.papers.results import TableResults, results
 from pipelines.papers.runs import table_file
 from pipelines.papers.verdicts.claim_files import Claim, claims, difference_of
@@ -26,13 +26,13 @@ from pipelines.reporting.tables import Column, Table
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim and its verdict.
 
     Attributes:
         difference: ``better`` minus ``than``; for costs reversed.
         seeds, divisions: of its runs, divisions as partition seeds. rounds_scale: fraction of the paper's rounds.
-        lost: texts on rows with runs without a result. besides: assignments that override the table's values.
+        lost: texts on rows with runs without a result. overrides: assignments that override the table's values.
     """
 
     claim: Claim
@@ -42,43 +42,40 @@ class Judged:
     divisions: tuple[int, ...] = ()
     rounds_scale: float = 1.0
     lost: tuple[str, ...] = ()
-    besides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
-def judge(claim: Claim, found: TableResults) -> Judged:
+def judge(claim: Claim, results: TableResults) -> JudgedClaim:
     """Judge a claim by the results of its table."""
-    difference = difference_of(claim, found)
+    difference = difference_of(claim, results)
     pairs = [pair for pair in difference.by_seed if isinstance(pair, tuple)]
     divisions, seeds = (tuple(sorted({pair[place] for pair in pairs})) for place in (0, 1))
-    cells = [found.cells[place] for place in claim.weights]
+    cells = [results.cells[place] for place in claim.weights]
     lost = tuple(dict.fromkeys(f"{cell.row.title}: {cell.lost}" for cell in cells if cell.failed))
-    verdict, scale = judgement(difference, claim.by), found.plan.asked.rounds_scale
+    verdict, scale = judgement(difference, claim.by), results.plan.selection.rounds_scale
     if verdict == "not run" and lost and all(cell.ours.n or cell.failed for cell in cells):
         verdict = "undecided"  # another run would fail as well
-    columns = [found.plan.table.column(key) for key in claim.columns]
-    besides = tuple(dict.fromkeys(one for column in columns for one in of_column(found.plan, column)))
-    return Judged(claim, verdict, difference, seeds, divisions, scale, lost, besides)
+    columns = [results.plan.table.column(key) for key in claim.columns]
+    overrides = tuple(dict.fromkeys(one for column in columns for one in overrides_of(results.plan, column)))
+    return JudgedClaim(claim, verdict, difference, seeds, divisions, scale, lost, overrides)
 
 
-def judged(which: Sequence[Claim], home: Path | None, kept: Path | None = None) -> list[Judged]:
+def judged(claims_asked: Sequence[Claim], home: Path | None, published: Path | None = None) -> list[JudgedClaim]:
     """Judge claims by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
 
     Args:
-        home: a folder of ``protofl paper run`` tables, which precede kept ones. kept: a folder of kept tables.
-
-    Raises:
-        DataError: a file there is damaged.
+        home: a folder of ``protofl paper run`` tables, which precede kept ones. published: a folder of kept tables.
     """
     known: dict[str, list[TableResults]] = {}
-    stored = kept_tables(kept) if kept is not None else []
+    stored = published_tables(published) if published is not None else []
     answers = []
-    for claim in which:
+    for claim in claims_asked:
         if claim.table not in known:
             known[claim.table] = [] if home is None else _results_of(home, claim.table)
             known[claim.table] += [one.results() for one in stored if one.table.id == claim.table]
         tried = [judge(claim, found) for found in known[claim.table]]
         measured = [one for one in tried if one.verdict != "not run"]
-        none = Judged(claim, "not run", paired_difference({}, {}))
+        none = JudgedClaim(claim, "not run", paired_difference({}, {}))
         answers.append(max(measured, key=lambda one: _closeness(one.rounds_scale), default=none))
     return answers
 
@@ -90,12 +87,14 @@ def _closeness(scale: float) -> tuple[bool, bool, float]:
 
 def _results_of(home: Path, table: str) -> list[TableResults]:
     """Return the results of a table at every budget that was run."""
-    found = []
+    results_by_budget = []
     for folder in sorted(home.glob(f"{table}*")):
         ending = folder.name.removeprefix(table)
         if (folder / "table.json").exists() and (not ending or _is_share(ending)):
-            found.append(results(plan(table_named(table), table_file(folder).asked, look_at_data=False), folder))
-    return found
+            results_by_budget.append(
+                results(plan_table(table_named(table), table_file(folder).selection, with_data=False), folder)
+            )
+    return results_by_budget
 
 
 def _is_share(ending: str) -> bool:
@@ -112,14 +111,14 @@ _MEANING = (
 )
 
 
-def verdicts(found: TableResults) -> Table | None:
+def verdict_table(results: TableResults) -> Table | None:
     """Return a table of the decided claims; None without any."""
-    every = [judge(claim, found) for claim in claims() if claim.table == found.plan.table.id]
+    every = [judge(claim, results) for claim in claims() if claim.table == results.plan.table.id]
     judged = [one for one in every if one.verdict != "not run"]
     if not judged:
         return None
     return Table(
-        f"What is claimed, and what these runs say of it{mark(found.plan)}",
+        f"What is claimed, and what these runs say of it{mark(results.plan)}",
         (
             Column("claim", [one.claim.says for one in judged], is_text=True),
             Column("verdict", [one.verdict for one in judged], is_text=True, meaning=_MEANING),

@@ -23,9 +23,9 @@ from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration.commands import operation
-from pipelines.papers.carry_out import run_table
-from pipelines.papers.plan import Asked, plan
-from pipelines.papers.share import share
+from pipelines.papers.plan import TableSelection, plan_table
+from pipelines.papers.run_table import run_table
+from pipelines.papers.shard import shard
 
 from .conftest import TINY, tiny
 
@@ -33,13 +33,13 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from pipelines.orchestration.commands import operation
-from pipelines.papers.carry_out import run_table
+from pipelines.papers.run_table import run_table
 from pipelines.papers.catalogue import table_of
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 
 if __name__ == "__main__":
     table = table_of(json.loads(sys.argv[1]), "tiny.yaml")
-    planned = plan(table, Asked(seeds=(0, 1), rounds_scale=0.2, assignments=("tracking.enabled=false",)))
+    planned = plan_table(table, TableSelection(seeds=(0, 1), rounds_scale=0.2, assignments=("tracking.enabled=false",)))
     with operation(planned.settings[0].parameters, wait=False) as (how, _):
         run_table(planned, Path(sys.argv[2]), how)
 """
@@ -122,11 +122,13 @@ def _carried_out(
     """
     said: list[str] = []
     assignments = ("tracking.enabled=false", *asked.pop("assignments", ()))
-    planned = plan(tiny(), Asked(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked}))
+    planned = plan_table(
+        tiny(), TableSelection(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked})
+    )
     watcher, once = Silence(), iter([meanwhile] if meanwhile is not None else [])
     watcher.say = said.append  # type: ignore[method-assign]
     watcher.runs = lambda *_: next(once, bool)()  # type: ignore[method-assign]
-    run_table(share(planned, part), out, replace(how, watcher=watcher))
+    run_table(shard(planned, part), out, replace(how, watcher=watcher))
     return said
 
 
@@ -222,7 +224,7 @@ def test_figures_of_two_budgets_or_tables_are_not_put_into_one_folder(
 ) -> None:
     said = {"id": "fedpa.tiny", "seeds": [0], "partition_seeds": None, "rounds_scale": 0.2, **changes}
     (tmp_path / "table.json").write_text(json.dumps(said))
-    planned, how = plan(tiny(), Asked(rounds_scale=0.2), look_at_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    planned, how = plan_table(tiny(), TableSelection(rounds_scale=0.2), with_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         run_table(planned, tmp_path, how)
 
@@ -230,7 +232,7 @@ def test_figures_of_two_budgets_or_tables_are_not_put_into_one_folder(
 def test_a_folder_with_other_files_is_not_written_in(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
     (tmp_path / "thesis.tex").write_text("mine")
-    planned, how = plan(tiny(), Asked(), look_at_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    planned, how = plan_table(tiny(), TableSelection(), with_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"holds thesis\.tex, which a paper's table would not; choose another --out"):
         run_table(planned, tmp_path, how)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "thesis.tex"]

@@ -1,4 +1,4 @@
-"""The state of runs in MLflow that did not finish: what marks them, and who.
+"""The status in MLflow of runs that did not finish, and who sets it.
 
 A follower marks its own runs. If it was killed with its machine, the next process that begins a run in the experiment
 does: a run that is trained has its last sign of life as a tag.
@@ -48,9 +48,9 @@ def mark_flow(uri: str | None, flow_run: str, status: str, reason: str) -> bool:
     """
 
     def mark_all(client: MlflowClient) -> None:
-        asked = f"tags.`{FLOW_TAG}` = '{flow_run}' and attributes.status != 'FINISHED'"
+        filter_string = f"tags.`{FLOW_TAG}` = '{flow_run}' and attributes.status != 'FINISHED'"
         for experiment in client.search_experiments():
-            for run in all_runs(client, experiment.experiment_id, asked):
+            for run in all_runs(client, experiment.experiment_id, filter_string):
                 if STOPPED_TAG not in run.data.tags:
                     mark(client, run.info.run_id, status, int(run.data.tags[ALIVE_TAG]), reason)
 

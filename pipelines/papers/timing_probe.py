@@ -9,7 +9,7 @@ from flcore.config.schema import Config
 from flcore.experiment.run_folder import RunFiles
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
-from pipelines.papers.plan import TablePlan, one_draw
+from pipelines.papers.plan import TablePlan, one_per_row
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.params import with_values
 from pipelines.plan.spec import RunSpec
@@ -22,23 +22,23 @@ ROUNDS = 3
 _WORTH = 10  # a trial is at most a tenth of a run
 
 
-def measure(found: TablePlan, home: Path, operation: Operation) -> bool:
+def measure(plan: TablePlan, home: Path, operation: Operation) -> bool:
     """Time every kind of run of unknown duration and store it for later plans; return whether anything was timed.
 
     Kinds of fewer than thirty rounds are skipped: a full run is as short. ``home`` is the folder of the trials.
     """
     cache = Cache.here()
     unknown: dict[str, RunSpec] = {}
-    for setting in found.settings:
-        runs = comparison_plan(setting.parameters, None, found.asked.seeds[:1]).runs
-        for run, row in zip(one_draw(runs, setting.rows), setting.rows, strict=True):
+    for setting in plan.settings:
+        runs = comparison_plan(setting.parameters, None, plan.selection.seeds[:1]).runs
+        for run, row in zip(one_per_row(runs, setting.rows), setting.rows, strict=True):
             kind = kind_of(run.config)
             if cache.cost(kind).seconds is None and run.config.federation.rounds >= _WORTH * ROUNDS:
                 unknown[kind] = replace(run, label=f"{row.key}, {setting.name}")
     if not unknown:
         return False
     kinds = plural(len(unknown), "kind")
-    operation.watcher.say(f"{found.table.id}: {ROUNDS} rounds of each of {kinds} of runs, to know how long they take")
+    operation.watcher.say(f"{plan.table.id}: {ROUNDS} rounds of each of {kinds} of runs, to know how long they take")
     rounds = {"federation.rounds": ROUNDS}
     trials = [
         replace(run, config=Config.from_mapping(with_values(run.config.to_mapping(), rounds)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.papers.trial import per_round
+from pipelines.papers.timing_probe import per_round
 
 from .conftest import TINY
 
@@ -19,15 +19,16 @@ import json, sys
 from pathlib import Path
 from pipelines.orchestration.commands import operation
 from pipelines.papers.catalogue import table_of
-from pipelines.papers.plan import Asked, plan, told_length
-from pipelines.papers.trial import measure
+from pipelines.papers.plan import TableSelection, plan_table, estimated_duration
+from pipelines.papers.timing_probe import measure
 
 if __name__ == "__main__":
-    table, asked = table_of(json.loads(sys.argv[1]), "tiny.yaml"), Asked(seeds=(0, 1), rounds_scale=float(sys.argv[2]))
-    planned = plan(table, asked)
+    table = table_of(json.loads(sys.argv[1]), "tiny.yaml")
+    selection = TableSelection(seeds=(0, 1), rounds_scale=float(sys.argv[2]))
+    planned = plan_table(table, selection)
     with operation({"tracking": {"enabled": False}}) as (how, _):
         print(measure(planned, Path("trial"), how), measure(planned, Path("trial"), how))
-    print(told_length(plan(table, asked)))
+    print(estimated_duration(plan_table(table, selection)))
 """
 
 
