@@ -217,7 +217,6 @@ def test_no_file_of_the_library_imports_another_package() -> None:
         "flcore/engine/pool/ray.py: ray",
         "flcore/math/prototypes/release.py: dp_accounting",
         "flcore/aggregation/account.py: dp_accounting",
-        "flcore/data/sources/huggingface.py: pyarrow",
     }
 
 
