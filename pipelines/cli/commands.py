@@ -16,6 +16,7 @@ CHECKOUT = Path(__file__).parents[2]
 """The source checkout, if this package is not installed."""
 
 _COMMANDS = (
+    ("experiments", "entries", "init"),
     ("experiments", "train", "run compare sweep tune"),
     ("experiments", "train", "stage_code stage_prepare stage_partition stage_train stage_compare"),
     ("experiments", "paper", "paper_list paper_show paper_run paper_keep paper_claims"),

@@ -1,8 +1,9 @@
-"""Commands about the entries of registries: ``protofl list``, ``show``, ``schema``, ``new`` and ``check``."""
+"""Commands about registered entries and new files: ``list``, ``show``, ``schema``, ``new``, ``init`` and ``check``."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -101,6 +102,39 @@ def new(kind: _METHOD, name: Name, /, *, out: Out = Path(), common: Common = Com
     method, test = write(name, out)
     print(f"{method}: the method; run it with  protofl run --plugin {method} --method {name}")
     print(f"{test}: its test; run it with  python -m pytest {test}")
+    return 0
+
+
+def init(
+    folder: Annotated[Path, Parameter(metavar="DIR")],
+    /,
+    *,
+    images: Annotated[Path, Parameter(metavar="DIR")],
+    title: Annotated[str | None, Parameter(metavar="TEXT")] = None,
+    common: Common = Common(),
+) -> int:
+    """Create a project in which `dvc repro` compares methods on your own images.
+
+    Writes params.yaml, dvc.yaml and infra/prefect.yaml (schedules), and makes a git repository with DVC. The images
+    stay where they are. Without train and test folders, a fifth of each class is held out.
+
+    Args:
+        folder: new folder, or one without params.yaml and dvc.yaml
+        images: folder or zip with a folder per class, or with train/ and test/ of them
+        title: name of the data on pages and in MLflow (default: the name of the images' folder)
+    """
+    from pipelines.cli.new_project import create
+
+    made = create(folder, images, title)
+    form = "as they are" if made.size is None else f"scaled to {made.size} x {made.size}"
+    colour = "grey" if made.channels == 1 else "colour"
+    print(f"{made.title}: {made.train} training and {made.test} test images, {made.classes} classes; {colour}, {form}")
+    for file, reason in made.skipped.items():
+        print(f"left out: {file} ({reason})")
+    print(f"created {folder / 'params.yaml'} and {folder / 'dvc.yaml'}; next:")
+    print(f"  cd {shlex.quote(str(folder))}")
+    print("  protofl compare --set federation.rounds=2 --seeds 0 --out runs/check   # a trial")
+    print("  dvc repro                                                              # the comparison of params.yaml")
     return 0
 
 

@@ -71,15 +71,16 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_help_takes_a_moment() -> None:
-    """In seconds of the processor, the shortest of a few, since a machine may be busy with other things."""
+    """In seconds of the processor, against those of an empty program (0.03 s here, 0.27 s with help): load slows both."""
 
-    def seconds() -> float:
+    def seconds(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert python("-m", "pipelines.cli", "--help").returncode == 0
+        assert python(*words).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds() for _ in range(4)) < 0.3
+    ratios = (seconds("-m", "pipelines.cli", "--help") / seconds("-c", "pass") for _ in range(4))
+    assert min(ratios) < 16
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("run --rounds 3", "protofl run: no option --rounds; write --set federation.rounds=N; see"),
         ("sweep --nonsense", "protofl sweep: no option --nonsense; see"),
         ("--seed 1 run", "protofl: no option --seed here; options follow the command; see"),
-        ("runn", "protofl: no command 'runn': did you mean 'run'? choose from run, compare, sweep,"),
+        ("runn", "protofl: no command 'runn': did you mean 'run'? choose from init, run, compare,"),
         (
             "stage trian",
             "protofl stage: no command 'trian': did you mean 'train'? choose from code, prepare, partition,",
@@ -120,6 +120,7 @@ def test_prefect_is_requested_by_either_name() -> None:
 
 
 OPTIONS = {
+    "init": "images title",
     "run": "params set method seed out prefect no-prefect orchestrator restart no-wait no-cache json",
     "compare": "params set methods variant seeds partition-seeds claims tuned budget out prefect no-prefect "
     "orchestrator restart no-wait no-cache",

@@ -1,0 +1,134 @@
+"""``protofl init DIR --images IMAGES``: a folder in which ``dvc repro`` compares methods on your own images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from flcore.core.errors import ConfigError, RunError
+from flcore.data.sources.imagefiles import ImageFiles, size_of
+from flcore.data.sources.imagefolder import ImageFolder
+from flcore.data.sources.layouts import SPLITS
+from flcore.experiment.run_folder import refuse_inside_a_run, write_text
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_IGNORED = (".protofl/", "mlruns/", "mlflow.db*", "runs/", "artifacts/", "dvc_plots/", "__pycache__/")
+_SIDE = 32
+"""Height and width that images of several sizes, or large ones, are scaled to."""
+_LOOKED_AT = 200
+"""Images that decide whether all are of one size."""
+_CODE_OF_THE_CHECKOUT = """\
+    deps:
+      - flcore
+      - pipelines/stages
+      - pipelines/runs
+      - pipelines/reporting
+"""
+_DEPLOYMENTS = Path(__file__).parents[1] / "orchestration" / "prefect.yaml"
+_CODE_OF_THE_PACKAGE = "    always_changed: true # the digests of the installed package\n"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A new project.
+
+    Attributes:
+        title: of the data. classes: their number. train, test: numbers of images.
+        size: height and width they are scaled to; None: as they are. channels: 1 or 3.
+        skipped: unreadable file → reason.
+    """
+
+    title: str
+    classes: int
+    train: int
+    test: int
+    size: int | None
+    channels: int
+    skipped: dict[str, str]
+
+
+def create(folder: Path, images: Path, title: str | None = None) -> Project:
+    """Write params.yaml, dvc.yaml, infra/prefect.yaml and a git repository with DVC; leave the images in their place.
+
+    Args:
+        folder: of the project; created if it is missing.
+        images: folder or zip of images by class, with ``train`` and ``test`` or without.
+        title: name of the data on pages and in MLflow; default: the name of ``images``.
+
+    Raises:
+        ConfigError: a file exists already, or the title is not valid. DataError: there are no images to use.
+        RunError: git or DVC failed.
+    """
+    refuse_inside_a_run(folder)
+    params, stages = folder / "params.yaml", folder / "dvc.yaml"
+    for file in (params, stages):
+        if file.exists():
+            raise ConfigError(f"{file}: is there already; choose another folder")
+    if shutil.which("git") is None:
+        raise ConfigError("init: git is not installed, and DVC needs it; install git")
+    name, fraction = title or images.stem, None if all((images / split).is_dir() for split in SPLITS) else 0.2
+    try:
+        source = ImageFolder(title=name, test_fraction=fraction, on_bad_file="skip", image_size=_SIDE)
+    except ValueError as error:
+        raise ConfigError(f"--title: {error}") from error
+    raw = source.load(images)
+    found = raw.train.images
+    assert isinstance(found, ImageFiles)
+    sides = {size_of(file, found.read) for file in found.names[:_LOOKED_AT]}
+    size = None if len(sides) == 1 and max(*next(iter(sides))) <= 2 * _SIDE else _SIDE
+    values = {
+        "root": json.dumps(os.path.relpath(images, folder)),
+        "title": json.dumps(name),
+        "size": json.dumps(size),
+        "channels": json.dumps(found.channels),
+        "test_fraction": json.dumps(fraction),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(params, Template(_template("project_params.yaml.txt")).substitute(values))
+    write_text(stages, _template("dvc.yaml").replace(_CODE_OF_THE_CHECKOUT, _CODE_OF_THE_PACKAGE))
+    (folder / "infra").mkdir(exist_ok=True)
+    write_text(folder / "infra" / "prefect.yaml", _DEPLOYMENTS.read_text(encoding="utf-8"))
+    _make_repository(folder, images)
+    counts = (len(raw.class_names), len(raw.train.labels), len(raw.test.labels))
+    return Project(name, *counts, size, found.channels, dict(raw.skipped))
+
+
+def _template(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _make_repository(folder: Path, images: Path) -> None:
+    """Make a git repository with DVC where there is none; git ignores results, and images in the folder."""
+    if not _is_in_git(folder):
+        _run(["git", "init", "-q"], folder)
+    if not (folder / ".dvc").exists():
+        is_root = (folder / ".git").exists()
+        _run([sys.executable, "-m", "dvc", "init", "-q", *([] if is_root else ["--subdir"])], folder)
+    place = Path(os.path.relpath(images.resolve(), folder.resolve()))
+    own = [] if place.parts[0] == ".." else [f"/{place.as_posix()}"]
+    for name, text in {
+        ".gitignore": "\n".join((*_IGNORED, *own)) + "\n",
+        ".dvcignore": _template("dvcignore"),
+        ".dvc/plots/methods.json": _template("plot_methods.json"),
+    }.items():
+        if name != ".gitignore" or not (folder / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_text(folder / name, text)
+
+
+def _is_in_git(folder: Path) -> bool:
+    asked = ["git", "rev-parse", "--is-inside-work-tree"]
+    return subprocess.run(asked, cwd=folder, capture_output=True, check=False).returncode == 0
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"init: {' '.join(command[-3:])} failed in {folder}: {done.stderr.strip()[:200]}")
