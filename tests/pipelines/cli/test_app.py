@@ -71,7 +71,7 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_help_takes_a_moment() -> None:
-    """In seconds of the processor, against those of an empty program (0.03 s here, 0.27 s with help): load slows both."""
+    """In the processor time of an empty program (0.03 s on two cores, help 0.27 s), since load slows both."""
 
     def seconds(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
