@@ -1,6 +1,6 @@
 """Files that were damaged, exchanged or made up: refused in a line, or the work goes on to the same result.
 
-A case is a number: from it follow which artefact, which of its files, and what happens to that. A hundred cases belong
+A case is a number: from it follow which artefact, which of its files, and what happens to that. Thirty cases belong
 to the default suite; ``make fuzz`` runs two thousand. What was changed at random must be noticed or do no harm; of what
 somebody made up with care, only a traceback is a fault.
 """

@@ -1,7 +1,7 @@
 """Configurations that nobody would write, through the command's own entry point, and such as anybody might.
 
 Whatever is typed: an exit code that is documented, a message of a few lines, and nothing on the disk but in the folders
-that were named. A hundred cases belong to the default suite; ``make fuzz`` runs two thousand.
+that were named. Thirty cases belong to the default suite; ``make fuzz`` runs two thousand.
 """
 
 from __future__ import annotations
