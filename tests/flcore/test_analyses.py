@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcore.analyses.base import FinishedRun, equal_per_class
 from flcore.analyses.by_class import averaged_bodies, class_heatmap, class_heatmap_trained, confusion
-from flcore.analyses.generated import generator_distances
+from flcore.analyses.generated import generator_distances, tsne_generated
 from flcore.analyses.gradcam import gradcam_cases
 from flcore.analyses.registry import ANALYSES
 from flcore.analyses.tsne import (
@@ -522,3 +522,19 @@ def test_what_a_run_allows_and_why_not(lab: Any) -> None:
     local = federation(lab, method__name="local")
     assert ANALYSES["inversion"].refusal(finished(local, {})) == "local has no global model"
     assert ANALYSES["class_heatmap"].refusal(finished(local, {})) is None
+
+
+def test_confusion_of_personal_models_adds_up_clients(lab: Any) -> None:
+    """Client 0 reads a, b right. Client 1 swaps a and b: its images, a b and a c, both labelled b, are an a and a c."""
+    memories = {0: {"model": reader()}, 1: {"model": reader((1, 0, 2))}}
+    found = confusion(finished(federation(lab, method__name="local"), {}, memories.__getitem__))
+    assert found.arrays["counts"].tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+    assert "no global model" in found.notes[0]
+
+
+def test_generated_and_real_features_together(lab: Any, tmp_path: Any) -> None:
+    experiment, server, memory = tiny_run(lab, tmp_path, algorithm=Generating())
+    arrays = tsne_generated(finished(experiment, server, memory)).arrays
+    made = arrays["generated"]
+    assert arrays["embedding"].shape == (120, 2) and made.sum() == 60
+    assert np.bincount(arrays["labels"][made]).tolist() == np.bincount(arrays["labels"][~made]).tolist() == [10] * 6

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.data.dataset import Dataset
 from flcore.data.dividing import make_partition
@@ -136,3 +137,9 @@ def test_tasks_of_a_long_tail_index_the_whole_training_set(with_labels: Callable
     for client in made.clients:
         assert np.array_equal(np.sort(np.concatenate(client.tasks)), client.train) and len(client.val) > 0
     assert made.task_counts.sum(axis=1).tolist() == made.counts.tolist()
+
+
+def test_configuration_of_a_long_tail() -> None:
+    config = Config.from_mapping({"partition": {"imbalance_gamma": 0.1, "imbalance_profile": "step"}})
+    assert config.partition.imbalance == Imbalance(0.1, "step")
+    assert Config().partition.imbalance is None

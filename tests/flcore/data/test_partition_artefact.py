@@ -390,3 +390,8 @@ def test_a_partition_of_other_data_is_refused() -> None:
     made.check_matches(toy())
     with pytest.raises(DataError, match="divide the data again"):
         made.check_matches(toy(name="other"))
+
+
+def test_local_split_is_refused_where_clients_share_samples() -> None:
+    with pytest.raises(DataError, match="local_split"):
+        make_partition(toy(), WaysShots(shots=50, shots_spread=0), num_clients=10, seed=0, client_test="local_split")

@@ -330,3 +330,20 @@ def test_the_centralised_model_is_scored_with_its_own_statistics(lab: Any, tmp_p
     # The only trainer stands at the server, so its statistics are the server's, whatever the policy for clients.
     assert model is not None and torch.equal(model.buffers[name], run.state.server["model"].buffers[name])
     assert not torch.equal(model.buffers[name], experiment.setting.initial.buffers[name])
+
+
+def test_clients_that_share_validation_data(lab: Any) -> None:
+    """Image 2 validates both clients; each finds its own rows: client 0 has 0 (wrong) and 2, client 1 has 2 and 3."""
+    experiment = federation(
+        lab, SHOWN, LABELS, [[0], [1]], vals=[[0, 2], [2, 3]], evaluation__split="validation", partition__validation=0.5
+    )
+    assert score(experiment, {"model": reader((1, 0, 2, 3))}).local_accuracy == [0.5, 1.0]
+
+
+def test_no_validation_sample_at_all(lab: Any) -> None:
+    """partition.validation = 0.1 of clients with four samples of four classes sets nothing aside."""
+    experiment = federation(
+        lab, SHOWN, LABELS, [[0], [1]], vals=[[], []], evaluation__split="validation", partition__validation=0.1
+    )
+    with pytest.raises(DataError, match="validation sample"):
+        score(experiment, {"model": reader()})

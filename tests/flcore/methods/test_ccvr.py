@@ -345,3 +345,12 @@ def test_statistics_of_transformed_features(lab: Any) -> None:
 def test_the_transform_does_not_go_with_hidden_units(lab: Any) -> None:
     with pytest.raises(ConfigError, match="power needs tap = feature"):
         lab.config(method={"name": "ccvr", "tap": "hidden", "power": 0.5})
+
+
+def test_a_calibration_that_diverges_says_so(lab: Any) -> None:
+    """The same feature (2, 0) of both classes: at 3e38 the head jumps further with every change of the class."""
+    method = {"name": "ccvr", "per_class": 4, "lr": 3e38, "batch_size": 1}
+    experiment = toy(lab, [[2, 0]] * 4, [0, 0, 1, 1], [[0, 1, 2, 3]], method=method)
+    server, replies = Record(experiment.method.start_server(experiment.setting)), from_clients(lab, experiment, 0)
+    with pytest.raises(ArithmeticError, match=r"the calibration diverged .* lower method\.lr"):
+        experiment.method.store_head(server, replies, RoundContext(experiment.setting, 1, CCVR.collect_leg))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flcore.engine.client import ClientRunner
 from flcore.io.messages import TensorDict, Weights
-from flcore.io.records import Record
+from flcore.io.records import Payloads, Record
 from flcore.math.losses.basic import cross_entropy, gradient_distance
 from flcore.methods.creff import CLASSIFIER, GRADIENTS, CReFF, mean_gradients
 from flcore.methods.types import Exchange, Replies, RoundContext
@@ -196,3 +196,28 @@ def test_every_round_has_a_fresh_classifier(lab: Any) -> None:
     assert values.abs().max() <= 1 / math.sqrt(8)
     assert values.min() < -0.2
     assert values.max() > 0.2
+
+
+def upload(classes: list[int], weight: Tensor, bias: Tensor) -> Payloads:
+    return {GRADIENTS: TensorDict({"classes": T(classes), "weight": weight, "bias": bias})}
+
+
+def test_features_that_run_away_stop_the_run(lab: Any) -> None:
+    method, ctx, server = started(lab, feature_lr=1e38)
+    replies = Replies({0: upload([3], random(1, 6, 8), random(1, 6))})
+    with pytest.raises(ArithmeticError, match=r"federated features diverged .*; lower method\.feature_lr"):
+        method.match_gradients(server, replies, ctx)
+
+
+def test_private_statistics_serve_the_received_body(lab: Any, tmp_path: Any) -> None:
+    """Under `batchnorm: local` gradients are those of the body with the client's own statistics."""
+    model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
+    experiment = lab.experiment(method=SMALL, model=model, federation__rounds=2)
+    run = lab.run(experiment, tmp_path / "run")
+    client_state, server = run.client_state(0), run.state.server
+    ctx = lab.receive(ClientRunner(experiment), 3, Exchange(), 0, server, client_state)
+    used = ctx.with_statistics(ctx.received["model"]).buffers
+    assert lab.same(Weights({}, used), client_state["batchnorm"])
+    assert set(client_state) == {"batchnorm"}
+    own, initial = (lab.train(experiment, number=3, server=server, client_state=kept)[0] for kept in (client_state, {}))
+    assert not torch.equal(own.message["gradients"]["weight"], initial.message["gradients"]["weight"])

@@ -278,3 +278,9 @@ def test_the_generators_quality_is_noted_every_round(lab: Any, tmp_path: Path) -
     experiment = lab.experiment(method__name="fedgen", local__lr=0.01)
     again = experiment.method.quality(run.state.server, experiment.setting)
     assert again == {name: value for name, value in noted[-1].items() if name.startswith("generated_")}
+
+
+def test_a_generator_that_diverges_stops_the_run(lab: Any) -> None:
+    method, setting, server = start(lab, gen_lr=1e30)
+    with pytest.raises(ArithmeticError, match=r"generator diverged \(fidelity .*lower method\.gen_lr"):
+        train(method, server, TWO_HEADS, setting, 1)

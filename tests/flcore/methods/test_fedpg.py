@@ -424,3 +424,8 @@ def test_generated_images_reach_the_prototypes_of_digits(lab: Any, tmp_path: Any
         accuracy[steps] = facts["nearest_prototype_accuracy"]
     assert accuracy[0] == pytest.approx(1 / 8, abs=0.05)
     assert accuracy[100] >= 0.95
+
+
+def test_a_generator_that_diverges_is_named(lab: Any) -> None:
+    with pytest.raises(ArithmeticError, match=r"generator diverged .* lower method\.gen_lr"):
+        after_a_round(lab, method=SMALL | {"gen_lr": 1e30, "gen_steps": 8})

@@ -261,3 +261,12 @@ def test_a_resnet_starts_from_a_file(tmp_path: Path) -> None:
             assert torch.equal(own, value), name
     assert torch.equal(ours["head.weight"], plain["head.weight"])
     assert prod(ours["encoder.conv1.weight"].shape) == 9_408
+
+
+def test_weights_of_a_file(tmp_path: Path) -> None:
+    network, untouched = Network(), Network()
+    untouched.load_state_dict(network.state_dict())
+    load_pretrained(network, given(tmp_path / "w.safetensors"), ("conv1.", "fc."))
+    assert network.layer.weight.tolist() == [2, 3] and network.layer.bias.tolist() == [4, 5]
+    assert network.layer.running_mean.tolist() == [6, 7] and network.layer.running_var.tolist() == [8, 9]
+    assert torch.equal(network.conv1.weight, untouched.conv1.weight)
