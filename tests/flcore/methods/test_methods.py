@@ -230,11 +230,14 @@ def released(message: Any) -> torch.Tensor:
     ids=lambda method: method["name"],
 )
 def test_frozen_models_look_through_a_clients_own_statistics(lab: Any, method: dict[str, Any]) -> None:
-    """Under ``batchnorm: local`` what is received has none. FedAvg, which asks no frozen model, sees no other."""
+    """Under ``batchnorm: local`` what is received has none. FedAvg, which asks no frozen model, sees no other.
+
+    MOON's previous model has zero weights: its features are its biases, so that only the received one's can differ.
+    """
     model = {"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": "local"}
     experiment = lab.experiment(method=method, model=model, local__steps=1)
     initial = experiment.setting.initial
-    previous = Weights({name: 2 * value for name, value in initial.params.items()})
+    previous = Weights({name: torch.full_like(value, "bias" in name) for name, value in initial.params.items()})
     seen = []
     for shift in (0, 3):
         moved = {name: value + shift if "mean" in name else value for name, value in initial.buffers.items()}
