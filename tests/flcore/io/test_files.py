@@ -190,7 +190,7 @@ def test_a_folder_is_made_while_others_try_whether_theirs_can_be(tmp_path: Path)
     above = tmp_path / "runs" / "papers"
 
     def tries(name: str) -> None:
-        for _ in range(60):
+        for _ in range(20):
             disk.make_folder(above / name)
             for place in (above / name, above, above.parent):
                 disk.try_to_remove_empty(place)
