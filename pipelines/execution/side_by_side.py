@@ -14,6 +14,7 @@ from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import PlacedRun, PrunedError, was_stopped_by_the_machine
 from pipelines.execution.operation import Operation
 from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.execution.steps import Work
 from pipelines.runs.cache import Cache
 
 
@@ -68,7 +69,8 @@ def side_by_side(
         return None if isinstance(error, PrunedError | StoppedError) else error  # both are intended
 
     admission = Admission(runs, Cache.here(), pool, more)
-    operation.steps.together((((name or _short)(run), partial(work, run)) for run in admission), at_once)
+    works = (Work((name or _short)(run), run.directory, partial(work, run)) for run in admission)
+    operation.steps.together(works, at_once)
 
 
 def _short(run: PlacedRun) -> str:

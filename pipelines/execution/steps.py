@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from flcore.engine.orchestrator import InlineOrchestrator, Orchestrator
 
 Result = TypeVar("Result")
-Work = tuple[str, Callable[[], Result]]
-"""A named piece of work. A returned error marks it as failed; its creator handles the error."""
+
+
+class Work(NamedTuple, Generic[Result]):
+    """A piece of work. An error that the function returns marks it as failed; its creator handles the error.
+
+    Attributes:
+        name: of the run. folder: of its results.
+        function: does the work.
+    """
+
+    name: str
+    folder: Path
+    function: Callable[[], Result]
 
 
 class Steps(Orchestrator, Protocol):
@@ -47,14 +59,14 @@ class InlineSteps(InlineOrchestrator):
         With ``at_once`` 1, call them on this thread.
         """
         if at_once == 1:
-            return [work() for _, work in works]
+            return [work.function() for work in works]
         threads = ThreadPoolExecutor(at_once)
         begun: list[Future[Result]] = []
         running: set[Future[Result]] = set()
         asked = iter(works)
         try:
             while (work := next(asked, None)) is not None:
-                begun.append(threads.submit(work[1]))
+                begun.append(threads.submit(work.function))
                 running.add(begun[-1])
                 while len(running) == at_once:
                     running = _after_an_end(running)

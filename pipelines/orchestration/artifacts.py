@@ -1,4 +1,4 @@
-"""Artifacts of flows: their keys, and a progress artifact; a server that is lost costs the page alone."""
+"""Artifacts of flows: their keys, and a progress artifact, which a lost server leaves incomplete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def artifact_key(what: str) -> str:
 
 
 class ProgressArtifact:
-    """Tells other watchers everything, and Prefect how many rounds of how many have ended."""
+    """Passes everything to other watchers, and the share of finished rounds to Prefect."""
 
     def __init__(self, *others: Watcher) -> None:
         """Make the artifact; inside a flow."""
@@ -47,7 +47,7 @@ class ProgressArtifact:
             other.step(name)
 
     def runs(self, total: int, done: int) -> None:
-        """Remember how many there are."""
+        """Store the number of runs."""
         for other in self._others:
             other.runs(total, done)
         self._total, self._ended = total, done
@@ -59,7 +59,7 @@ class ProgressArtifact:
             self._rounds[label] = (done, rounds)
 
     def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
-        """Show it, now and then."""
+        """Update the artifact every two seconds."""
         for other in self._others:
             other.round(label, number, record)
         with self._lock:
@@ -86,12 +86,12 @@ class ProgressArtifact:
             other.close()
 
     def end(self) -> None:
-        """Show how far it came."""
+        """Update the artifact for the last time."""
         self._update()
 
     @property
     def share(self) -> float:
-        """The share of runs that have ended; those under way count by their rounds."""
+        """The share of finished runs; running ones count by their rounds."""
         with self._lock:
             under_way = sum(done / rounds for done, rounds in self._rounds.values() if rounds)
             return min((self._ended + under_way) / max(self._total, 1), 1.0)

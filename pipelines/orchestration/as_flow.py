@@ -1,7 +1,7 @@
-"""A command carried out as a flow of Prefect, in the command's own process.
+"""Runs a command as a Prefect flow, in the command's process.
 
-Prefect's server shows what happens; nothing that counts is kept by it. One that is lost on the way costs pages, and at
-worst the flow, which the same command takes up where it stopped: never a result.
+Results do not depend on the server. If it is lost, pages are incomplete; at worst the flow fails, and the same command
+resumes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def uses_prefect(wanted: bool | None, how: Operation) -> bool:
-    """Return whether a command runs as a flow: what it asks for, and whether a server answers."""
+    """Return whether a command runs as a flow: as requested, or if a server responds."""
     choice = choose(wanted)
     if choice.warning:
         how.watcher.say(choice.warning)
@@ -29,20 +29,19 @@ def uses_prefect(wanted: bool | None, how: Operation) -> bool:
 
 
 def as_flow(operation: Operation, body: Callable[..., object], *, hidden: str | None = None, **parameters: Any) -> Any:
-    """Run a flow in this process, with this operation; returns the outcome of its body.
+    """Run a flow in this process and return the outcome of its body.
 
-    Its heartbeat is off: a thread that sleeps in whole seconds and is waited for at the end of every flow. A server
-    that has gone is asked once more, not for a minute per question: only while the body is at work, whose steps are
-    worth it, it may be away for as long as Prefect's own patience lasts (`flow_runs.operation`).
+    Heartbeats are off: their thread sleeps for whole seconds, and every flow joins it. Requests are repeated once, but
+    as often as Prefect repeats them by default while the body runs (`flow_runs.operation`).
 
     Args:
-        operation: how the body is carried out.
+        operation: execution settings of the body.
         body: the flow.
-        hidden: a study's storage, which is no parameter because Prefect would keep it.
+        hidden: storage of a study; Prefect would store it as a parameter.
         parameters: of the flow.
 
     Raises:
-        RunError: Prefect's server was lost before the body had ended.
+        RunError: Prefect's server was lost before the body ended.
     """
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -74,10 +73,7 @@ def as_flow(operation: Operation, body: Callable[..., object], *, hidden: str | 
 
 
 def _say_once_that_it_is_lost() -> None:
-    """Leave it to the lines above that the server has gone: Prefect's senders write a page for each of their messages.
-
-    Whoever asks Prefect for its debugging output gets that.
-    """
+    """Silence Prefect's senders, which print a page per message to a lost server, unless debugging output is on."""
     if logging.getLogger("prefect").isEnabledFor(logging.DEBUG):
         return
     logging.raiseExceptions = False  # "--- Error logging to API ---"
@@ -91,10 +87,7 @@ def _is_no_failure(record: logging.LogRecord) -> bool:
 
 
 def _log_on_the_page() -> None:
-    """Let what a flow logs reach its page, and not the terminal a second time, unless somebody wants to see it there.
-
-    Prefect's level is one for both, and the command line has set it so that the terminal stays quiet.
-    """
+    """Send log lines of a flow to its page, and not to the terminal again: the command line sets one level for both."""
     logger = logging.getLogger("prefect.flow_runs")
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

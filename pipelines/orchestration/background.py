@@ -1,8 +1,8 @@
-"""Processes that go on when the command that started them has ended, and how they are found again and stopped.
+"""Background processes: start, find and stop them.
 
-``.protofl/services.json`` says what was started here. A process is identified by its start in ticks since boot and a
-mark in its environment; children inherit the mark. So stopping finds a server's helpers and a worker's flows too, also
-those whose parent has died, and nothing else.
+``.protofl/services.json`` lists them. A process is identified by its start in ticks since boot and a mark in its
+environment, which children inherit. So stopping finds helpers of a server and flows of a worker, also orphans, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import psutil  # type: ignore[import-untyped]
 
 HOME = Path(".protofl")
-"""Seen from the folder in which commands are typed."""
+"""In the working folder."""
 STATE = HOME / "services.json"
 LOGS = HOME / "logs"
 PASSWORD = HOME / "prefect-password"
-"""What Prefect's server here asks for; only this user can read it."""
+"""File with the password of Prefect's server, for this user only."""
 
 _MARK = "PROTOFL_SERVICE"
 _SECONDS_TO_SHOW = 2.0  # until a process shows its environment
@@ -43,14 +43,12 @@ class Service:
     """A process that was started in the background.
 
     Attributes:
-        name: what it is.
-        url: where it answers.
+        name: of the service. url: its address.
         pid: its process.
-        started: seconds since 1970, as the operating system tells it of the process.
-        log: where it writes what it has to say.
-        shows: what it was started on, where that is not the same for all: of MLflow the store, without a password.
-        ticks: its start in clock ticks since boot; 0 where the system does not say. None: started by an earlier
-            version.
+        started: seconds since 1970, from the operating system.
+        log: file of its output.
+        ticks: its start in clock ticks since boot; 0 if the system does not say.
+        shows: of MLflow, its store without a password.
     """
 
     name: str
@@ -58,12 +56,12 @@ class Service:
     pid: int
     started: float
     log: str
+    ticks: int
     shows: str = ""
-    ticks: int | None = None
 
 
 def recorded() -> list[Service]:
-    """What was started here and not stopped since; some of it may have ended by itself. A damaged file is no file."""
+    """Return the services that were started and not stopped; some may have ended. A damaged file counts as none."""
     try:
         return [Service(**entry) for entry in json.loads(STATE.read_text(encoding="utf-8"))["services"]]
     except (OSError, ValueError, TypeError, KeyError):
@@ -71,7 +69,7 @@ def recorded() -> list[Service]:
 
 
 def record(services: Sequence[Service]) -> None:
-    """Write what runs; nothing leaves no file."""
+    """Write the list of services; delete an empty one."""
     if not services:
         disk.remove(STATE, missing_ok=True)
         return
@@ -80,7 +78,7 @@ def record(services: Sequence[Service]) -> None:
 
 @contextmanager
 def one_command_at_a_time() -> Iterator[None]:
-    """Let a second ``up`` or ``down`` wait for the first."""
+    """Make a second ``up`` or ``down`` wait for the first."""
     disk.make_folder(HOME)
     with disk.open_lock(HOME / "services.lock") as lock:
         take_lock(lock, wait=True)
@@ -88,10 +86,7 @@ def one_command_at_a_time() -> Iterator[None]:
 
 
 def password() -> str:
-    """Return what Prefect's server here asks for; made at the first call.
-
-    A file that others could read gets another one.
-    """
+    """Return the password of Prefect's server; create it at the first call, and anew if others could read it."""
     found = known_password()
     if found is None or PASSWORD.stat().st_mode & 0o077:
         found = secrets.token_urlsafe(24)
@@ -103,7 +98,7 @@ def password() -> str:
 
 
 def known_password() -> str | None:
-    """Return what Prefect's server here asks for; None where none was started, or the file is damaged."""
+    """Return the password of Prefect's server; None if there is none or the file is damaged."""
     try:
         text = PASSWORD.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -112,7 +107,7 @@ def known_password() -> str | None:
 
 
 def start(name: str, url: str, command: Sequence[str], environment: Mapping[str, str], shows: str = "") -> Service:
-    """Start a process that outlives this one: its own session, no terminal, its output in a log of its own."""
+    """Start a process that outlives this one, in a session of its own; its output goes to a log."""
     import psutil
 
     disk.make_folder(LOGS)
@@ -128,10 +123,10 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
         )
     try:
         started = psutil.Process(process.pid).create_time()
-    except psutil.NoSuchProcess:  # ended at once; whoever waits for its health will see
+    except psutil.NoSuchProcess:  # ended at once, which its health check reports
         started = time.time()
-    service = Service(name, url, process.pid, started, str(log), shows, _ticks(process.pid))
-    # A process shows its environment a moment after it has begun; without it, it is not told from somebody else's.
+    service = Service(name, url, process.pid, started, str(log), _ticks(process.pid), shows)
+    # The environment of a new process is readable after a moment; only then can it be identified.
     deadline = time.monotonic() + _SECONDS_TO_SHOW
     while process.poll() is None and not is_running(service) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -139,7 +134,7 @@ def start(name: str, url: str, command: Sequence[str], environment: Mapping[str,
 
 
 def set_log_aside(service: Service) -> Path:
-    """Keep the log of a service that has ended, which may say why, from being written over; returns where it is."""
+    """Rename the log of a service that has ended, which may contain the reason; return its new path."""
     log, kept = Path(service.log), LOGS / f"{service.name}.before.log"
     if log.exists():
         disk.rename(log, kept)
@@ -147,18 +142,18 @@ def set_log_aside(service: Service) -> Path:
 
 
 def is_running(service: Service) -> bool:
-    """Whether the very process that was started is still there."""
+    """Return whether the process that was started still exists."""
     import psutil
 
     try:
         process = psutil.Process(service.pid)
-        return service.ticks in (None, _ticks(service.pid)) and process.environ().get(_MARK) == _mark(service.name)
-    except psutil.Error:  # no such process, one that has ended and waits for its parent, or somebody else's
+        return service.ticks == _ticks(service.pid) and process.environ().get(_MARK) == _mark(service.name)
+    except psutil.Error:  # no such process, a zombie, or another user's
         return False
 
 
 def stop(name: str) -> None:
-    """End a service and everything that came of it: politely, and after a while by force."""
+    """End a service and all that it started, after a while by force."""
     import psutil
 
     force = False
@@ -172,7 +167,7 @@ def stop(name: str) -> None:
             except psutil.NoSuchProcess:
                 pass
         psutil.wait_procs(family, timeout=_SECONDS_TO_END)
-        force = True  # also for what began between the look and the signal
+        force = True  # also for processes that have started meanwhile
 
 
 def _family(name: str) -> list[psutil.Process]:
@@ -189,10 +184,10 @@ def _family(name: str) -> list[psutil.Process]:
 
 
 def _ticks(pid: int) -> int:
-    # Not the time of day that `psutil` gives, which moves when the clock of a Linux machine is set.
+    # Not the time of `psutil`, which moves with the clock of a Linux machine.
     return int(began_at(pid) or 0)
 
 
 def _mark(name: str) -> str:
-    """The same name in another folder is another service."""
+    """Return the mark of a service, which includes the folder."""
     return f"{name} of {STATE.resolve()}"

@@ -1,4 +1,4 @@
-"""What the commands do: as a flow of Prefect or without it, and what is printed at the end."""
+"""The commands that train: as a Prefect flow or inline; and their last lines on the terminal."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def run(
     wait: bool = True,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """``protofl run``: everything for one configuration.
+    """``protofl run``: one configuration, from data to report.
 
     Args:
-        raw: its parameters, not yet checked.
+        raw: parameters, not yet validated.
         out: the run's folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
-        prefect: whether as a flow; None: if a configured server answers.
-        quiet: say nothing but errors.
-        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
+        prefect: run as a flow; None: if a configured server responds.
+        quiet: print errors only.
+        restart: discard an unusable checkpoint or damaged results.
         wait: for the report and for MLflow.
-        copies: copy the results of this run where it has finished in another folder.
+        copies: copy the results of this run if it has finished in another folder.
 
     Returns:
         The content of ``metrics.json``.
@@ -87,22 +87,19 @@ def compare(
     wait: bool = True,
     copies: bool = True,
 ) -> None:
-    """``protofl compare``: methods × seeds, side by side, then their table.
+    """``protofl compare``: methods × seeds in parallel, then their table.
 
     Args:
-        raw: parameters, not yet checked.
+        raw: parameters, not yet validated.
         methods: default ``compare.methods``. seeds: default ``compare.seeds``.
         out: folder of the comparison.
-        tuned: trials with which each method is tuned first; 0: none is.
-        budget: what is equal for all runs: ``rounds``, ``bytes`` or ``steps``.
-        prefect: whether as a flow; None: if a configured server answers.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
-        wait: for tables and for MLflow.
-        copies: copy the results of runs that have finished in other folders.
+        tuned: trials to tune each method first; 0: none.
+        budget: equal for all runs: ``rounds``, ``bytes`` or ``steps``.
+        prefect, restart, wait, copies: as for :func:`run`.
 
     Raises:
-        ConfigError: an entry cannot be run, or a claim is of what is not compared.
-        RunError: runs failed; what the others gave is written and printed first.
+        ConfigError: an entry cannot be run, or a claim is about something else.
+        RunError: runs failed; the results of the others are written and printed first.
     """
     with operation(raw, wait=wait, copies=copies) as (how, _):
         from pipelines.plan.comparison import comparison_plan
@@ -134,11 +131,11 @@ def sweep(
     restart: bool = False,
     wait: bool = True,
 ) -> None:
-    """``protofl sweep``: one method over a grid of values, or ``points``, × seeds, side by side; table and figure.
+    """``protofl sweep``: one method over a grid of values, or ``points``, × seeds in parallel; table and figure.
 
     Raises:
-        ConfigError: a key, a value or the metric cannot be used; nothing has been read or written then.
-        RunError: runs failed; what the others gave is written and printed first.
+        ConfigError: a key, a value or the metric is wrong; nothing has been read or written.
+        RunError: runs failed; the results of the others are written and printed first.
     """
     with operation(raw, wait=wait) as (how, _):
         from pipelines.execution.bodies import comparison
@@ -164,7 +161,7 @@ def tune(
     """``protofl tune``: an Optuna study of one method, on validation data.
 
     Raises:
-        ConfigError: the study cannot be carried out like that, or its folder holds another one.
+        ConfigError: the request is invalid, or the folder has another study.
         RunError: no trial has finished.
     """
     with operation(raw, wait=wait) as (how, config):
@@ -183,16 +180,16 @@ def tune(
         print(f"study in MLflow: {outcome.store}")
 
 
-# ---- how ---------------------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def operation(
     raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, copies: bool = True
 ) -> Iterator[tuple[Operation, Config]]:
-    """How a body is carried out, and the checked configuration.
+    """Yield execution settings and the validated configuration.
 
-    The follower starts before torch is imported here, which takes as long as its own imports.
+    The follower starts first: its imports take as long as that of torch here.
     """
     section = raw.get("tracking")
     asked = not isinstance(section, Mapping) or section.get("enabled", True) is not False
@@ -254,16 +251,12 @@ def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
 
 
 def say_table(outcome: Outcome, runs: int) -> None:
-    """Print what came of many runs.
-
-    Raises:
-        RunError: some of them failed.
-    """
+    """Print the table of many runs; RunError if some of them failed."""
     try:
         if outcome.table:
             print_drawn(outcome.table)
         _say_places(outcome)
-    finally:  # they failed though nobody may read the table
+    finally:  # also if the terminal is closed
         if outcome.failed:
             raise RunError(
                 f"{len(outcome.failed)} of {plural(runs, 'run')} failed, for the reasons given above; the table is "
@@ -281,7 +274,7 @@ def _say_places(outcome: Outcome) -> None:
 
 
 def _shown(path: Path) -> Path:
-    """As people would type it here."""
+    """Return a path relative to the working folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -289,15 +282,15 @@ def _shown(path: Path) -> Path:
 
 
 def track(directories: Sequence[Path], uri: str | None, *, register: bool = False) -> bool:
-    """``protofl track``: log folders to MLflow; False if the store could not take them.
+    """``protofl track``: log folders to MLflow; return False if the store does not respond.
 
     Args:
-        directories: of runs, finished or not, of comparisons, sweeps and studies.
+        directories: of runs, finished or not, comparisons, sweeps and studies.
         uri: of the store.
-        register: make the models of finished runs versions of their registered model.
+        register: also register the models of finished runs.
 
     Raises:
-        DataError: one of them is none of these.
+        DataError: a folder is none of these.
     """
     from pipelines.orchestration.pages import runs_page
 
@@ -320,11 +313,11 @@ def _log_folder(directory: Path, uri: str | None, register: bool) -> bool:
 
 
 def best(uri: str, metric: str, experiment: str | None, where: str | None, *, promote: bool) -> None:
-    """``protofl track best``: print the best finished run, and make its model the champion if that is wanted.
+    """``protofl track best``: print the best finished run; ``promote``: make its model the champion.
 
     Raises:
         ConfigError, DataError: as :func:`pipelines.tracking.best.best`.
-        RunError: the store does not answer.
+        RunError: the store does not respond.
     """
     from pipelines.addresses import without_password
     from pipelines.tracking import best as ranking

@@ -1,47 +1,37 @@
-"""What a Prefect server is told of this project: pool, queues, limits, deployments and notifications.
-
-The server is asked over its REST interface: this process does without importing Prefect.
-"""
+"""Registers this project with a Prefect server: pool, queues, limits, deployments and automations."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import time
-import urllib.error
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import ConfigError, RunError
 from flcore.core.host import python, safe_environment
 from flcore.io import disk
 from flcore.io.files import write_json
 from pipelines.orchestration import working_folder
-from pipelines.orchestration.address import Address, opened
+from pipelines.orchestration.address import Address, connected, connection_variables
+from pipelines.orchestration.notifications import register_automations
 from pipelines.plan import yaml_text
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun, State
 
 POOL = "protofl-process"
 QUEUES = {"cpu": "flows that train on the CPU", "gpu": "flows for the workers that are bound to a GPU"}
-WEBHOOK = "PROTOFL_WEBHOOK"
-"""Variable: where to tell of flows that did not end well; an address that may be a secret, and so in no file."""
 _FILE = Path("infra") / "prefect.yaml"
 _AUTOMATIONS = Path("infra") / "automations.yaml"
 _SECONDS = 600
-_SECONDS_TO_ANSWER = 60
-_PAGE = 200  # most flow runs of an answer
-_BUSY = 503  # its database is held by somebody else for a moment
-_DELAYS_SECONDS = (1.0, 4.0, 16.0)
+_PAGE = 200  # a server returns no more flow runs at once
 
 
 def environment(api: str) -> dict[str, str]:
-    """What processes need that talk to a server of ours.
-
-    Args:
-        api: its address.
-    """
+    """Return variables for processes that use a server, by its address."""
     return {
         "PREFECT_API_URL": api,
         "PREFECT_LOGGING_LEVEL": "INFO",  # commands set it lower for themselves
@@ -51,17 +41,13 @@ def environment(api: str) -> dict[str, str]:
 
 
 def file(name: Path = _FILE) -> Path | None:
-    """The deployments of this folder, else those that come with the project; None where there are none."""
+    """Return the file of this folder, else that of the project; None if there is none."""
     places = (name, Path(__file__).with_name(name.name))
     return next((place for place in places if place.exists()), None)
 
 
 def declared() -> list[dict[str, Any]]:
-    """Return what the file of this folder declares; nothing where there is no file.
-
-    Raises:
-        ConfigError: it cannot be read, or declares no deployments.
-    """
+    """Return the deployments of the file, if there is one; ConfigError if it is invalid or has none."""
     found = file()
     if found is None:
         return []
@@ -81,48 +67,46 @@ def declared() -> list[dict[str, Any]]:
 
 
 def changed_after(moment: float) -> bool:
-    """Whether the file was written after a moment, in seconds since 1970."""
+    """Return whether the file was written after a moment, in seconds since 1970."""
     found = file()
     return found is not None and found.stat().st_mtime > moment
 
 
 def register(address: Address, logs: Path, limits: Mapping[str, int], on: Container[tuple[str, str | None]]) -> None:
-    """Make pool, queues and limits, and register the deployments as they are in the file, whatever the pages say.
+    """Create pool, queues, limits and automations, and register the deployments of the file.
 
-    A schedule that was switched on stays on; any other is off, unless the file says ``active: true``. Automations that
-    call a webhook are registered if the variable :data:`WEBHOOK` has its address.
+    A schedule that was switched on stays on; any other is off, unless the file says ``active: true``.
 
     Args:
         address: of the server.
-        logs: folder for what Prefect says.
-        limits: by name, how many flows may hold each at a time.
-        on: deployment and slug of the schedules that are switched on.
+        logs: folder for Prefect's output.
+        limits: number of flows that may hold each at a time, by name.
+        on: deployment and slug of active schedules.
 
     Raises:
-        RunError: the server or Prefect did not take something.
+        RunError: the server does not respond, or refuses a request.
     """
-    _make(address, "/work_pools/", {"name": POOL, "type": "process"})
-    for name, description in QUEUES.items():
-        _make(address, f"/work_pools/{POOL}/queues", {"name": name, "description": description})
-    for name, slots in limits.items():
-        if not _make(address, "/v2/concurrency_limits/", {"name": name, "limit": slots}):
-            ask(address, "PATCH", f"/v2/concurrency_limits/{name}", {"limit": slots})
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with connected(address) as client:
+        with suppress(ObjectAlreadyExists):
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        for name, description in QUEUES.items():
+            with suppress(ObjectAlreadyExists):
+                client.create_work_queue(name, description, work_pool_name=POOL)
+        for name, slots in limits.items():
+            client.upsert_global_concurrency_limit_by_name(name, slots)
+        automations = file(_AUTOMATIONS)
+        if automations is not None:
+            register_automations(client, automations)
     deployed = file()
     if deployed is not None:
-        command = ["pipelines.orchestration.registering", "--no-prompt", "deploy", "--all"]
-        command += ["--prefect-file", str(_completed(deployed, logs, on))]
-        _carry_out(address, command, logs / "deployments.log", f"{deployed}: Prefect does not take these deployments")
-    told = file(_AUTOMATIONS)
-    if told is not None:
-        command = ["pipelines.orchestration.notifications", str(told)]
-        _carry_out(address, command, logs / "notifications.log", f"{told}: Prefect does not take these automations")
+        _deploy(address, deployed, _completed(deployed, logs, on), logs / "deployments.log")
 
 
 def _completed(deployed: Path, folder: Path, on: Container[tuple[str, str | None]]) -> Path:
-    """Write a copy of the deployments with what they leave out; returns where.
-
-    That is protofl's steps and heartbeats of protofl's flows, and the schedules that are switched on.
-    """
+    """Write a copy of the deployments with pull steps and heartbeats of our flows and the states of schedules."""
     content = yaml_text.parse(deployed.read_text(encoding="utf-8"))
     for each in content["deployments"]:
         if str(each.get("entrypoint")).startswith("pipelines."):
@@ -140,7 +124,7 @@ def _completed(deployed: Path, folder: Path, on: Container[tuple[str, str | None
 
 
 def _send_heartbeats(deployment: dict[str, Any]) -> None:
-    """Let flows send a heartbeat every 30 seconds, and tag them so: an automation ends those that stop sending."""
+    """Make flows send a heartbeat every 30 seconds; an automation ends those with this tag that stop sending."""
     pool = dict(deployment.get("work_pool") or {})
     variables = dict(pool.get("job_variables") or {})
     variables["env"] = {**(variables.get("env") or {}), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
@@ -148,14 +132,15 @@ def _send_heartbeats(deployment: dict[str, Any]) -> None:
     deployment["tags"] = [*(deployment.get("tags") or ()), "heartbeat-30s"]
 
 
-def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str) -> None:
-    disk.make_folder(log.parent)
+def _deploy(address: Address, deployed: Path, completed: Path, log: Path) -> None:
+    words = ["--no-prompt", "deploy", "--all", "--prefect-file", str(completed)]
+    problem = f"{deployed}: Prefect does not accept these deployments"
     try:
         with disk.create(log) as output:
             subprocess.run(
-                python("-m", *module),
-                # Its settings may be those of a profile in another home than the one that it is given here.
-                env=safe_environment({**environment(address.url), **address.settings}),
+                python("-m", "pipelines.orchestration.registering", *words),
+                # The connection may be configured by a profile in another home than this process gets here.
+                env=safe_environment({**environment(address.url), **connection_variables(address)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -163,70 +148,40 @@ def _carry_out(address: Address, module: Sequence[str], log: Path, problem: str)
                 check=True,
             )
     except subprocess.CalledProcessError as error:
-        raise RunError(f"{problem}; {log} says why") from error
+        raise RunError(f"{problem}; see {log}") from error
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"{problem} within {_SECONDS} s; the same command goes on from there") from error
+        raise RunError(f"{problem} within {_SECONDS} s; run the same command again to continue") from error
 
 
 def settle(address: Address) -> None:
-    """Say of runs that no worker will go on with what became of them; only while no worker runs.
+    """Set final states of flow runs that no worker will resume; call it only if no worker runs.
 
-    One that was under way has crashed: a process that is killed cannot say so itself. One that was due is cancelled, or
-    a week's nights would all be carried out when a worker comes.
+    Running ones have crashed: a killed process cannot report it. Overdue ones are cancelled, else a new worker would
+    run those of many nights.
 
     Args:
         address: of the server.
     """
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+    from prefect.states import Cancelled, Crashed
+
+    filters: dict[str, Any] = {
+        "flow_run_filter": FlowRunFilter.model_validate(
+            {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}}}
+        ),
+        "work_pool_filter": WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+        "sort": FlowRunSort.EXPECTED_START_TIME_ASC,
+    }
     now = datetime.now(UTC)
-    asked: dict[str, Any] = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "EXPECTED_START_TIME_ASC"}
-    asked["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}}}
-    found: list[dict[str, Any]] = []
-    while page := ask(address, "POST", "/flow_runs/filter", asked | {"limit": _PAGE, "offset": len(found)}):
-        found += page
-    for run in found:
-        if run["state_type"] != "SCHEDULED":
-            state = {"type": "CRASHED", "name": "Crashed", "message": "stopped with its worker"}
-        elif run["auto_scheduled"] and run["run_count"] == 0 and _time(run["expected_start_time"]) < now:
-            state = {"type": "CANCELLED", "name": "Missed", "message": "no worker ran when it was due"}
-        else:
-            continue
-        ask(address, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
-
-
-def _make(address: Address, path: str, described: dict[str, Any]) -> bool:
-    """Make what is described; False where it is there already."""
-    return ask(address, "POST", path, described, allowed=(409,)) is not None
-
-
-def ask(address: Address, method: str, path: str, body: dict[str, Any], allowed: tuple[int, ...] = ()) -> Any:
-    """Ask a server over its REST interface, again while its database is busy.
-
-    Args:
-        address: of the server. method, path, body: of the request.
-        allowed: further status codes of an answer.
-
-    Returns:
-        The answer's JSON value; None for an allowed status.
-
-    Raises:
-        RunError: it does not answer, or refuses.
-    """
-    delays = iter(_DELAYS_SECONDS)
-    while True:
-        try:
-            with opened(address, path, _SECONDS_TO_ANSWER, method=method, body=body) as answer:
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            if error.code in allowed:
-                return None
-            delay = next(delays, None) if error.code == _BUSY else None
-            if delay is None:
-                reason = f"does not take a request ({path}: HTTP {error.code})"
-                raise RunError(f"the Prefect server at {address.shown} {reason}") from error
-        except OSError as error:
-            raise RunError(f"the Prefect server at {address.shown} does not answer ({error})") from error
-        time.sleep(delay)
+    with connected(address) as client:
+        runs: list[FlowRun] = []
+        while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(runs)):
+            runs += page
+        for run in runs:
+            due = run.expected_start_time
+            if run.state_type != "SCHEDULED":
+                client.set_flow_run_state(run.id, Crashed(message="stopped with its worker"), force=True)
+            elif run.auto_scheduled and run.run_count == 0 and due is not None and due < now:
+                missed: State[None] = Cancelled(name="Missed", message="no worker ran when it was due")
+                client.set_flow_run_state(run.id, missed, force=True)

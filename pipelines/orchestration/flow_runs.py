@@ -1,11 +1,11 @@
-"""What is around the body of a flow: its parameters, name, tags, progress, results, limits and end.
+"""Everything around the body of a flow: parameters, name, tags, progress, limits and results.
 
-A flow that a command starts is given its :class:`Operation` by the command; one that a deployment starts makes its own.
+A command passes its :class:`Operation` to the flow that it starts; a flow of a deployment creates its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from pydantic import Field, WithJsonSchema
 
 from flcore.config.schema import Config
-from flcore.core.errors import ConfigError
+from flcore.core.errors import ConfigError, ProtoflError
 from flcore.experiment.run_folder import RunFiles
 from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
@@ -47,13 +47,13 @@ Hours = Annotated[float, Field(gt=0)]
 
 @dataclass
 class Call:
-    """A flow that a command calls: what Prefect would store if it were a parameter or a result.
+    """A flow that a command calls, with what must not be a parameter or a result, which Prefect would store.
 
     Attributes:
-        operation: how the body is carried out.
-        storage: of a study, whose address may hold a password.
-        patience: how often a request to the server is repeated while the body is at work.
-        outcome: what came of it.
+        operation: execution settings of the body.
+        storage: of a study; its address may hold a password.
+        patience: maximum number of repetitions of a request to the server while the body runs.
+        outcome: the result.
     """
 
     operation: Operation
@@ -63,14 +63,14 @@ class Call:
 
 
 CURRENT: ContextVar[Call] = ContextVar("call")
-"""The command that calls the flow; none where a deployment does."""
+"""The command that calls the flow; unset in a flow of a deployment."""
 
 _HASTE = 1
-"""How often a request is repeated that nothing but a page depends on: for about two seconds."""
+"""Maximum number of repetitions of a request that only affects a page: about two seconds."""
 
 
 def impatient() -> AbstractContextManager[Any]:
-    """Where somebody waits for a command whose results are on disk, or not begun."""
+    """Return a context for requests while a person waits for a command, before and after its body."""
     return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: _HASTE})
 
 
@@ -80,10 +80,10 @@ def impatient() -> AbstractContextManager[Any]:
 def parameters(
     params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The parameters of a flow, not yet checked.
+    """Return the parameters of a flow, not yet validated.
 
     Raises:
-        ConfigError: one of them names a store: Prefect keeps what a flow is given, and an address may hold a password.
+        ConfigError: one of them names a store: Prefect stores parameters, and an address may hold a password.
     """
     instead = "the parameter file, or into MLFLOW_TRACKING_URI where the worker runs"
     if config is not None:
@@ -96,12 +96,10 @@ def parameters(
 
 
 def configuration(params_file: str | None, overrides: Sequence[str] | None, config: Mapping[str, Any] | None) -> Config:
-    """The configuration of a flow of one method: as the command of that name makes it of the same file and overrides.
-
-    So what ``compare.settings`` says of the method holds. A ``config`` is one already, which a command has made.
+    """Return the configuration of a flow of one method, with ``compare.settings``, as its command would.
 
     Raises:
-        ConfigError: it is none; or as :func:`parameters`.
+        ConfigError: it is invalid; or as :func:`parameters`.
     """
     raw = parameters(params_file, overrides, config)
     if config is not None:
@@ -119,7 +117,7 @@ def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> N
         instead: where the address belongs.
 
     Raises:
-        ConfigError: there is one: Prefect keeps what a flow is given, and an address may hold a password.
+        ConfigError: there is one.
     """
     for assignment in assignments:
         if assignment.partition("=")[0].strip() in ("tracking", "tracking.uri"):
@@ -130,8 +128,31 @@ def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> N
 
 
 def dated(out: str) -> str:
-    """A folder in whose name ``{date}`` is the day (UTC) for which the flow was scheduled."""
+    """Return a folder with ``{date}`` in its name replaced by the day (UTC) for which the flow was scheduled."""
     return str(files.dated(Path(out), flow_run.scheduled_start_time.astimezone(UTC).date()))
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def named_by_method(prefix: str = "") -> Callable[[], str]:
+    """Return what names a flow run by its method and seed, for ``flow_run_name``."""
+
+    def name() -> str:
+        given = flow_run.parameters
+        try:
+            raw = parameters(given["params_file"], given["overrides"], given["config"])
+            config = Config.from_mapping(raw if given["config"] is not None else for_entry(raw, None, None))
+        except ProtoflError:  # which the flow raises too
+            return str(flow_run.flow_name)
+        return f"{prefix}{config.method.name}-s{config.seed}"
+
+    return name
+
+
+def named_by_folder(prefix: str) -> Callable[[], str]:
+    """Return what names a flow run by its output folder, for ``flow_run_name``."""
+    return lambda: f"{prefix} {Path(dated(flow_run.parameters['out'])).name}"
 
 
 # ---- while it runs -----------------------------------------------------------------------------------------------
@@ -140,28 +161,28 @@ def dated(out: str) -> str:
 @contextmanager
 def operation(
     config: Config,
-    name: str,
     tags: Sequence[str],
     *,
     limit_hours: float | None = None,
     experiment_of: Config | None = None,
 ) -> Iterator[Operation]:
-    """How this flow is carried out, with its run named and tagged, its progress shown and its limits kept.
+    """Tag the flow run, show its progress and enforce its limits; yield the settings of its body.
 
     Args:
-        config: says where runs are logged, for a flow that no command has started, and on which device they train.
-        name: of the flow run. tags: of it, beside those that it has.
-        limit_hours: how long it may take; None: as long as it takes.
-        experiment_of: the configuration, where the flow is a single run.
+        config: has the store of runs, for a flow that no command has started, and the device.
+        tags: added to the flow run's.
+        limit_hours: maximum duration; None: unlimited.
+        experiment_of: the configuration, if the flow is a single run.
 
     Raises:
         RunError: it took longer.
     """
-    _name_flow_run(name, tags)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
     call, whole_rounds = CURRENT.get(None), experiment_of is None or not experiment_of.engine.workers
     with ExitStack() as stack:
         stack.enter_context(time_limit(limit_hours))
-        # To the run's page; the terminal of a command has its own watcher, and a worker's log gets what the page gets.
+        # To the page; the terminal of a command has its own watcher, and a worker's log gets the same as the page.
         log = Lines(get_run_logger().info)
         if call is not None:
             given = call.operation
@@ -183,13 +204,8 @@ def _follower(config: Config, say: Any) -> Iterator[Follower]:
         yield follower
 
 
-def _name_flow_run(name: str, tags: Sequence[str]) -> None:
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
-
-
 def _show_workers(config: Config) -> None:
-    """Which worker has which device, as a table on the flow's page; nothing where this process trains on the CPU."""
+    """Show the device of each worker as a table; nothing if this process trains on the CPU."""
     devices = worker_devices(config.engine, visible_gpus())
     if devices:
         table = [{"worker": place, "device": device} for place, device in enumerate(devices)]
@@ -201,34 +217,27 @@ def _show_workers(config: Config) -> None:
 # ---- at its end --------------------------------------------------------------------------------------------------
 
 
-def left(outcome: Outcome) -> str:
-    """The folder of a flow's results, which is what Prefect keeps; the rest goes to the command that called it."""
+def publish_result(outcome: Outcome) -> str:
+    """Return the folder of the results, which Prefect stores; pass the outcome to the command that called the flow."""
     call = CURRENT.get(None)
     if call is not None:
         call.outcome = outcome
     return str(outcome.directory)
 
 
-def left_by_all(outcome: Outcome, runs: int) -> str:
-    """The folder of many runs' results, where none of them failed.
-
-    Args:
-        outcome: of the runs. runs: how many there are.
-
-    Raises:
-        FailedRunsError: some failed, so that the flow has; its table and artifacts stay.
-    """
+def finish_all(outcome: Outcome, runs: int) -> str:
+    """Return the folder of the results of many runs; FailedRunsError, which fails the flow, if some of them failed."""
     if outcome.failed:
         raise FailedRunsError(
             f"{len(outcome.failed)} of {plural(runs, 'run')} failed; the first of them, {outcome.first_failure}; the "
             "table is without them, and the same parameters try them again"
         )
-    return left(outcome)
+    return publish_result(outcome)
 
 
 def show_run(outcome: Outcome) -> None:
-    """The scores and costs of a finished run as an artifact, with where it is; the command knows of it before."""
-    left(outcome)
+    """Show scores, costs and folder of a finished run as an artifact, after passing it to the command."""
+    publish_result(outcome)
     lines = [f"folder: `{outcome.directory}`", *([f"MLflow: `{outcome.store}`"] if outcome.store else [])]
     with _at_the_end():
         create_markdown_artifact(
@@ -237,15 +246,15 @@ def show_run(outcome: Outcome) -> None:
 
 
 def show_table(outcome: Outcome) -> None:
-    """The table of many runs as an artifact; the command knows of it before."""
-    left(outcome)
+    """Show the table of many runs as an artifact, after passing it to the command."""
+    publish_result(outcome)
     with _at_the_end():
         about = f"of the runs in {outcome.directory}"
         create_markdown_artifact(outcome.markdown, key=artifact_key("table"), description=about)
 
 
 def _at_the_end() -> AbstractContextManager[Any]:
-    """All is done: a command does not wait for the server now, while a deployment has time."""
+    """Return a context for requests after the body: a command does not wait long for the server."""
     return nullcontext() if CURRENT.get(None) is None else impatient()
 
 

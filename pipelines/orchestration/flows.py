@@ -29,7 +29,6 @@ from pipelines.addresses import has_secrets
 from pipelines.execution.bodies import comparison, experiment
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.artifacts import artifact_key
-from pipelines.orchestration.ended import HOOKS
 from pipelines.orchestration.flow_runs import (
     CURRENT,
     Configuration,
@@ -38,14 +37,17 @@ from pipelines.orchestration.flow_runs import (
     Seed,
     configuration,
     dated,
-    left,
-    left_by_all,
+    finish_all,
+    named_by_folder,
+    named_by_method,
     operation,
     parameters,
+    publish_result,
     show_run,
     show_table,
 )
 from pipelines.orchestration.gate import check_gate, pass_comparison, pass_run
+from pipelines.orchestration.hooks import OPTIONS
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.grid import sweep_plan
 from pipelines.reporting.comparison import tuned_name
@@ -61,7 +63,7 @@ STORAGE = "PROTOFL_STORAGE"
 working_folder.enter()
 
 
-@flow(name="federated-experiment", **HOOKS)
+@flow(name="federated-experiment", flow_run_name=named_by_method(), **OPTIONS)
 def federated_experiment(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -88,7 +90,7 @@ def federated_experiment(
     return _one_run(checked, None if out is None else Path(dated(out)), restart, limit_hours)
 
 
-@flow(name="federated-training", **HOOKS)
+@flow(name="federated-training", flow_run_name=named_by_method(), **OPTIONS)
 def federated_training(
     prepared: str,
     partition: str,
@@ -119,7 +121,7 @@ def federated_training(
     return _one_run(checked, Path(dated(out)), restart, limit_hours, inputs)
 
 
-@flow(name="protofl-compare", **HOOKS)
+@flow(name="protofl-compare", flow_run_name=named_by_folder("compare"), **OPTIONS)
 def compare(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -157,15 +159,15 @@ def compare(
     rows = {run.name: run.config.method for run in plan.runs}
     check_gate(gate or {}, rows | {tuned_name(row): method for row, method in rows.items() if tuned})
     tags = ["comparison", plan.base.source.display_name]
-    with operation(plan.base, f"compare {folder.name}", tags, limit_hours=limit_hours) as how:
+    with operation(plan.base, tags, limit_hours=limit_hours) as how:
         outcome = compare_methods(plan, folder, how, tuned=tuned, budget=budget, restart=restart)
         show_table(outcome)
-    directory = left_by_all(outcome, len(plan.runs) * (2 if tuned else 1))
+    directory = finish_all(outcome, len(plan.runs) * (2 if tuned else 1))
     pass_comparison(gate or {}, outcome.directory)
     return directory
 
 
-@flow(name="protofl-sweep", **HOOKS)
+@flow(name="protofl-sweep", flow_run_name=named_by_folder("sweep"), **OPTIONS)
 def sweep(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -204,14 +206,14 @@ def sweep(
     asked = {"vary": list(vary or []), "seeds": list(plan.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}
     tags = ["sweep", plan.base.source.display_name]
-    with operation(plan.base, f"sweep {folder.name}", tags, limit_hours=limit_hours) as how:
+    with operation(plan.base, tags, limit_hours=limit_hours) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
         outcome = comparison(plan, folder, how, facts, restart=restart)
         show_table(outcome)
-    return left_by_all(outcome, len(plan.runs))
+    return finish_all(outcome, len(plan.runs))
 
 
-@flow(name="protofl-tune", **HOOKS)
+@flow(name="protofl-tune", flow_run_name=named_by_folder("tune"), **OPTIONS)
 def tune(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -252,13 +254,13 @@ def tune(
     folder, call = Path(dated(out)), CURRENT.get(None)
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.display_name]
-    with operation(checked, f"tune {folder.name}", tags, limit_hours=limit_hours) as how:
+    with operation(checked, tags, limit_hours=limit_hours) as how:
         outcome = study(checked, StudyRequest(trials, objective, metric, place, max_bytes, max_steps), folder, how)
         show_table(outcome)
-    return left(outcome)
+    return publish_result(outcome)
 
 
-@flow(name="protofl-retrain-on-new-data", **HOOKS)
+@flow(name="protofl-retrain-on-new-data", flow_run_name=named_by_method("retrain "), **OPTIONS)
 def retrain_on_new_data(
     params_file: str | None = None,
     overrides: list[str] | None = None,
@@ -292,9 +294,8 @@ def retrain_on_new_data(
     check_gate(gate or {}, {"": checked.method})
     if promote and not checked.tracking.enabled:
         raise ConfigError("promote: models are registered in MLflow; set tracking.enabled = true")
-    name = f"retrain {checked.method.name}-s{checked.seed}"
     tags = ["retrain", checked.method.name, checked.source.display_name]
-    with operation(checked, name, tags, limit_hours=limit_hours, experiment_of=checked) as how:
+    with operation(checked, tags, limit_hours=limit_hours, experiment_of=checked) as how:
         prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)
         inputs = Inputs(prepared, how.steps.call("partition-data", Cache.here().partition, checked, prepared))
         asked = Experiment.open(checked, inputs.prepared, inputs.partition)
@@ -322,14 +323,14 @@ def retrain_on_new_data(
             why += f", champion {model}"
         remove_stale_temp(home, last.name)
         write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
-    return Completed(message=f"trained ({why}; {was}): {left(outcome)}", data=str(outcome.directory))
+    return Completed(message=f"trained ({why}; {was}): {publish_result(outcome)}", data=str(outcome.directory))
 
 
 def _one_run(
     config: Config, out: Path | None, restart: bool, limit_hours: float | None, inputs: Inputs | None = None
 ) -> str:
-    name, tags = f"{config.method.name}-s{config.seed}", [config.method.name, config.source.display_name]
-    with operation(config, name, tags, limit_hours=limit_hours, experiment_of=config) as how:
+    tags = [config.method.name, config.source.display_name]
+    with operation(config, tags, limit_hours=limit_hours, experiment_of=config) as how:
         outcome = experiment(config, out, how, restart=restart, inputs=inputs)
         show_run(outcome)
-    return left(outcome)
+    return publish_result(outcome)

@@ -1,4 +1,4 @@
-"""How long a flow may take, and how many flows a GPU may hold at a time."""
+"""Limits of a flow: its duration, and the flows per GPU."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from pipelines.orchestration.gpus import limit_name, visible_gpus
 
 
 class _TooLateError(TimeoutError):
-    """The time of a flow is up; a class of its own, because waiting for a server may raise its parent."""
+    """The time of a flow is up; not its parent class, which waiting for a server may raise."""
 
 
 @contextmanager
 def time_limit(hours: float | None) -> Iterator[None]:
-    """Interrupt what is carried out in this block when its time is up, as Ctrl-C would; in a main thread.
-
-    What has finished stays, and what has not goes on from its checkpoint when the same is started again.
+    """Interrupt the block, in a main thread, when its time is up; its runs can be resumed, as after Ctrl-C.
 
     Args:
         hours: None: no limit.
 
     Raises:
-        RunError: the time was up.
+        RunError: the time is up.
     """
     try:
         with timeout(None if hours is None else 3600 * hours, timeout_exc_type=_TooLateError):
@@ -39,14 +37,14 @@ def time_limit(hours: float | None) -> Iterator[None]:
 
 @contextmanager
 def gpus_held(device: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a slot on each GPU that this process sees, and wait for it where others hold them all.
+    """Hold a slot of Prefect's concurrency limit of each visible GPU; wait while others hold all.
 
-    The limits are Prefect's global ones, made by ``protofl up`` and ``protofl deploy``; a GPU without one has no limit.
-    A slot is a lease: that of a process which was killed comes back by itself.
+    ``protofl up`` and ``protofl deploy`` create the limits; a GPU without one is not limited. The slot of a killed
+    process is free again when its lease expires.
 
     Args:
-        device: ``engine.device`` of what trains here; the CPU has no slots.
-        say: told which GPUs are held.
+        device: ``engine.device``; the CPU has no slots.
+        say: receives the names of the limits.
     """
     names = [limit_name(gpu) for gpu in visible_gpus()] if device == "cuda" else []
     with concurrency(names):

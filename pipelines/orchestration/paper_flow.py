@@ -12,8 +12,8 @@ from pydantic import Field
 
 from flcore.config.schema import Config
 from pipelines.orchestration import working_folder
-from pipelines.orchestration.ended import HOOKS
-from pipelines.orchestration.flow_runs import Hours, Seed, dated, left_by_all, operation, refuse_stores, show_table
+from pipelines.orchestration.flow_runs import Hours, Seed, dated, finish_all, operation, refuse_stores, show_table
+from pipelines.orchestration.hooks import OPTIONS
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import TableSelection
 from pipelines.papers.run_table import folder_of, run_table
@@ -22,7 +22,7 @@ from pipelines.papers.shard import nothing_to_do, plan_shard
 working_folder.enter()
 
 
-@flow(name="protofl-paper-table", **HOOKS)
+@flow(name="protofl-paper-table", flow_run_name="paper {id}", **OPTIONS)
 def paper_table(
     id: str,
     rows: list[str] | None = None,
@@ -73,7 +73,7 @@ def paper_table(
     if planned.is_kept:
         return Completed(name="Unchanged", message=nothing_to_do(planned), data=str(folder))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
-    with operation(config, f"paper {id}", ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
+    with operation(config, ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
         outcome = run_table(planned, folder, how, restart=restart)
         show_table(outcome)
-    return left_by_all(outcome, planned.num_runs)
+    return finish_all(outcome, planned.num_runs)

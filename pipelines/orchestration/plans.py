@@ -1,4 +1,4 @@
-"""How each service is started: where it answers, by which arguments, and with what in its environment."""
+"""How to start each service: address, arguments and environment."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
 
 @dataclass(frozen=True)
 class Plan:
-    """How a service is started.
+    """How to start a service.
 
     Attributes:
-        url: where it will answer.
+        url: its address.
         arguments: of the Python interpreter.
-        environment: variables beside those of this process.
-        shows: of MLflow, the store, without a password.
+        environment: variables in addition to those of this process.
+        shows: of MLflow, its store without a password.
     """
 
     url: str
@@ -65,12 +65,12 @@ def prefect(port: int) -> Plan:
 
 
 def workers(api: str, gpus: Sequence[str], flows_per_gpu: int) -> dict[str, Callable[[int], Plan]]:
-    """A worker for flows on the CPU; and one for each GPU, which sees that one alone, as all that it starts does.
+    """Return a worker for flows on the CPU, and one for each GPU, which sees no other GPU.
 
     Args:
         api: of the server.
-        gpus: of this machine, as CUDA_VISIBLE_DEVICES calls them.
-        flows_per_gpu: how many flows a worker of a GPU carries out at a time.
+        gpus: of this machine, as in CUDA_VISIBLE_DEVICES.
+        flows_per_gpu: maximum number of flows of a GPU's worker at a time.
     """
     # One flow at a time, since one flow uses all cores. Deployments of one's own may be in the pool's first queue.
     hidden = {VISIBLE: ""} if gpus else {}
@@ -93,12 +93,7 @@ def _worker(api: str, queues: Sequence[str], flows: int, environment: Mapping[st
 
 
 def mlflow(port: int, address: str) -> Plan:
-    """MLflow's server.
-
-    Args:
-        port: at which it answers.
-        address: of the store that it shows.
-    """
+    """MLflow's server, on a store."""
     from pipelines.tracking.store import sqlite_file
 
     database = sqlite_file(address)
@@ -121,7 +116,7 @@ def dashboard(port: int) -> Plan:
 
 
 def store() -> str:
-    """Where runs that are begun here are logged."""
+    """Return the address of the store of runs of this folder."""
     from pipelines.plan.files import read_params
     from pipelines.tracking.store import resolve_uri
 

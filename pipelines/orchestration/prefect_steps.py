@@ -1,184 +1,139 @@
-"""Prefect's way to carry out the steps of a body: as named tasks of the surrounding flow.
+"""Runs the steps of an experiment as tasks of the surrounding flow.
 
-Tasks carry the names of the algorithm's steps. They take no arguments, because Prefect would search every tensor for
-futures: each is a closure over explicit inputs, and results stay in memory. A task waits for the tasks of the step
-before it, so the graph of a flow run shows the steps in order.
-
-Where a run has workers, training is a task per group of clients and each server step one; without workers a task is a
-whole round, whose name says its steps, since a task costs more than many a step. Of several runs each is a task.
+Tasks wait for those of the step before, so the graph of a flow run shows the steps in order. A run with workers has a
+task per group of clients and per server step; one without has a task per round. Of several runs, each is a task.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, Generic, TypeVar
-from uuid import UUID
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
-from prefect import Task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, StateDetails, StateType
-from prefect.context import TaskRunContext
+from prefect import Task, allow_failure
 from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import quote
 
-from flcore.core.errors import ProtoflError
+from flcore.config.schema import Config
 from flcore.core.host import physical_cores
 from flcore.engine.orchestrator import InlineOrchestrator
-from pipelines.execution.one_run import is_of_the_machine, was_stopped_by_the_machine
 from pipelines.execution.steps import Steps, Work
+from pipelines.orchestration import tasks
+from pipelines.orchestration.tasks import TaskCall, run_here
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_RETRY_DELAYS_SECONDS = (2.0, 20.0, 200.0)
-"""A full disk or a file system that is away may be back then."""
-
-
-def _worth_retrying(failed: Task[..., Any], run: Any, state: State[Any]) -> bool:
-    """Retry what a machine did (a full disk), not what the configuration, the mathematics or a fault of ours did."""
-    error = state.result(raise_on_failure=False)
-    if isinstance(error, ProtoflError):
-        return was_stopped_by_the_machine(error)
-    return is_of_the_machine(error)
-
-
-class _Ended(State[None]):
-    """A task that a later one waits for; without its result, which may be large."""
-
-    @classmethod
-    def of(cls, task_run: UUID) -> _Ended:
-        """Return the end of a task run."""
-        return cls(type=StateType.COMPLETED, state_details=StateDetails(task_run_id=task_run))
-
-    def result(self, *_: Any, **__: Any) -> None:
-        """Return nothing: Prefect asks for the result of whatever a task waits for."""
-
 
 class PrefectSteps(Steps):
-    """Carries out steps as tasks of the surrounding flow. Repeating one is harmless: what is finished is on disk."""
+    """Runs steps as tasks of the surrounding flow."""
 
-    delays = _RETRY_DELAYS_SECONDS
+    delays = tasks.RETRY_DELAYS_SECONDS
 
     def __init__(self, *, whole_rounds: bool) -> None:
-        """Say whether a task is a whole round, or each of its pieces."""
+        """Create the steps; ``whole_rounds``: a round is one task."""
         self._whole_rounds = whole_rounds
         self._in_a_round = False
-        self._ended: list[_Ended] = []
-        """The tasks of this step."""
+        self._round = 0
+        self._before: list[Any] = []
+        """Tasks of the last step."""
 
     def round(self, number: int, pieces: Sequence[str], function: Callable[[], Result]) -> Result:
-        """One task where rounds are not divided, named for its pieces."""
+        """Run a round as one task, or let its parts be tasks."""
+        self._round = number
         if not self._whole_rounds:
             return function()
-
-        def carry_out() -> Result:
-            self._in_a_round = True
-            try:
-                return function()
-            finally:
-                self._in_a_round = False
-
-        before = self._begin()
-        return self._task("round", carry_out, f"round {number}: {', '.join(pieces)}")(wait_for=before)
+        self._in_a_round = True
+        try:
+            return self._run(tasks.run_round, {"round": number, "steps": ", ".join(pieces)}, TaskCall(function))
+        finally:
+            self._in_a_round = False
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """One task, in this thread."""
+        """Run a step as a task in this thread."""
         if self._in_a_round:
             return function(*arguments)
-        before = self._begin()
-        return self._task(name, partial(function, *arguments))(wait_for=before)
+        step, inputs = self._task_of(name, arguments)
+        return self._run(step, inputs, TaskCall(function, *arguments))
 
     def map(self, name: str, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """A task per item on the flow's threads."""
+        """Run a task per group of clients on the flow's threads."""
+        groups: list[Any] = list(items)
         if self._in_a_round:
-            return InlineOrchestrator(physical_cores()).map(name, function, items)
-        before = self._begin()
-        tasks = [self._task(name, partial(function, item)) for item in items]
-        futures: list[PrefectFuture[Result]] = [task.submit(return_state=False, wait_for=before) for task in tasks]
-        return [future.result() for future in futures]
+            return InlineOrchestrator(physical_cores()).map(name, function, groups)
+        if not groups:
+            return []
+        calls = [TaskCall(function, group) for group in groups]
+        futures = tasks.train_clients.map(
+            step=name,
+            round=self._round,
+            clients=[_spans(chain.from_iterable(group)) for group in groups],
+            call=[quote(call) for call in calls],
+            wait_for=self._before,
+        )
+        return self._results(calls, futures)
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """A task per piece of work; the next one appears when another has ended. One at a time is in this thread.
-
-        Whoever made the pieces tries them again: a task that did would begin while another one has its room.
-        """
-        before = self._begin()
+        """Run a task per run; request the next one when another has ended. One at a time is in this thread."""
+        before, calls, futures = self._before, list[TaskCall[Result]](), list[PrefectFuture[Any]]()
         if at_once == 1:
-            tasks = ((self._task(name, piece, delays=()), piece) for name, piece in _pieces(works))
-            return [piece.result_of(partial(task, wait_for=before)) for task, piece in tasks]
+            results = []
+            self._before = []
+            for work in works:
+                call = TaskCall(work.function)
+                state = run_here(tasks.train_run, {"run": work.name, "folder": work.folder}, call, before)
+                self._before.append(allow_failure(state))
+                results.append(call.result(state))
+            return results
         room = threading.Semaphore(at_once)
-
-        def and_make_room(piece: _Piece[Result]) -> Result:
-            try:
-                return piece()
-            finally:
-                room.release()
-
-        begun: list[tuple[_Piece[Result], PrefectFuture[Result]]] = []
-        asked = _pieces(works)
         room.acquire()
-        while (named := next(asked, None)) is not None:
-            name, piece = named
-            task = self._task(name, partial(and_make_room, piece), delays=())
-            begun.append((piece, task.submit(return_state=False, wait_for=before)))
+        for work in works:
+            calls.append(TaskCall(work.function))
+            future = tasks.train_run.submit(
+                work.name, work.folder, quote(calls[-1]), return_state=False, wait_for=before
+            )
+            future.add_done_callback(lambda _: room.release())
+            futures.append(future)
             room.acquire()
-        return [piece.result_of(future.result) for piece, future in begun]
+        return self._results(calls, futures)
 
-    def _begin(self) -> list[_Ended]:
-        """Begin a step; return the tasks of the last one."""
-        before, self._ended = self._ended, []
-        return before
+    def _run(self, step: Task[..., Any], inputs: dict[str, Any], call: TaskCall[Result]) -> Result:
+        state = run_here(step, inputs, call, self._before)
+        self._before = [state]
+        return call.result(state)
 
-    def _task(
-        self,
-        name: str,
-        work: Callable[[], Result],
-        run_name: str | None = None,
-        delays: Sequence[float] = _RETRY_DELAYS_SECONDS,
-    ) -> Task[[], Result]:
-        def and_note() -> Result:
-            result = work()
-            context = TaskRunContext.get()
-            assert context is not None
-            self._ended.append(_Ended.of(context.task_run.id))
-            return result
+    def _results(self, calls: Sequence[TaskCall[Result]], futures: Sequence[PrefectFuture[Any]]) -> list[Result]:
+        self._before = [allow_failure(future) for future in futures]
+        results = []
+        for call, future in zip(calls, futures, strict=True):
+            future.wait()
+            results.append(call.result(future.state))
+        return results
 
-        return Task(
-            and_note,
-            name=name,
-            task_run_name=(run_name or name).replace("{", "{{").replace("}", "}}"),  # else a name with a random ending
-            retries=len(delays),
-            retry_delay_seconds=list(delays),
-            retry_condition_fn=_worth_retrying,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
-
-
-class _Piece(Generic[Result]):
-    """A piece of work whose task fails with the error that it returns, and nothing else does."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
-        self._failed: Result | None = None
-
-    def __call__(self) -> Result:
-        result = self._work()
-        if isinstance(result, ProtoflError):
-            self._failed = result
-            raise result
-        return result
-
-    def result_of(self, wait: Callable[[], Result]) -> Result:
-        """What ``wait`` returns, or the error that was returned."""
-        try:
-            return wait()
-        except ProtoflError:
-            if self._failed is None:
-                raise
-            return self._failed
+    def _task_of(self, name: str, arguments: Sequence[Any]) -> tuple[Task[..., Any], dict[str, Any]]:
+        """Return the task of a step, and its inputs."""
+        match name, arguments:
+            case "prepare-data", (Config() as config,):
+                return tasks.prepare_data, {"data": config.to_mapping()["data"]}
+            case "partition-data", (Config() as config, prepared):
+                section = config.to_mapping()["partition"]
+                return tasks.partition_data, {"prepared": prepared, "partition": section, "seed": config.partition_seed}
+            case "evaluate" | "analyse", (Config(), _, _, folder, *_):
+                return tasks.evaluate_run, {"step": name, "folder": folder}
+            case "report" | "compare", ():
+                return tasks.write_report, {"step": name}
+            case "promote", (folder, _, reason):
+                return tasks.promote_model, {"folder": folder, "reason": reason}
+        return tasks.run_server_step, {"step": name, "round": self._round}
 
 
-def _pieces(works: Iterable[Work[Result]]) -> Iterator[tuple[str, _Piece[Result]]]:
-    return ((name, _Piece(work)) for name, work in works)
+def _spans(numbers: Iterable[int]) -> str:
+    """Return numbers as in ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)

@@ -28,6 +28,7 @@ from pipelines.orchestration import background, deployments, plans, schedules
 from pipelines.orchestration.address import configured, started_here
 from pipelines.orchestration.background import Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
+from pipelines.orchestration.notifications import WEBHOOK
 from pipelines.orchestration.plans import Plan
 from pipelines.orchestration.serving import HOST
 from pipelines.runs.standard_error import console, tell
@@ -43,7 +44,6 @@ _WHAT = {
     "worker": "carries out what is scheduled",
 }
 _HEALTHY = "healthy"
-_OLD = "made by an earlier version: `protofl up` starts it again"
 _EXPORT = "export PREFECT_API_URL="
 _HEALTH = {"prefect": "/health", "mlflow": "/health", "dashboard": "/api/meta", "worker": "/health"}
 
@@ -56,16 +56,16 @@ def up(
     worker: bool = True,
     flows_per_gpu: int = 1,
 ) -> None:
-    """Start what does not run yet, wait until it answers, and print where.
+    """Start services that do not run, wait until they respond, and print their addresses.
 
     Args:
-        prefect: the server that shows flows. mlflow: the one that shows runs. dashboard: the one that shows studies.
-        worker: what carries out scheduled flows; needs ``prefect``. One for the queue ``cpu``, one for each GPU.
-        flows_per_gpu: how many flows share a GPU, whoever starts them.
+        prefect: its server, for flows. mlflow: its server, for runs. dashboard: Optuna's, for studies.
+        worker: runs scheduled flows; needs ``prefect``. One for the queue ``cpu``, one for each GPU.
+        flows_per_gpu: number of flows that share a GPU.
 
     Raises:
-        ConfigError: no free port, or settings or deployments that cannot be read; nothing is started then.
-        RunError: a service did not start; the others go on.
+        ConfigError: no free port, or unreadable settings or deployments; nothing is started then.
+        RunError: a service did not start; the others run.
     """
     wanted = {"prefect": prefect, "mlflow": mlflow, "dashboard": dashboard, "worker": worker and prefect}
     for service, package in {"prefect": "prefect", "mlflow": "mlflow", "dashboard": "optuna_dashboard"}.items():
@@ -90,7 +90,7 @@ def up(
             wanted_workers = plans.workers(address.url, gpus, flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
-            is_new = bool(workers or os.environ.get(deployments.WEBHOOK))
+            is_new = bool(workers or os.environ.get(WEBHOOK))
             if is_new or deployments.changed_after(min(service.started for service in there)):
                 with _waiting("deployments"):
                     limits = {limit_name(gpu): flows_per_gpu for gpu in gpus}
@@ -106,13 +106,13 @@ def up(
 
 
 def deploy(*, flows_per_gpu: int = 1) -> None:
-    """Tell the configured server what ``up`` tells its own; for a server that others use too.
+    """Register deployments with the configured server, as ``up`` does with its own.
 
     Args:
-        flows_per_gpu: how many flows share a GPU of this machine.
+        flows_per_gpu: number of flows that share a GPU of this machine.
 
     Raises:
-        ConfigError: no server is configured. RunError: it does not answer, or does not take something.
+        ConfigError: no server is configured. RunError: it does not respond, or refuses a request.
     """
     deployments.declared()
     address = schedules.answering()
@@ -123,13 +123,13 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
 
 
 def status(*, as_json: bool = False) -> bool:
-    """Print what was started here: where, since when, and whether it answers.
+    """Print the services that were started here, with address, start and health.
 
     Args:
-        as_json: a list of objects, and nothing else.
+        as_json: print a list of objects alone.
 
     Returns:
-        Whether anything was started, and all of it does.
+        Whether there are services, and all respond.
     """
     services = background.recorded()
     found = [
@@ -161,7 +161,7 @@ def status(*, as_json: bool = False) -> bool:
 
 
 def down() -> None:
-    """Stop what was started here and everything that came of it, the worker first; nothing else."""
+    """Stop the services that were started here and their children, the worker first; nothing else."""
     with background.one_command_at_a_time():
         services = background.recorded()
         if not services:
@@ -178,7 +178,7 @@ def down() -> None:
 
 
 def _settle(services: Sequence[Service]) -> None:
-    """Let Prefect's pages show that the worker's flows have ended with it, where Prefect can still be told."""
+    """Show in Prefect, if its server runs, that the flows of the worker have ended."""
     for service in services:
         if service.name == "prefect" and background.is_running(service):
             with suppress(ConfigError, RunError):
@@ -191,11 +191,8 @@ def _settle(services: Sequence[Service]) -> None:
 def _forget_what_has_ended() -> dict[str, Service]:
     running = {}
     for service in background.recorded():
-        if background.is_running(service) and service.ticks is not None:
+        if background.is_running(service):
             running[service.name] = service
-        elif background.is_running(service):
-            tell(f"{service.name}: starting it again: an earlier version did, and it answers any web page")
-            background.stop(service.name)
         else:
             background.stop(service.name)  # helpers that it may have left
             kept = background.set_log_aside(service)
@@ -205,7 +202,7 @@ def _forget_what_has_ended() -> dict[str, Service]:
 
 
 def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]) -> dict[str, Service]:
-    """Start services side by side, and wait for all of them."""
+    """Start services in parallel, and wait for all of them."""
     started: dict[str, Service] = {}
     taken = {int(service.url.split(":")[2].split("/")[0]) for service in running.values()}
     for name, plan_at in wanted.items():
@@ -237,11 +234,7 @@ def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]
 
 
 def _free_port(name: str, taken: set[int]) -> int:
-    """The service's usual port, or the next one that is free.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the service's default port, or the next free one; ConfigError if there is none."""
     first = _PORTS[_kind(name)]
     for port in range(first, first + _PORTS_TRIED):
         if port in taken:
@@ -257,12 +250,12 @@ def _free_port(name: str, taken: set[int]) -> int:
 
 
 def _kind(name: str) -> str:
-    """What a service is: there may be several workers."""
+    """Return the kind of a service: there may be several workers."""
     return name.partition("-")[0]
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Where a service stands in a list: servers before the workers that need them."""
+    """Return a sort key: servers before workers."""
     return list(_PORTS).index(_kind(name)), name
 
 
@@ -281,13 +274,11 @@ def _answers(service: Service) -> bool:
 def _state(service: Service) -> str:
     if not background.is_running(service):
         return "ended"
-    if service.ticks is None:
-        return _OLD
     return _HEALTHY if _answers(service) else "no answer"
 
 
 def _page(service: Service) -> str:
-    """What to open in a browser."""
+    """Return the address for a browser."""
     return service.url + "/health" if _kind(service.name) == "worker" else service.url.removesuffix("/api")
 
 
@@ -297,7 +288,7 @@ def _last_line(service: Service) -> str:
 
 
 def _hint(running: Mapping[str, Service]) -> list[str]:
-    """Where commands that are typed here report to, and a line to copy; nothing where nothing runs."""
+    """Return which server the commands of this folder use, and a line to copy; nothing if no service runs."""
     if not running:
         return []
     stop = "stop them with `protofl down`"
@@ -312,7 +303,7 @@ def _hint(running: Mapping[str, Service]) -> list[str]:
 
 
 def _export(server: Service) -> list[str]:
-    """Return how a person and Prefect's own commands get in; they know nothing of this folder. It has no password."""
+    """Return how a person and Prefect's own commands authenticate, without the password."""
     password = f'"$(cat {shlex.quote(str(background.PASSWORD.absolute()))})"'
     lines = [f"Prefect's pages ask for a password once; to see it: cat {background.PASSWORD}"]
     if os.environ.get("PREFECT_API_URL") != server.url or "PREFECT_API_AUTH_STRING" not in os.environ:
@@ -323,7 +314,7 @@ def _export(server: Service) -> list[str]:
 
 @contextmanager
 def _waiting(what: str) -> Iterator[None]:
-    """Say what is waited for, on standard error; on a terminal only as long as it takes."""
+    """Print on standard error what is starting; on a terminal, until the block ends."""
     if not sys.stderr.isatty():
         tell(f"starting {what} ...")
         yield

@@ -256,20 +256,18 @@ def test_every_server_refuses_other_pages_and_other_names(all_servers: dict[str,
 RUN = ("--set", "partition.num_clients=4", "--set", "federation.rounds=2", "--set", "engine.clients_per_task=2")
 
 
+IN_A_ROUND = "train-clients, aggregate, evaluate"
+
+
 @pytest.mark.parametrize(
     ("workers", "seed", "tasks"),
     [
+        (0, 0, {f"round 1: {IN_A_ROUND}": 1, f"round 2: {IN_A_ROUND}": 1}),
         (
-            0,  # a task is a whole round
-            0,
-            {"round 1: train-clients, aggregate, evaluate": 1, "round 2: train-clients, aggregate, evaluate": 1}
-            | {"prepare-data": 1, "partition-data": 1, "evaluate": 1, "report": 1},
-        ),
-        (
-            2,  # a task is a group of clients, or a stage of the server: two groups, two rounds
+            2,  # two groups of clients, two rounds
             1,
-            {"prepare-data": 1, "partition-data": 1, "train-clients": 4, "aggregate": 2}
-            | {"evaluate": 3, "report": 1},  # after each round, and all of it at the end
+            {f"train-clients, round {number}: clients {clients}": 1 for number in (1, 2) for clients in ("0-1", "2-3")}
+            | {f"{step}, round {number}": 1 for number in (1, 2) for step in ("aggregate", "evaluate")},
         ),
     ],
 )
@@ -280,12 +278,24 @@ def test_a_run_in_prefect_reads_as_the_algorithm_does_and_gives_its_bytes(
     asked = ("run", *RUN, "--seed", str(seed))
     plain, shown = f"plain-{seed}", f"shown-{seed}"
     folder.protofl(*asked, "--no-prefect", "--out", plain, PROTOFL_CACHE="other")  # it trains for itself
+    is_prepared = any(folder.path.glob(".protofl/cache/prepared/*"))
     more = ("--set", f"engine.workers={workers}", "--out", shown)
     done = folder.protofl(*asked, *more)  # the server is found without being asked for
     assert digests(folder.path / plain) == digests(folder.path / shown)
 
     run, artifacts = the_flow_run(folder, api, "federated-experiment", f"fedavg-s{seed}")
-    assert tasks_of(folder, api, run["id"], "report") == tasks
+    partitioned = f"partition-data, seed {seed}"
+    around = {"prepare-data": 1, partitioned: 1, "evaluate": 1, "report": 1}
+    assert tasks_of(folder, api, run["id"], "report") == around | tasks
+    found = {task["name"]: task for task in task_runs(folder, api, run["id"])}
+    assert found["prepare-data"]["state_name"] == ("Cached" if is_prepared else "Completed")
+    assert inputs_of(found["prepare-data"])["data"]["limit_per_class"] == 30
+    assert inputs_of(found[partitioned])["seed"] == seed
+    prepared = {"input_type": "task_run", "id": found["prepare-data"]["id"]}
+    assert prepared in found[partitioned]["task_inputs"]["prepared"]
+    for name in tasks:
+        assert inputs_of(found[name])["round"] == int(name.partition("round ")[2][0])
+    assert inputs_of(found["evaluate"]) == {"step": "evaluate", "folder": shown}
     assert {"digits", "fedavg"} <= set(run["tags"])
     assert artifacts["progress"] == 100 and "top1_global" in artifacts["result"]
     assert "tracking" not in json.dumps(run)
@@ -316,14 +326,14 @@ def test_many_runs_are_one_flow_that_ends_with_their_table(
     assert artifacts["progress"] == 100
     assert all(text in artifacts["table"] for text in in_table)
     seen = tasks_of(folder, api, run["id"], last)
-    assert seen["prepare-data"] == seen["partition-data"] == seen[last] == 1
+    assert seen["prepare-data"] == seen["partition-data, seed 0"] == seen[last] == 1
     trained = {name for name in seen if name.startswith(("fedavg-s0", "fedproto-s0", "trial "))}
     assert sum(seen[name] for name in trained) == 2 and len(seen) == 3 + len(trained)
-    found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 200})
+    found = task_runs(folder, api, run["id"])
     before = {one["id"]: {each["id"] for each in one["task_inputs"].get("wait_for", ())} for one in found}
     ids = {name: {one["id"] for one in found if one["name"] == name} for name in seen}
-    assert [before[one] for one in ids["partition-data"]] == [ids["prepare-data"]]
-    assert all(before[one] == ids["partition-data"] for name in trained for one in ids[name])
+    assert [before[one] for one in ids["partition-data, seed 0"]] == [ids["prepare-data"]]
+    assert all(before[one] == ids["partition-data, seed 0"] for name in trained for one in ids[name])
     assert [before[one] for one in ids[last]] == [set().union(*(ids[name] for name in trained))]
 
 
@@ -338,7 +348,7 @@ def test_a_comparison_with_a_run_that_failed_has_failed_and_so_has_the_task_of_t
     assert "1 of 2 runs failed; the first of them, fedavg seed 0, bad: round 1" in run["state"]["message"]
     assert "fedproto" in artifacts["table"]
     tasks_of(folder, api, run["id"], "compare")
-    found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    found = task_runs(folder, api, run["id"])
     failed = [task["state"]["message"] for task in found if task["state_type"] == "FAILED"]
     assert len(failed) == 1 and "round 1" in failed[0]
     assert {task["state_type"] for task in found} == {"COMPLETED", "FAILED"}
@@ -401,9 +411,26 @@ def tasks_of(folder: Folder, api: str, flow_run: str, last: str) -> dict[str, in
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not seen[last]:
         time.sleep(1)
-        found = folder.ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}, "limit": 200})
-        seen = Counter(task["name"] for task in found)
+        seen = Counter(task["name"] for task in task_runs(folder, api, flow_run))
     return dict(seen)
+
+
+def task_runs(folder: Folder, api: str, flow_run: str) -> list[dict[str, Any]]:
+    asked = {"flow_runs": {"id": {"any_": [flow_run]}}, "limit": 200}
+    return list(folder.ask(f"{api}/task_runs/filter", asked))
+
+
+def inputs_of(task: dict[str, Any]) -> dict[str, Any]:
+    """The values that the page of a task shows as its inputs."""
+    shown: dict[str, Any] = {
+        name: given["type"]
+        for name, inputs in task["task_inputs"].items()
+        for given in inputs
+        if given["input_type"] == "constant"
+    }
+    for name in shown.keys() & {"data", "partition", "round", "seed"}:
+        shown[name] = json.loads(shown[name])
+    return shown
 
 
 def lines_of(folder: Folder, api: str, flow_run: str) -> list[str]:

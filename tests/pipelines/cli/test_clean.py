@@ -27,7 +27,7 @@ def test_the_cache_and_old_logs_go_and_runs_stay(
     for name, size in (("follower", 3_000_000), ("mlflow", 1_000_000)):
         (background.LOGS / f"{name}.log").write_text("x" * size)
     log = str(background.LOGS / "mlflow.log")
-    background.record([background.Service("mlflow", "http://x", os.getpid(), 0.0, log)])
+    background.record([background.Service("mlflow", "http://x", os.getpid(), 0.0, log, 0)])
     monkeypatch.setattr(background, "is_running", lambda service: True)
 
     assert main(["clean"]) == 0

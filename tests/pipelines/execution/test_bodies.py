@@ -71,7 +71,7 @@ class Recorded(InlineSteps):
         return self.returned
 
     def _named(self, work: Any) -> Any:
-        self.names.append(work[0])
+        self.names.append(work.name)
         return work
 
 
@@ -553,8 +553,8 @@ def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
     class Interrupting(InlineSteps):
         def together(self, works: Any, at_once: int) -> Any:
             # With one core the second is handed out when the first has ended.
-            for _, work in islice(works, min(2, physical_cores())):
-                threading.Thread(target=work, daemon=True).start()
+            for work in islice(works, min(2, physical_cores())):
+                threading.Thread(target=work.function, daemon=True).start()
             assert begun.wait(60)
             raise KeyboardInterrupt
 

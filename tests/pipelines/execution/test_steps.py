@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_the_next_piece_is_asked_for_when_one_has_ended() -> None:
     def works() -> Iterator[Work[int]]:
         for name, work in (("a", long), ("b", lambda: told.append("b ended") or 2), ("c", last)):
             told.append(f"{name} asked for")
-            yield name, work
+            yield Work(name, Path(name), work)
 
     assert InlineSteps().together(works(), 2) == [1, 2, 3]
     assert told.index("b ended") < told.index("c asked for")
@@ -40,9 +41,9 @@ def test_an_error_ends_it_while_others_are_at_work() -> None:
         raise ValueError("no")
 
     works: list[Work[None]] = [
-        ("waits", lambda: begun.append("waits") or (release.wait(20) and None)),
-        ("fails", fail),
-        ("is never begun", lambda: begun.append("never")),
+        Work("waits", Path(), lambda: begun.append("waits") or (release.wait(20) and None)),
+        Work("fails", Path(), fail),
+        Work("is never begun", Path(), lambda: begun.append("never")),
     ]
     with pytest.raises(ValueError, match="no"):
         InlineSteps().together(works, 2)

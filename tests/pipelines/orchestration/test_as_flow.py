@@ -15,7 +15,7 @@ from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.orchestration import artifacts
 from pipelines.orchestration.as_flow import as_flow
-from pipelines.orchestration.flow_runs import CURRENT, left, left_by_all, show_table
+from pipelines.orchestration.flow_runs import CURRENT, finish_all, publish_result, show_table
 
 
 class Listening(Silence):
@@ -49,12 +49,12 @@ def test_a_flow_of_many_runs_fails_with_one_of_them_and_the_command_has_its_tabl
     with pytest.raises(
         RunError, match=r"^2 of 3 runs failed; the first of them, fedavg seed 0: round 1: diverged; the "
     ):
-        left_by_all(outcome, 3)
+        finish_all(outcome, 3)
     how: Any = SimpleNamespace(watcher=Listening())
-    assert as_flow(how, lambda: left(outcome) and left_by_all(outcome, 3)) is outcome
-    assert left_by_all(Outcome(Path("all"), failed={}), 3) == "all"
+    assert as_flow(how, lambda: publish_result(outcome) and finish_all(outcome, 3)) is outcome
+    assert finish_all(Outcome(Path("all"), failed={}), 3) == "all"
     with pytest.raises(RunError, match=r"^2 of 2"):  # none has finished: there is no table
-        as_flow(how, lambda: left_by_all(outcome, 2))
+        as_flow(how, lambda: finish_all(outcome, 2))
 
 
 def greet() -> Any:

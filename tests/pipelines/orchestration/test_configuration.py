@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from flcore.core.errors import ConfigError
-from pipelines.orchestration import flows
-from pipelines.orchestration.flow_runs import configuration, parameters
+from pipelines.orchestration import flow_runs, flows
+from pipelines.orchestration.flow_runs import configuration, named_by_folder, named_by_method, parameters
 
 
 def test_a_deployment_has_the_settings_of_its_method_as_the_command_has(tmp_path: Path) -> None:
@@ -21,6 +25,23 @@ def test_a_deployment_has_the_settings_of_its_method_as_the_command_has(tmp_path
     assert {name: config.local.lr for name, config in found.items()} == {"fedavg": 0.1, "fedpa": 0.03}
     made = {"method": {"name": "fedpa"}, "local": {"lr": 0.2}, "compare": {"settings": settings}}
     assert configuration(None, None, made).local.lr == 0.2
+
+
+def test_a_flow_run_is_named_by_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By method and seed, or by folder and day; one that the flow refuses has the flow's name."""
+    due = datetime(2026, 1, 2, 3, tzinfo=UTC)
+
+    def name(make: Callable[[], str], **parameters: Any) -> str:
+        given = {"params_file": None, "overrides": None, "config": None} | parameters
+        run = SimpleNamespace(parameters=given, flow_name="a-flow", scheduled_start_time=due)
+        monkeypatch.setattr(flow_runs, "flow_run", run)
+        return make()
+
+    by_method = named_by_method("retrain ")
+    assert name(by_method, config={"method": {"name": "fedpa"}, "seed": 7}) == "retrain fedpa-s7"
+    assert name(by_method, overrides=["method.name=gfpl", "seed=1"]) == "retrain gfpl-s1"
+    assert name(by_method, config={"seed": -1}) == "a-flow"
+    assert name(named_by_folder("compare"), out="runs/nightly/{date}") == "compare 2026-01-02"
 
 
 @pytest.mark.parametrize(

@@ -268,21 +268,6 @@ def test_a_clock_that_is_set_ends_no_service(seconds: float, capsys: pytest.Capt
     assert "ended" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_what_an_earlier_version_started_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its servers answer any web page."""
-    services.up(prefect=False, mlflow=False, worker=False)
-    [service] = background.recorded()
-    entry = json.loads(background.STATE.read_text())["services"][0]
-    del entry["ticks"]
-    background.STATE.write_text(json.dumps({"services": [entry]}))
-    assert not services.status()
-    assert "`protofl up`" in capsys.readouterr().out
-    services.up(prefect=False, mlflow=False, worker=False)
-    [again] = background.recorded()
-    assert again.pid != service.pid and background.is_running(again) and not background.is_running(service)
-
-
 def test_prefect_asks_for_a_password_that_only_this_user_can_read(capsys: pytest.CaptureFixture[str]) -> None:
     """It is in one file and in what the processes are given, and in nothing that is shown, kept or seen by others."""
     os.umask(os.umask(0o000))

@@ -1,8 +1,8 @@
-"""MLflow after a flow that did not end well: its unfinished runs are marked, with the reason.
+"""Options of all flows: hooks that mark unfinished runs in MLflow with the reason, and the runner of tasks.
 
-The flow's follower marks them too, but does not know why the flow ended, and may have been killed with it. So these
-hooks of Prefect do: in the flow's own process if it failed, in the worker's if it was killed or cancelled. A tag of the
-runs names the flow run. A flow that a command started ends with the command, which prints the reason.
+The flow's follower marks runs too, but does not know why the flow ended, and may have been killed. Hooks run in the
+flow's process if it failed, in the worker's if it was killed or cancelled. A tag of the runs names the flow run. A flow
+of a command needs none: the command prints the reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from flcore.config.schema import Config
 from pipelines.orchestration.flow_runs import parameters
+from pipelines.orchestration.tasks import StepRunner
 from pipelines.papers.overrides import key_of
 from pipelines.plan.params import override
 from pipelines.tracking.run_status import mark_flow
@@ -44,4 +45,5 @@ def _tracking(flow: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 HOOKS: Mapping[str, Any] = {name: [mark_runs] for name in ("on_failure", "on_crashed", "on_cancellation")}
-"""For the decorator of a flow."""
+OPTIONS: Mapping[str, Any] = {**HOOKS, "task_runner": StepRunner}
+"""Of every flow, for its decorator."""
