@@ -107,6 +107,7 @@ PAST_THE_DISK = {
     "flcore/engine/pool/ray.py": "the folder of a worker on another node, which lives no longer than the worker",
     "flcore/testing/__init__.py": "runs of a moment, in a folder that is thrown away",
     "flcore/testing/trial.py": "who holds what in them",
+    "pipelines/cli/new_project.py": "folders of a new project; its files go through the disk",
     "pipelines/execution/follower.py": "a log",
     "pipelines/orchestration/background.py": "logs of servers",
     "pipelines/runs/memory.py": "a question to the kernel",
