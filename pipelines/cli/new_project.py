@@ -92,7 +92,7 @@ def create(folder: Path, images: Path, title: str | None = None) -> Project:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_text(params, Template(_template("project_params.yaml.txt")).substitute(values))
-    write_text(stages, _template("dvc.yaml").replace(_CODE_OF_THE_CHECKOUT, _CODE_OF_THE_PACKAGE))
+    write_text(stages, _template("project_dvc.yaml.txt").replace(_CODE_OF_THE_CHECKOUT, _CODE_OF_THE_PACKAGE))
     (folder / "infra").mkdir(exist_ok=True)
     write_text(folder / "infra" / "prefect.yaml", _DEPLOYMENTS.read_text(encoding="utf-8"))
     _make_repository(folder, images)
