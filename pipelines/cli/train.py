@@ -269,6 +269,30 @@ def stage_compare(*, values: Values = Values(), out: Results = Path("artifacts")
     return _stage("compare", values, out)
 
 
+def stage_paper(
+    table: str,
+    column: str,
+    /,
+    *,
+    assignments: Assignments = (),
+    out: Results = Path("partitions/paper"),
+    common: Common = Common(),
+) -> int:
+    """Divide images among clients as a column of a paper's table says.
+
+    Args:
+        table: see 'protofl paper list'
+        column: see 'protofl paper show ID'
+        assignments: set a value, such as data.root=DIR; repeatable
+    """
+    from pipelines.stages.paper import paper_partitions
+    from pipelines.stages.partition import partition_table
+
+    for seed, partition in paper_partitions(table, column, assignments, out).items():
+        print("\n".join([f"seed {seed}", *partition_table(partition)]))
+    return 0
+
+
 def _stage(
     name: str, values: Values, out: Path, method: str | None = None, seed: int | None = None, *, restart: bool = False
 ) -> int:

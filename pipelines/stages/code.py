@@ -11,6 +11,7 @@ from pathlib import Path
 import flcore
 from flcore.core.loaded_code import code_digest, read_sources
 from flcore.experiment.run_folder import write_text
+from pipelines.stages.parameters import PLUGINS
 
 _LIBRARY, _OURS = Path(flcore.__file__).parent, Path(__file__).parents[1]
 _USES = {
@@ -19,17 +20,17 @@ _USES = {
     "train": ("stages/train.py", "runs/cache.py"),
     "compare": ("reporting/", "runs/"),
 }
-"""Of `pipelines`; each stage depends on the whole library beside that, since a default may stand anywhere in it."""
+"""Modules of `pipelines`. Every stage also depends on the whole library, as a default may be anywhere in it."""
 
 
 def write_digests(directory: Path) -> None:
     """Write ``<stage>.txt`` for each stage into a folder: a line per module, its digest and its path."""
-    library = _digests(_LIBRARY)
-    ours = _digests(_OURS)
+    library, ours, plugins = map(_digests, (_LIBRARY, _OURS, PLUGINS))
     for stage, uses in _USES.items():
         lines = library | {
             path: digest for path, digest in ours.items() if path.removeprefix("pipelines/").startswith(uses)
         }
+        lines |= plugins if stage != "compare" else {}
         write_text(directory / f"{stage}.txt", "".join(f"{digest} {path}\n" for path, digest in sorted(lines.items())))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from flcore.experiment.run_folder import RunFiles
 from pipelines.orchestration.commands import operation
 from pipelines.plan.params import without_tracking
 from pipelines.runs.ownership import claim_folder
+from pipelines.stages.parameters import unseen_plugin
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
@@ -34,6 +36,9 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         DataError: data are missing or damaged. RunError: runs failed.
     """
     configs = _configs(raw)
+    plugins = [plugin.path for config in configs for plugin in config.plugins]
+    if "DVC_STAGE" in os.environ and (refused := unseen_plugin(Path(), plugins)) is not None:
+        raise ConfigError(refused)
     _refuse_others("--method", method, "methods", [config.method.name for config in configs])
     _refuse_others("--seed", seed, "seeds", [config.seed for config in configs])
     chosen = [config for config in configs if method in (None, config.method.name) and seed in (None, config.seed)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flcore.core.text import shorten
 from pipelines.plan import yaml_text
+
+PLUGINS = Path("plugins")
+"""Folder in the project for plug-ins that DVC's stages depend on."""
 
 _IMAGES = "images"
 """An empty folder in the project, for own images."""
@@ -48,7 +51,23 @@ def problem(folder: Path, raw: Mapping[str, Any]) -> str | None:
     root = _value("data.root", raw)
     if isinstance(root, str) and root.startswith("~"):
         return f"data.root = {shorten(root)}: DVC does not know ~; write the whole path"
-    return None
+    listed = raw.get("plugins")
+    entries = listed if isinstance(listed, list) else []
+    paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in entries]
+    return unseen_plugin(folder, [Path(path) for path in paths if isinstance(path, str)])
+
+
+def unseen_plugin(folder: Path, paths: Iterable[Path]) -> str | None:
+    """Return a message on the first plug-in with changes that DVC would not see; None if there is none.
+
+    Args:
+        folder: of ``dvc.yaml``. paths: of plug-ins.
+    """
+    home = (folder / PLUGINS).resolve()
+    unseen = next((path for path in paths if not path.resolve().is_relative_to(home)), None)
+    if unseen is None:
+        return None
+    return f"plugins: {shorten(unseen.name)} is not in {PLUGINS}/, where DVC sees changes; move it there"
 
 
 def advice(missing: Mapping[str, Any]) -> str:

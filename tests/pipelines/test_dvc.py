@@ -24,6 +24,7 @@ from flcore.core.loaded_code import PACKAGE_SOURCES
 from flcore.data.dataset import Dataset
 from pipelines.cli import make_run
 from pipelines.stages.code import write_digests
+from pipelines.stages.parameters import unseen_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -54,7 +55,9 @@ def test_every_parameter_and_file_that_dvc_yaml_names_exists() -> None:
 def test_every_stage_depends_on_what_its_code_imports(tmp_path: Path) -> None:
     """A default may stand anywhere in flcore: a stage that is skipped after it has changed claims what is not so."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert {"flcore", "pipelines/stages", "pipelines/runs", "pipelines/reporting"} == set(stages.pop("code")["deps"])
+    assert {"flcore", "pipelines/stages", "pipelines/runs", "pipelines/reporting", "plugins"} == set(
+        stages.pop("code")["deps"]
+    )
     write_digests(tmp_path)
     library = {f"flcore/{path}" for path in PACKAGE_SOURCES}
     for name, stage in stages.items():
@@ -62,6 +65,24 @@ def test_every_stage_depends_on_what_its_code_imports(tmp_path: Path) -> None:
         modules = {line.split()[1] for line in (tmp_path / f"{name}.txt").read_text().splitlines()}
         own = {"pipelines/reporting/comparison_report.py"} if name == "compare" else {f"pipelines/stages/{name}.py"}
         assert library | own | {"pipelines/runs/cache.py"} <= modules, name
+
+
+def test_stages_depend_on_plug_ins_without_their_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the comparison, which reads results; elsewhere than in `plugins` DVC would not see a change."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plugins").mkdir()
+
+    def digests(source: str) -> dict[str, str]:
+        (tmp_path / "plugins" / "mine.py").write_text(source)
+        write_digests(tmp_path)
+        return {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+
+    before = digests("a = 1\n")
+    assert digests("a = 1  # one\n") == before
+    after = digests("a = 2\n")
+    assert {name for name in after if after[name] != before[name]} == {"prepare.txt", "partition.txt", "train.txt"}
+    assert unseen_plugin(tmp_path, [tmp_path / "plugins" / "mine.py"]) is None
+    assert "other.py is not in plugins/" in str(unseen_plugin(tmp_path, [tmp_path / "other.py"]))
 
 
 def test_training_depends_on_every_parameter_that_can_change_a_result() -> None:
@@ -112,6 +133,7 @@ def test_make_run_says_what_dvc_would_trip_over_or_not_see(
 
     assert "data.root" in said("data: {name: digits}", 2)
     assert "data.root" in said("data: {name: digits, root: null}", 2)
+    assert "mine.py" in said("{plugins: [mine.py], data: {root: images}}", 2)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "train").symlink_to(tmp_path)
     assert "images/train" in said("data: {name: imagefolder, root: images}", 3)
@@ -330,6 +352,19 @@ def test_an_experiment_with_another_value_and_what_differs(copy: Path) -> None:
     page = call(copy, "dvc", "plots", "diff", "HEAD", "shorter").strip().removeprefix("file://")
     curves = Path(page).read_text()
     assert '"rev": "shorter"' in curves and '"rev": "HEAD"' in curves and "mean accuracy over clients" in curves
+
+
+@pytest.mark.slow
+def test_small_metrics_and_the_papers_partitions_are_in_git(copy: Path, tmp_path: Path) -> None:
+    """A clone without cache and remote has the metrics of its revision, and every partition as an artifact."""
+    call(tmp_path, "git", "clone", "-q", str(copy), "clone")
+    (values,) = json.loads(call(tmp_path / "clone", "dvc", "metrics", "show", "--json"))[""]["data"].values()
+    assert values["data"]["fedavg"]["bytes_up"] > 0
+    name = "partitions:gfpl-mnist-ways-3"
+    call(tmp_path / "clone", "gto", "register", name, "--version", "v1.0.0")
+    call(tmp_path, "dvc", "artifacts", "get", str(tmp_path / "clone"), name, "--rev", "v1.0.0", "--out", "mine")
+    stored = ROOT / "partitions" / "gfpl-mnist-ways-3"
+    assert (tmp_path / "mine/seed-0/manifest.json").read_bytes() == (stored / "seed-0/manifest.json").read_bytes()
     assert not re.search(r"^\?\? dvc_plots", call(copy, "git", "status", "--short"), re.MULTILINE)
     # Back: DVC brings results without what names a machine. An edit elsewhere makes the stage look at them.
     call(copy, "git", "checkout", "-q", ".")

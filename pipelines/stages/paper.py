@@ -1,0 +1,36 @@
+"""Stage of ``partitions/dvc.yaml``: the partitions of one setting of a paper, as artifacts of DVC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flcore.data.partition import Partition
+from pipelines.papers.catalogue import table_named
+from pipelines.papers.plan import Asked, plan
+from pipelines.runs.cache import Cache
+from pipelines.runs.ownership import claim_folder
+from pipelines.stages.partition import partition
+
+
+def paper_partitions(table: str, column: str, assignments: Sequence[str], directory: Path) -> dict[int, Partition]:
+    """Divide images as a column of a paper's table says, into ``<directory>/seed-<seed>`` for each of its seeds.
+
+    Args:
+        table: its id, such as ``fedpa.table2``. column: its key.
+        assignments: ``KEY=VALUE``, such as the folder of the images.
+        directory: of the partitions.
+
+    Returns:
+        The partitions by seed.
+
+    Raises:
+        ConfigError: no such table or column, or the folder has other content. DataError: images are missing.
+    """
+    claim_folder("partitions", directory)
+    request = Asked(columns=(column,), assignments=tuple(assignments))
+    planned = plan(table_named(table), request, look_at_data=False)
+    if not planned.settings:
+        raise planned.nothing_to_run()
+    config = planned.settings[0].plan.runs[0].config
+    return partition(config, request.seeds, Cache.here().prepared(config), directory)
