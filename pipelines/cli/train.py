@@ -17,6 +17,7 @@ from pipelines.cli.options import (
     Common,
     Count,
     File,
+    Assignments,
     Flow,
     MethodName,
     Name,
