@@ -14,10 +14,10 @@ from cyclopts import Parameter
 from pipelines.cli.options import (
     ONE_RUN,
     SEVERAL_RUNS,
+    Assignments,
     Common,
     Count,
     File,
-    Assignments,
     Flow,
     MethodName,
     Name,
