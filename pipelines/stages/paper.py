@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flcore.data.partition import Partition
 from pipelines.papers.catalogue import table_named
-from pipelines.papers.plan import Asked, plan
+from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.runs.cache import Cache
 from pipelines.runs.ownership import claim_folder
 from pipelines.stages.partition import partition
@@ -28,9 +28,9 @@ def paper_partitions(table: str, column: str, assignments: Sequence[str], direct
         ConfigError: no such table or column, or the folder has other content. DataError: images are missing.
     """
     claim_folder("partitions", directory)
-    request = Asked(columns=(column,), assignments=tuple(assignments))
-    planned = plan(table_named(table), request, look_at_data=False)
+    selection = TableSelection(columns=(column,), assignments=tuple(assignments))
+    planned = plan_table(table_named(table), selection, with_data=False)
     if not planned.settings:
         raise planned.nothing_to_run()
     config = planned.settings[0].plan.runs[0].config
-    return partition(config, request.seeds, Cache.here().prepared(config), directory)
+    return partition(config, selection.seeds, Cache.here().prepared(config), directory)
