@@ -30,6 +30,7 @@ _CODE_OF_THE_CHECKOUT = """\
       - pipelines/stages
       - pipelines/runs
       - pipelines/reporting
+      - plugins
 """
 _DEPLOYMENTS = Path(__file__).parents[1] / "orchestration" / "prefect.yaml"
 _CODE_OF_THE_PACKAGE = "    always_changed: true # the digests of the installed package\n"
