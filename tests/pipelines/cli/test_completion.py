@@ -38,7 +38,7 @@ def test_bash_is_offered_commands_options_choices_and_methods(
     script = tmp_path / "protofl.bash"
     script.write_text(capsys.readouterr().out)
     assert offered("protofl st", script) == ["stage", "status"]
-    assert offered("protofl stage p", script) == ["partition", "prepare"]
+    assert offered("protofl stage p", script) == ["paper", "partition", "prepare"]
     assert offered("protofl compare --se", script) == ["--seeds", "--set"]
     assert offered("protofl run --orchestrator in", script) == ["inline"]
     assert offered("protofl run --method fedpro", script) == [name for name in sorted(METHODS) if "fedpro" in name]
