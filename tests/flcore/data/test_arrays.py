@@ -104,7 +104,7 @@ def test_a_test_split_can_be_drawn(tmp_path: Path) -> None:
         ({"train_images": np.zeros((COUNT, 8, 6, 2), np.uint8)}, "train_images"),
         ({"train_labels": np.array([object()] * COUNT)}, "Python objects"),
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_what_cannot_be_used_is_named(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
     path = saved(tmp_path, content(**changes))
