@@ -64,14 +64,16 @@ def create(folder: Path, images: Path, title: str | None = None) -> Project:
         title: name of the data on pages and in MLflow; default: the name of ``images``.
 
     Raises:
-        ConfigError: a file exists already, or the title is not valid. DataError: there are no images to use.
-        RunError: git or DVC failed.
+        ConfigError: a file exists already, the folder is among the images, or the title is not valid.
+        DataError: there are no images to use. RunError: git or DVC failed.
     """
     refuse_inside_a_run(folder)
     params, stages = folder / "params.yaml", folder / "dvc.yaml"
     for file in (params, stages):
         if file.exists():
             raise ConfigError(f"{file}: is there already; choose another folder")
+    if folder.resolve().is_relative_to(images.resolve()):
+        raise ConfigError(f"{folder}: is in the folder of the images, where it would be a class; choose another folder")
     if shutil.which("git") is None:
         raise ConfigError("init: git is not installed, and DVC needs it; install git")
     name, fraction = title or images.stem, None if all((images / split).is_dir() for split in SPLITS) else 0.2

@@ -40,7 +40,7 @@ class TaskCall(Generic[Result]):
         self._results: list[Result] = []
 
     def __call__(self) -> Result:
-        """TaskCall the function; raise an error that it returns, so that the task fails."""
+        """Call the function; raise an error that it returns, so that the task fails."""
         result = self._function()
         self._results = [result]
         if isinstance(result, ProtoflError):

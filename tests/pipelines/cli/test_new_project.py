@@ -75,6 +75,10 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
             continue
         with pytest.raises(error):
             create(tmp_path / "line", found, **wrong)
+    for folder in (found, found / "project"):
+        with pytest.raises(ConfigError, match=r"folder of the images"):
+            create(folder, found)
+    assert sorted(path.name for path in found.iterdir()) == ["Rost", "in Ordnung"]
     with pytest.raises(DataError):
         create(tmp_path / "other", tmp_path / "none")
     assert not (tmp_path / "other").exists()
