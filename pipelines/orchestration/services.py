@@ -22,7 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from flcore.core.errors import MLOPS, ConfigError, RunError, require
-from flcore.core.host import python
+from flcore.core.host import python, user_cache
+from flcore.io import disk
+from flcore.io.locks import take_lock
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans, schedules
 from pipelines.orchestration.address import configured, started_here
@@ -201,6 +203,16 @@ def _forget_what_has_ended() -> dict[str, Service]:
     return running
 
 
+@contextmanager
+def _one_start_at_a_time() -> Iterator[None]:
+    """Wait for another folder's ``up`` of this user: a port that it has chosen looks free until its server listens."""
+    disk.make_folder(user_cache())
+    with disk.open_lock(user_cache() / "ports.lock") as lock:
+        take_lock(lock, wait=True)
+        yield
+
+
+@_one_start_at_a_time()
 def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]) -> dict[str, Service]:
     """Start services in parallel, and wait for all of them."""
     started: dict[str, Service] = {}

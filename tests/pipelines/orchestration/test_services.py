@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -138,6 +139,31 @@ def test_a_taken_port_is_left_to_who_has_it(capsys: pytest.CaptureFixture[str]) 
             services._PORTS["dashboard"] = usual
     [service] = background.recorded()
     assert service.url.startswith("http://127.0.0.1:") and service.url != f"http://127.0.0.1:{port}"
+
+
+def test_two_folders_that_start_at_once_get_a_port_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server listens some time after its port was chosen; until then the port looks free to the other folder."""
+    (folder / "slow.py").write_text(f"import time\ntime.sleep(1)\n{SERVER}")
+    monkeypatch.setattr(plans, "prefect", _plan(str(folder / "slow.py")))
+
+    def up(place: Path) -> None:
+        place.mkdir()
+        os.chdir(place)
+        services.up(mlflow=False, dashboard=False, worker=False)
+
+    places = [folder / "one", folder / "two"]
+    processes = [multiprocessing.get_context("fork").Process(target=up, args=(place,)) for place in places]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    found = []
+    for place in places:
+        monkeypatch.chdir(place)
+        found += background.recorded()
+        assert services.status()
+        services.down()
+    assert len({service.url for service in found}) == len(found) == 2
 
 
 def test_one_that_does_not_start_is_named_and_the_others_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
