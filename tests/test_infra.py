@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 INFRA = ROOT / "infra"
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
-ONCE = {"bucket", "deploy"}
+JOB = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
+ONCE = {"bucket", "deploy", "run"}
 """What ends by itself when its work is done."""
+UNWATCHED = ONCE | {"shell"}
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -30,6 +33,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         if template is not None:
             labels = template.get("metadata", {}).get("labels", {})
             yield manifest["metadata"]["name"], labels, template["spec"]
+    yield "run", {}, JOB["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -67,8 +71,8 @@ def test_parameters_images_and_deployments_are_mounted_and_not_in_the_image() ->
         assert read <= {place.removesuffix(":ro") for place in mounts}
     made = set(re.findall(r"--from-file=(?:\S*/)?([\w.]+)", (INFRA / "README.md").read_text()))
     pod_mounts = {name: pod["containers"][0].get("volumeMounts", []) for name, _, pod in pods()}
-    assert read <= {mount["mountPath"] for mount in pod_mounts["gpu-worker"]}
-    assert read - {"/app/infra/prefect.yaml"} <= {mount["mountPath"] for mount in pod_mounts["worker"]}
+    assert read <= {mount["mountPath"] for mount in pod_mounts["shell"]}
+    assert read - {"/app/infra/prefect.yaml"} <= {mount["mountPath"] for mount in pod_mounts["run"]}
     of_project = {mount["subPath"] for mounts in pod_mounts.values() for mount in mounts if "subPath" in mount}
     assert of_project == made == {"params.yaml", "prefect.yaml"}
 
@@ -108,7 +112,22 @@ def test_servers_have_no_packages_that_only_training_needs() -> None:
     kinds = {name: service["image"] for name, service in COMPOSE["services"].items()}
     trains = {"deploy", "worker", "gpu-worker"}  # to deploy is to import the flows
     assert {name for name, image in kinds.items() if image == "protofl"} == trains
-    assert {pod["containers"][0]["image"] for name, _, pod in pods() if name in trains} == {"protofl"}
+    assert {name for name, _, pod in pods() if pod["containers"][0]["image"] == "protofl"} == {"deploy", "shell"}
+
+
+def test_the_kubernetes_job_of_a_flow_run_is_filled_in_completely() -> None:
+    """Its variables are those that it uses, its image is the pushed one, and Prefect's worker has Prefect's version."""
+    variables = JOB["variables"]["properties"]
+    assert set(re.findall(r"{{ (\w+) }}", json.dumps(JOB["job_configuration"]))) == variables.keys()
+    kustomization = yaml.safe_load((INFRA / "kubernetes" / "kustomization.yaml").read_text())
+    pushed = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in kustomization["images"]}
+    assert variables["image"]["default"] == pushed["protofl"]
+    claims = {manifest["metadata"]["name"] for manifest in manifests() if manifest["kind"] == "PersistentVolumeClaim"}
+    [run] = [pod for name, _, pod in pods() if name == "run"]
+    assert {volume["persistentVolumeClaim"]["claimName"] for volume in run["volumes"][:2]} <= claims
+    [worker] = [pod["containers"][0] for name, _, pod in pods() if name == "worker"]
+    [version] = pins(INFRA / "requirements-production.lock")["prefect"]
+    assert worker["image"] == f"prefecthq/prefect:{version}-python3.11-kubernetes"
 
 
 def test_the_image_holds_what_runs_and_not_what_tests_need() -> None:
@@ -175,7 +194,7 @@ def test_every_pod_is_watched_and_reads_its_secrets_from_the_one_that_the_readme
     used = set()
     for name, _, pod in pods():
         [container] = pod["containers"]
-        assert "readinessProbe" in container or name in ONCE, name
+        assert "readinessProbe" in container or name in UNWATCHED, name
         assert container["resources"]["requests"], name
         for variable in container["env"]:
             source = variable.get("valueFrom", {}).get("secretKeyRef")
