@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-services test-team crash-points golden soak life fuzz audit lint docs lock clean
+.PHONY: help run test test-slow test-services test-team crash-points golden soak life fuzz audit lint docs changelog lock clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,11 @@ docs: $(READY)  ## write the pages that the code declares, and build the site in
 	@$(BIN)/python -m pipelines.cli.documentation
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
 	@echo "site/index.html   (open it in a browser)"
+
+changelog:  ## print the entries of changelog/ by kind, for a section of CHANGELOG.md
+	@for kind in added changed removed fixed; do \
+		cat changelog/*.$$kind.md 2>/dev/null | sed "1s/^/### $$kind\n\n/;\$$s/$$/\n/"; \
+	done
 
 # What is in a lock already stays; UPGRADE=1 takes the newest version of everything.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --no-header --generate-hashes $(if $(UPGRADE),--upgrade) --output-file
