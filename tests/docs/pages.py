@@ -1,9 +1,9 @@
 """Blocks of a page, and somebody who types them.
 
-The kind of a block says what it is: ``sh`` is typed; ``console`` is what the last ``sh`` block printed, or commands after
-``$``, each with its output; ``python`` and ``yaml`` with a file's name in the first line (``# mine.py``) are written to that
-file, other Python is run; all other kinds are only read. A comment before a block, ``<!-- not run: REASON -->``, or the same
-comment below the title for a whole page, says why nothing of it is typed.
+The kind of a block says what it is. ``sh`` is typed. ``console`` is what the last ``sh`` block printed, or commands
+after ``$``, each with its output. ``python`` and ``yaml`` with a file's name in the first line (``# mine.py``) are
+written to that file; other Python is run. Other kinds are only read. The comment ``<!-- not run: REASON -->`` before a
+block, or below the title for a whole page, says why it is not typed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ HOW_TO, TUTORIAL = ROOT / "docs" / "how-to", ROOT / "docs" / "tutorial"
 SECONDS = 1200
 
 _BLOCK = re.compile(
-    r"^(?P<indent> *)(?:<!-- not run: (?P<reason>[^\n]+) -->\n(?P=indent))?```(?P<kind>\w+)\n(?P<text>.*?)^(?P=indent)```$",
+    r"^(?P<indent> *)(?:<!-- not run: (?P<reason>[^\n]+) -->\n(?P=indent))?"
+    r"```(?P<kind>\w+)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 _PAGE_REASON = re.compile(r"\A# [^\n]+\n\n<!-- not run: ([^\n]+) -->\n")
