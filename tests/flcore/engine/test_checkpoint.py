@@ -47,12 +47,12 @@ def test_stopped_at_every_operation_on_the_disk(lab: Any, stops: Any, after: boo
 
 @pytest.mark.slow
 def test_stopped_at_every_operation_on_the_disk_with_stacks(lab: Any, stops: Any, tmp_path: Path) -> None:
-    """A stack with a reply missing is trained whole again, to the same bytes as those that are there."""
+    """A stack without its replies is trained again, to the same bytes."""
     changes = {"engine": {"stack": True, "stack_size": 2}, "federation__rounds": 1, "method__name": "fedproto"}
     experiment = lab.experiment(spec=lab.ToySpec(encoder=True), **changes)
-    assert (
-        stops.everywhere(lab, experiment, tmp_path, after=True)["replace"] >= 9
-    )  # 4 replies, 1 file of memories, 2 servers, 2 states
+    seen = stops.everywhere(lab, experiment, tmp_path, after=True)
+    # Replies of 2 stacks, 1 file of memories, 2 servers, 2 states.
+    assert seen["replace"] >= 2 + 1 + 2 + 2
 
 
 KILLED = """
