@@ -58,9 +58,9 @@ REAL = (
     "partition.num_clients=2",
     "partition.min_size=5",
     "federation.rounds=2",
-    "local.lr=0.05",
     "tracking.enabled=false",
 )
+RATE = "local.lr=0.05"
 
 
 def command(*arguments: str) -> list[str]:
@@ -90,7 +90,7 @@ def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     Also what that printed, and when the points' histories were written.
     """
     folder = tmp_path_factory.mktemp("sweep")
-    call = command("--vary", "method.mu=0.01,10")
+    call = command("--set", RATE, "--vary", "method.mu=0.01,10")
     process = subprocess.Popen(
         call, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -119,7 +119,7 @@ def test_a_killed_sweep_goes_on_and_ends_as_runs_made_alone(
 ) -> None:
     folder, printed, _ = killed_and_resumed
     assert "report: s/sweep.png" in printed
-    planned = sweep_plan(override({}, REAL), ["method.mu=0.01,10"], seeds=[0])
+    planned = sweep_plan(override({}, (*REAL, RATE)), ["method.mu=0.01,10"], seeds=[0])
     directories = [tmp_path / f"run-{number}" for number in range(2)]
     for planned_run, directory in zip(planned.runs, directories, strict=True):
         run(planned_run.config, directory)
