@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "how-to" / "fifteen-minutes.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
-SECONDS = 1200
+from tests.docs.pages import HOW_TO, SECONDS, Shell, assert_printed, blocks
 
 SMALLER = {"rounds: 20": "rounds: 2", "seeds: [0, 1, 2]": "seeds: [0, 1]", "alpha: 0.3": "alpha: 5.0"}
 """Changes of params.yaml with which the test takes minutes."""
@@ -45,36 +38,6 @@ def write_messy_images(folder: Path) -> None:
     (folder / "Rost" / "kaputt.jpg").write_bytes(io.BytesIO(b"\xff\xd8 no image").getvalue())
 
 
-class Shell:
-    """Somebody who types the page's blocks; folder and variables of a block stay for the next one."""
-
-    def __init__(self, folder: Path) -> None:
-        outside = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "PROTOFL_", "GIT_"))}
-        names = {
-            f"GIT_{role}_{kind}": "a@example.org" for role in ("AUTHOR", "COMMITTER") for kind in ("NAME", "EMAIL")
-        }
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.folder, self.environment = folder, {**outside, **names, "PATH": path}
-        self._after = folder / "environment"
-
-    def type(self, block: str) -> str:
-        """Run a block; return what it prints."""
-        script = f"set -e\n{block}\nenv -0 > {self._after}"
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, f"{block}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        pairs = self._after.read_text().split("\0")
-        self.environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        self.folder = Path(self.environment["PWD"])
-        return done.stdout
-
-
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     typing = Shell(tmp_path)
@@ -87,10 +50,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 @pytest.mark.services
 def test_the_page_from_top_to_bottom(shell: Shell) -> None:
     write_messy_images(shell.folder / "images")
-    init, check, repro, commit, up, run, best, archive, reproduce = (text for kind, text in BLOCKS if kind == "sh")
-    (shown,) = (text for kind, text in BLOCKS if kind == "text")
+    page = blocks(HOW_TO / "fifteen-minutes.md")
+    init, check, repro, commit, up, run, best, archive, reproduce = (block.text for block in page if block.kind == "sh")
+    (shown,) = (block.text for block in page if block.kind == "console")
 
-    assert shell.type(init).startswith(shown)
+    assert_printed(shown, shell.type(init))
     project = shell.folder
     params = (project / "params.yaml").read_text()
     for value, smaller in SMALLER.items():
@@ -107,7 +71,7 @@ def test_the_page_from_top_to_bottom(shell: Shell) -> None:
     shell.type(commit)
 
     shell.type(up)
-    address = {entry["name"]: entry["address"] for entry in json.loads(shell.type("protofl status --json"))}
+    address = {entry["name"]: entry["address"] for entry in json.loads(shell.type("protofl status --json 2>/dev/null"))}
     shell.type(run.replace("http://127.0.0.1:4200", address["prefect"]))
     deadline = time.monotonic() + SECONDS
     while not list((project / "runs" / "nightly").glob("*/report.html")):

@@ -15,6 +15,7 @@ from torch import nn
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
+from flcore.methods import METHODS
 from flcore.models import MODELS, Backbone, build_model
 from flcore.models.base import HiddenHead
 from flcore.models.resnet import PretrainedFile, load_pretrained
@@ -261,6 +262,21 @@ def test_a_resnet_starts_from_a_file(tmp_path: Path) -> None:
             assert torch.equal(own, value), name
     assert torch.equal(ours["head.weight"], plain["head.weight"])
     assert prod(ours["encoder.conv1.weight"].shape) == 9_408
+
+
+@pytest.mark.slow
+def test_every_method_starts_from_the_file(tmp_path: Path) -> None:
+    """All but ProtoLDA and its blocks, which train no network."""
+    from torchvision.models import resnet18
+
+    theirs = resnet18(weights=None).state_dict()
+    save_file(theirs, tmp_path / "w.safetensors")
+    model = {"name": "resnet18", "pretrained": str(tmp_path / "w.safetensors"), "projection_dim": 8}
+    for name in sorted({*METHODS} - {"protolda", "protolda_blocks"}):
+        config = Config.from_mapping({"method": {"name": name}, "model": model})
+        outputs, extra = config.method.num_outputs(10), config.method.extra_layers
+        weights = build_model(config.model_spec, (3, 32, 32), 10, 0, outputs, extra).state_dict()
+        assert torch.equal(weights["encoder.layer1.0.conv1.weight"], theirs["layer1.0.conv1.weight"]), name
 
 
 def test_weights_of_a_file(tmp_path: Path) -> None:
