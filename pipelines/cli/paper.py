@@ -197,7 +197,7 @@ def paper_run(
     what is not published yet   protofl paper run gfpl.table1 --not-kept --part 1/2 --set data.root=DIR
     over divisions too          protofl paper run fedpa.table2 --columns mnist_0.1 --partition-seeds 42,43,44
 
-    Reuses finished runs, also those of protofl compare; the same command resumes after an interruption.
+    Reuses finished runs, also from protofl compare; the same command resumes after an interruption.
 
     Args:
         out: the table's folder; {date} becomes today's date (UTC) (default: runs/papers/<id>)

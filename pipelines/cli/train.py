@@ -142,7 +142,7 @@ def sweep(
 ) -> int:
     """Run one method over a grid of values and seeds: their effect on accuracy and traffic.
 
-    Varies method.name, with its compare.settings. Reuses finished runs, also those of protofl compare in the same
+    Varies method.name, with its compare.settings. Reuses finished runs, also from protofl compare in the same
     folder; a failed run does not stop the others. Writes sweep.csv (a row per point and seed), sweep.json, sweep.md and
     sweep.png.
 
