@@ -251,7 +251,7 @@ def paper_claims(
     as_json: Annotated[Json, Parameter(group=_ONE_OUTPUT)] = False,
     common: Common = Common(),
 ) -> int:
-    """Judge the papers' claims by finished tables.
+    """Judge the papers' sentences by finished tables.
 
     of what was run here        protofl paper claims --papers fedpa
     of what this project ran    protofl paper claims --kept
@@ -259,14 +259,14 @@ def paper_claims(
     Args:
         home: folder of tables
         kept: use published figures for tables that were not run there, from DIR (default: those with the code)
-        papers: only claims of these papers
+        papers: only sentences of these papers
         write: write a page instead of printing
     """
     from pipelines.papers.catalogue import PAPERS
     from pipelines.papers.published import PUBLISHED_DIR, published_tables
-    from pipelines.papers.verdicts.claim_files import claims
-    from pipelines.papers.verdicts.claims_page import counts, markdown
-    from pipelines.papers.verdicts.judge import judged
+    from pipelines.papers.verdicts.claim_files import sentences
+    from pipelines.papers.verdicts.claims_page import markdown
+    from pipelines.papers.verdicts.judge import counts, judged
     from pipelines.runs.layout import write_text
 
     for paper in papers or ():
@@ -274,7 +274,7 @@ def paper_claims(
             raise ConfigError(f"--papers {paper}: not known; one of {', '.join(PAPERS)}")
     if isinstance(kept, Path) and not any(kept.glob("*.json")):
         raise DataError(f"--kept {kept}: no kept figures there; `protofl paper keep` writes them")
-    which = [claim for claim in claims() if papers is None or claim.id.partition(".")[0] in papers]
+    which = [one for one in sentences() if papers is None or one.paper in papers]
     verdicts = judged(which, home, PUBLISHED_DIR if kept is True else kept or None)
     if write is not None:
         published = {one.table.id for one in published_tables()} if kept is True else ()
@@ -285,36 +285,34 @@ def paper_claims(
     else:
         for one in verdicts:
             if one.verdict != "not run":
-                print(f"{one.claim.id:<14} {one.verdict:<14} {one.claim.says} ({_measured(one)})")
+                held = f"{one.count('holds')} of {one.num_pairs} pairs"
+                print(f"{one.sentence.id:<22} {one.verdict:<14} {one.sentence.says} ({held})")
         print(counts(verdicts))
         if not kept and all(one.verdict == "not run" for one in verdicts):
             print(f"no table in {home}; --kept asks the figures that come with protofl")
     return 0
 
 
-def _measured(one: Any) -> str:
-    """Return the evidence for a verdict: the difference and its interval, numbers of runs, and the budget."""
-    from pipelines.papers.caveats import changed
-    from pipelines.reporting.formats import format_difference, plural
-
-    counted = ((one.difference.n, "pair"), (len(one.seeds), "seed"), (len(one.divisions), "division"))
-    budget = "" if one.rounds_scale == 1 else f"; {one.rounds_scale:g} of the rounds"
-    over = ", ".join(plural(number, word) for number, word in counted)
-    return f"{format_difference(one.difference, 'points')}; {over}{budget}{changed(one.overrides)}"
-
-
 def _described(one: Any) -> dict[str, Any]:
-    difference = one.difference
     return {
-        "id": one.claim.id,
-        "says": one.claim.says,
+        "id": one.sentence.id,
+        "says": one.sentence.says,
+        "where": one.sentence.where,
         "verdict": one.verdict,
-        "difference": difference.mean,
-        "low": difference.low,
-        "high": difference.high,
-        "n": difference.n,
-        "seeds": list(one.seeds),
-        "divisions": list(one.divisions),
-        "rounds_scale": one.rounds_scale,
-        "assignments": list(one.overrides),
+        "p": one.p,
+        "p_holm": one.p_holm,
+        "df": list(one.df),
+        "stand_in": one.is_stand_in,
+        "false_in_print": one.is_false_in_print,
+        "flags": list(one.sentence.flags),
+        "takes": one.sentence.takes,
+        "pairs": [_described_pair(pair) for pair in one.pairs],
     }
+
+
+def _described_pair(one: Any) -> dict[str, Any]:
+    difference = {
+        key: getattr(one.difference, key) for key in ("mean", "low", "high", "n", "df", "p", "p_bh", "p_holm")
+    }
+    rest = {"rounds_scale": one.rounds_scale, "assignments": list(one.overrides), "reasons": list(one.reasons)}
+    return {"id": one.lead.id, "says": one.lead.says, "by": one.lead.by, "verdict": one.verdict, **difference, **rest}

@@ -23,6 +23,9 @@ One YAML file per table or figure in ``tables/``::
     pictures: [tsne, tsne_round_5]     # analyses (or partition) of each cell's first run, shown on the page
     missing:
       - {row: moon, column: mnist_0.1, why: the paper does not say which model}    # row or column is optional
+    unlike:                            # cells that are not what the paper compares; claims about them are not judged
+      - {row: fedgen, why: the authors' code leaves out a term}
+      - {row: fedpa, against: true, why: our defaults}    # a claim may hold, but not fail
     notes: [...]
     beside: another measurement of the table, and how it differs    # for docs/claims.md
 
@@ -79,6 +82,7 @@ class Row:
 
     Attributes:
         title: as printed. method: None if it is not implemented; ``missing`` has the reason.
+        printed_as: the row of the paper that this one repeats in another reading.
         values: dotted keys. metrics: replacement metrics by a column's metric, such as a vote.
     """
 
@@ -87,6 +91,7 @@ class Row:
     method: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
+    printed_as: str | None = None
 
 
 @dataclass(frozen=True, config=_OF_A_FILE)
@@ -123,6 +128,13 @@ class Missing:
 
 
 @dataclass(frozen=True, config=_OF_A_FILE)
+class Unlike(Missing):
+    """Why cells are not what the paper compares; ``against``: this excuses failures only."""
+
+    against: bool = False
+
+
+@dataclass(frozen=True, config=_OF_A_FILE)
 class PaperTable:
     """A results table, or a figure with data in it; attributes as in its file, ``printed`` by row and column."""
 
@@ -136,6 +148,7 @@ class PaperTable:
     printed: Mapping[tuple[str, str], Annotated[Printed, BeforeValidator(_printed)]] = field(default_factory=dict)
     cells: tuple[Exceptional, ...] = ()
     missing: tuple[Missing, ...] = ()
+    unlike: tuple[Unlike, ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[str, ...] = ()
     beside: Annotated[str, StringConstraints(strip_whitespace=True)] = ""
@@ -181,6 +194,10 @@ class PaperTable:
         """Return the file's reason why a cell cannot be run; None if it can."""
         reasons = (m.why for m in self.missing if m.row in (None, row.key) and m.column in (None, column.key))
         return next(reasons, None)
+
+    def unlike_in(self, row: str, column: str) -> list[Unlike]:
+        """Return why a cell is not what the paper compares."""
+        return [one for one in self.unlike if one.row in (None, row) and one.column in (None, column)]
 
 
 def name_at(id: str, rounds_scale: float) -> str:
@@ -245,7 +262,11 @@ def _problems(table: PaperTable) -> Iterator[str]:
         yield f"baseline = {table.baseline}: is no row"
     named = [("printed", {row}, {column}) for row, column in table.printed]
     named += [("cells", {*one.rows}, {*one.columns}) for one in table.cells]
-    named += [("missing", {one.row or table.baseline}, {one.column or table.columns[0].key}) for one in table.missing]
+    reasons = (("missing", table.missing), ("unlike", table.unlike))
+    named += [
+        (n, {one.row or table.baseline}, {one.column or table.columns[0].key}) for n, each in reasons for one in each
+    ]
+    named += [("printed_as", {row.printed_as or row.key}, set()) for row in table.rows]
     for name, row_keys, column_keys in named:
         for key in (row_keys - rows) | (column_keys - columns):
             yield f"{name}: {key}: no such row or column"

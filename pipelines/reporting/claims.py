@@ -15,12 +15,13 @@ metric's own unit. Of costs less is better. Where ``than`` is a list the entry i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipelines.reporting.formats import format_tested
-from pipelines.reporting.statistics import PairedDifference, Verdict, paired_difference, verdict, with_adjusted_p
+from pipelines.reporting.formats import format_difference, format_p
+from pipelines.reporting.statistics import CONFIDENCE, PairedDifference, paired_difference, with_adjusted_p
 from pipelines.reporting.tables import Column, Table
 from pipelines.runs.metrics import check_direction, lower_is_better, unit
 from pipelines.runs.record import Pair, RunRecord, score
@@ -28,16 +29,12 @@ from pipelines.runs.record import Pair, RunRecord, score
 Judgement = Literal[
     "holds", "holds on one division", "does not hold", "does not hold on one division", "undecided", "not run"
 ]
-_JUDGEMENTS: Mapping[Verdict, tuple[Judgement, Judgement]] = {
-    "above": ("holds", "holds on one division"),
-    "below": ("does not hold", "does not hold on one division"),
-    "open": ("undecided", "undecided"),
-}
-"""On several divisions, and on one."""
+_COUNTED = re.compile(r"(bytes|scalars)_(up|down)(_per_round|_by_kind)?|num_parameters")
 _MEANING = (
-    "holds: the 95 % interval of the difference, paired as in the table of differences, lies above the lead that is "
-    "claimed; does not hold: below it; undecided: it contains it, or there is no interval; not run: no common seed has "
-    "the figure. On one division: all seeds share it, and the interval over them says nothing of other divisions."
+    "holds: the difference, paired as in the table of differences, is above the lead that is claimed, with p of 5 % at "
+    "most after adjustment for all claims here (Benjamini-Hochberg); of traffic, above it in every run; does not hold: "
+    "below it; undecided: neither; not run: no common seed has the figure. On one division: all seeds share it, and p "
+    "says nothing of other divisions. Holm: p if no error at all is to be among the claims."
 )
 
 
@@ -68,15 +65,33 @@ class JudgedRow:
     difference: PairedDifference
 
 
-def judgement(difference: PairedDifference, by: float = 0.0) -> Judgement:
-    """Judge a claimed lead by a difference.
+def is_counted(metric: str) -> bool:
+    """Return whether a figure is traffic or a size: it follows from a formula, so that no test is made of it."""
+    return _COUNTED.fullmatch(metric.removeprefix("formula.").partition(".")[0]) is not None
+
+
+def without_test(difference: PairedDifference) -> PairedDifference:
+    """Return the difference of counted figures, without interval and p."""
+    return replace(difference, low=None, high=None, p=None)
+
+
+def judgement(difference: PairedDifference, by: float = 0.0, *, counted: bool = False) -> Judgement:
+    """Judge a claimed lead by a difference, adjusted for all claims with it; counted figures by every run.
 
     Args:
         difference: of the one that is claimed to be better, more being better. by: the lead that is claimed.
+        counted: see :func:`is_counted`.
     """
-    if difference.n == 0:
+    if difference.mean is None:
         return "not run"
-    return _JUDGEMENTS[verdict(difference, by)][difference.divisions == 1]
+    if counted:
+        above = {value > by for value in difference.by_seed.values()}
+        return "undecided" if len(above) > 1 else "holds" if True in above else "does not hold"
+    if difference.p_bh is None or difference.p_bh > 1 - CONFIDENCE:
+        return "undecided"
+    if difference.mean > by:
+        return "holds on one division" if difference.divisions == 1 else "holds"
+    return "does not hold on one division" if difference.divisions == 1 else "does not hold"
 
 
 def claims_of(entries: Mapping[str, Mapping[str, Any]]) -> tuple[RowClaim, ...]:
@@ -110,7 +125,7 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
     def scores(row: str, metric: str) -> dict[Pair, float | None]:
         return {pair(run): score(run, metric) for run in runs if run.method == row}
 
-    judged = []
+    judged, leads = list[JudgedRow](), list[float]()
     for claim in claims:
         rows = (claim.better, claim.than)
         both = all(any(value is not None for value in scores(row, "top1_global").values()) for row in rows)
@@ -120,9 +135,14 @@ def judge(claims: Sequence[RowClaim], runs: Sequence[RunRecord]) -> tuple[Judged
         lead = claim.by / 100 if unit(metric) == "share" else claim.by
         pairs = (than, better) if lower_is_better(metric) else (better, than)
         difference = paired_difference(*pairs, null=lead)
-        judged.append(JudgedRow(claim, metric, judgement(difference, lead), difference))
+        difference = without_test(difference) if is_counted(metric) else difference
+        judged.append(JudgedRow(claim, metric, "undecided", difference))
+        leads.append(lead)
     adjusted = with_adjusted_p(dict(enumerate(one.difference for one in judged)))
-    return tuple(replace(one, difference=adjusted[number]) for number, one in enumerate(judged))
+    return tuple(
+        replace(one, difference=adjusted[n], verdict=judgement(adjusted[n], leads[n], counted=is_counted(one.metric)))
+        for n, one in enumerate(judged)
+    )
 
 
 def claims_table(judged: Sequence[JudgedRow]) -> Table:
@@ -133,13 +153,14 @@ def claims_table(judged: Sequence[JudgedRow]) -> Table:
         lead = f" by {one.claim.by:g}" if one.claim.by else ""
         return one.claim.says or f"{one.claim.better} {ahead} {one.claim.than}{lead}"
 
-    leads = [format_tested(one.difference, unit(one.metric)) for one in judged]
     return Table(
         "Claims, and what these runs say of them",
         (
             Column("claim", [text(one) for one in judged], is_text=True),
             Column("metric", [one.metric for one in judged], is_text=True),
-            Column("lead [95 % interval], adjusted p", leads, is_text=True),
+            Column("lead [95 % interval]", [format_difference(one.difference, unit(one.metric)) for one in judged]),
+            Column("adjusted p", [format_p(one.difference.p_bh) for one in judged]),
+            Column("Holm", [format_p(one.difference.p_holm) for one in judged]),
             Column("df", [one.difference.df for one in judged]),
             Column("verdict", [one.verdict for one in judged], is_text=True, meaning=_MEANING),
         ),

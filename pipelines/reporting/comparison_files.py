@@ -209,7 +209,7 @@ def _document(
 
 
 def _claim(judged: JudgedRow) -> dict[str, Any]:
-    difference = {key: getattr(judged.difference, key) for key in ("mean", "low", "high", "n", "p", "p_holm")}
+    difference = {key: getattr(judged.difference, key) for key in ("mean", "low", "high", "n", "p", "p_holm", "p_bh")}
     return {**asdict(judged.claim), "metric": judged.metric, "verdict": judged.verdict, **difference}
 
 

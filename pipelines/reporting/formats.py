@@ -76,8 +76,16 @@ def format_difference(difference: PairedDifference, unit: Unit = "share") -> str
     return f"{mean} (n = 1, no interval)" if difference.n and unit == "share" else mean
 
 
+def format_p(p: float | None) -> str:
+    """Write a p-value with two digits; without one a dash.
+
+    >>> format_p(0.0314), format_p(0.0002)
+    ('0.031', '< 0.001')
+    """
+    return MISSING if p is None else f"{p:.2g}" if p >= 0.001 else "< 0.001"
+
+
 def format_tested(difference: PairedDifference, unit: Unit = "share") -> str:
     """Write a paired difference with its interval and, where it has one, its adjusted p: `..., p 0.031`."""
-    p = difference.p_holm
-    tested = "" if p is None else f", p {p:.2g}" if p >= 0.001 else ", p < 0.001"
-    return format_difference(difference, unit) + tested
+    p = format_p(difference.p_holm)
+    return format_difference(difference, unit) + ("" if p == MISSING else f", p {p}")

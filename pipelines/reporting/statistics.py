@@ -11,8 +11,8 @@ With several divisions of the data per seed, runs are paired by division and see
 independent, so the interval is over divisions, each with the mean over its seeds. With a single division it is over
 seeds and says nothing about others (`divisions` is 1).
 
-p-values are of the same t-test. :func:`with_adjusted_p` adjusts them for one table by Holm's method: the chance of any
-false difference in the table stays below 5 %.
+p-values are of the same t-test. :func:`with_adjusted_p` adjusts them for one table: by Holm's method the chance of any
+false difference in the table stays below 5 %, by Benjamini's and Hochberg's the expected share of false ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PairedDifference:
 
     Of runs on several divisions n counts runs, and the interval is over divisions; on one it is over its seeds.
     ``divisions`` is their number; None where pairs are seeds alone, which do not say how the data were divided.
-    ``p`` is two-sided, of the t-test of the interval; ``p_holm`` the same adjusted for a whole table.
+    ``p`` is two-sided, of the t-test of the interval; ``p_holm`` and ``p_bh`` are adjusted for a whole table.
     """
 
     mean: float | None
@@ -62,6 +62,7 @@ class PairedDifference:
     n: int
     p: float | None = None
     p_holm: float | None = None
+    p_bh: float | None = None
     by_seed: Mapping[Pair, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -121,15 +122,19 @@ _Key = TypeVar("_Key")
 
 
 def with_adjusted_p(differences: Mapping[_Key, PairedDifference]) -> dict[_Key, PairedDifference]:
-    """Return the differences of one table with p-values adjusted for their number by Holm's method.
+    """Return the differences of one table with p-values adjusted for their number m.
 
-    The k-th smallest of m p-values is multiplied by m - k + 1; none may be below a smaller one's, or above 1.
+    Holm: the k-th smallest p is multiplied by m - k + 1; none is below a smaller one's, or above 1. Benjamini-Hochberg:
+    it is multiplied by m / k; none is above a larger one's.
     """
-    tested = [(difference.p, key) for key, difference in differences.items() if difference.p is not None]
-    adjusted, least = dict(differences), 0.0
-    for rank, (p, key) in enumerate(sorted(tested, key=lambda entry: entry[0])):
-        least = max(least, min(1.0, (len(tested) - rank) * p))
-        adjusted[key] = replace(differences[key], p_holm=least)
+    tested = sorted(((one.p, key) for key, one in differences.items() if one.p is not None), key=lambda entry: entry[0])
+    adjusted, holm, bh = dict(differences), 0.0, 1.0
+    for rank, (p, key) in enumerate(tested):
+        holm = max(holm, min(1.0, (len(tested) - rank) * p))
+        adjusted[key] = replace(differences[key], p_holm=holm)
+    for rank, (p, key) in reversed([*enumerate(tested, 1)]):
+        bh = min(bh, len(tested) / rank * p)
+        adjusted[key] = replace(adjusted[key], p_bh=bh)
     return adjusted
 
 

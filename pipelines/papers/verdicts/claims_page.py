@@ -1,50 +1,37 @@
-"""Page of the papers' claims with verdicts: ``docs/claims.md``, and ``protofl paper claims --write``."""
+"""Page of the papers' sentences with verdicts: ``docs/claims.md``, and ``protofl paper claims --write``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from pipelines.papers.catalogue import PaperTable, table_named
-from pipelines.papers.caveats import changed
+from pipelines.papers.catalogue import PAPERS, PaperTable, table_named
 from pipelines.papers.published import PUBLISHED_DIR, PublishedTable, origins, published_tables
 from pipelines.papers.results import paper_tables, title
 from pipelines.papers.runs import describe_pairs
-from pipelines.papers.verdicts.claim_files import Claim, claims
-from pipelines.papers.verdicts.judge import JudgedClaim, judged
-from pipelines.reporting.claims import Judgement
+from pipelines.papers.verdicts.claim_files import Lead, sentences
+from pipelines.papers.verdicts.judge import PLURAL, JudgedLead, JudgedSentence, counts, judged
+from pipelines.reporting.formats import format_p, listed, plural
 from pipelines.reporting.tables import markdown_table
 
-_VERDICTS: Mapping[Judgement, str] = {
-    "holds": "hold",
-    "holds on one division": "hold on one division",
-    "does not hold": "do not hold",
-    "does not hold on one division": "do not hold on one division",
-    "undecided": "undecided",
-    "not run": "not run",
-}
 _HEAD = """\
 # What the papers claim, and what holds
 
-Computed from finished tables (`protofl paper run`). A claim **holds** if the 95 % interval of the paired difference is
-above the claimed lead, and does **not** hold if it is below. It is **undecided** if the interval contains the lead, or
-if all runs of a method diverged. The runs of a pair have the same seed and division of the data. With several divisions
-the interval is over their means. With one it is over seeds, and the verdict is **on one division**: that one only.
+Sentences of abstracts, contributions and conclusions, judged by finished tables (`protofl paper run`). A sentence
+**holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do not, and is
+**undecided** otherwise.
 
-Claims that were not run need hours of a machine, or images. Each command runs the missing ones
-(`--set data.root=DIR`: where the images are; `--part 1/2`: half of the runs, for one of two machines)."""
-
-
-def counts(claims_judged: Sequence[JudgedClaim]) -> str:
-    """Return a sentence with the number of claims per verdict."""
-    words = (f"{sum(one.verdict == verdict for one in claims_judged)} {word}" for verdict, word in _VERDICTS.items())
-    return f"{len(claims_judged)} claims: {', '.join(words)}."
+A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
+p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter
+adjustment. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic and has no p. **Withdrawn** pairs
+are not what the paper compares. A rival whose runs diverged is **no rival**: its pairs do not count.
+**False in print**: the paper's own figures contradict it."""
 
 
 def published_page() -> str:
     """Return ``docs/claims.md``, from the figures kept with the code."""
     stored = published_tables()
     lines = [
-        markdown(judged(claims(), None, PUBLISHED_DIR), published={one.table.id for one in stored}),
+        markdown(judged(sentences(), None, PUBLISHED_DIR), published={one.table.id for one in stored}),
         "## Measured figures",
         "",
         "Mean ± sample standard deviation over runs, next to the printed figures. `protofl paper show TABLE` prints",
@@ -68,90 +55,120 @@ def _figures(one: PublishedTable) -> Iterator[str]:
     yield from markdown_table(paper_tables(results, measured=True)[0])[2:]
 
 
-def markdown(claims_judged: Sequence[JudgedClaim], *, published: Collection[str] = ()) -> str:
-    """Return the decided claims by paper, others' measurements, and the commands for claims that are not run.
+def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] = ()) -> str:
+    """Return the table of sentences, then by paper the pairs, others' measurements, and commands for missing runs.
 
     ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
-    lines = [_HEAD, "", counts(claims_judged), ""]
-    for paper in dict.fromkeys(one.claim.id.partition(".")[0] for one in claims_judged):
-        of_paper = [one for one in claims_judged if one.claim.id.partition(".")[0] == paper]
-        measured = [one for one in of_paper if one.verdict != "not run"]
-        lines += [f"## {paper}", ""]
-        for where in dict.fromkeys(one.claim.where for one in measured):
-            lines += [f"{where}:", ""] if where else []
-            lines += ["| claim | verdict, difference [95 %] | pairs, divisions |", "| :--- | :--- | ---: |"]
-            lines += [*_rows([one for one in measured if one.claim.where == where]), ""]
-        for id in dict.fromkeys(one.claim.table for one in measured):
+    lines = [_HEAD, "", counts(verdicts), ""]
+    lines += ["| sentence | verdict | pairs that hold | adjusted p; df | why it might be us, or what it takes |"]
+    lines += ["| :--- | :--- | :--- | :--- | :--- |"]
+    lines += [_summary(one) for verdict in PLURAL for one in verdicts if one.verdict == verdict]
+    lines += [""]
+    for paper in PAPERS:
+        of_paper = [one for one in verdicts if one.sentence.paper == paper]
+        pairs = [pair for one in of_paper for pair in (*one.pairs, *one.others)]
+        lines += [f"## {paper}", ""] if of_paper else []
+        for one in of_paper:
+            lines += _behind(one)
+        for id in dict.fromkeys(pair.lead.table for pair in pairs if pair.verdict != "not run"):
             if remark := table_named(id).beside:
                 lines += [f"Another measurement of `{id}`: {remark}", ""]
-        waiting = list(_not_run([one.claim for one in of_paper if one.verdict == "not run"], published))
+        waiting = list(_not_run([pair.lead for pair in pairs if pair.verdict == "not run"], published))
         lines += ["Not run:", "", *waiting, ""] if waiting else []
     return "\n".join(lines)
 
 
-def _rows(measured: Sequence[JudgedClaim]) -> Iterator[str]:
-    """Yield the rows of a table of verdicts; claims that differ in the rival alone share a row."""
-    groups: dict[str, list[JudgedClaim]] = {}
-    for one in measured:
-        groups.setdefault(_without_rival(one.claim), []).append(one)
+def _summary(one: JudgedSentence) -> str:
+    """Return a sentence's line of the first table."""
+    sentence, (printed, all_printed) = one.sentence, one.printed
+    false = ""
+    if one.is_false_in_print:
+        false = f"; **false in print** ({sentence.in_print or f'{printed} of {all_printed} pairs'})"
+    most = "" if sentence.holds_if == "all" else ", most needed"
+    words = [f"{one.count('holds')} of {one.num_pairs}{most}" if one.pairs else "–"]
+    words += [f"{one.count(key)} {word}" for key, word in PLURAL.items() if key != "holds" and one.count(key)]
+    tested = "" if one.p is None else "arithmetic"
+    if one.p is not None and one.df:
+        tested = f"{format_p(one.p)}{', Holm' if one.survives_holm else ''}; {listed(one.df)}"
+    flags = [*sentence.flags, *_measured_flags(one)]
+    if one.p is None:
+        flags += [f"takes {sentence.takes}"] if sentence.takes else []
+    where = f"{sentence.says} (`{sentence.id}`; {sentence.where})"
+    return f"| {where} | **{one.verdict}**{false} | {'; '.join(words)} | {tested} | {'; '.join(flags)} |"
+
+
+def _measured_flags(one: JudgedSentence) -> list[str]:
+    """Return flags that follow from the runs."""
+    reasons = dict.fromkeys(reason for pair in one.pairs for reason in pair.reasons)
+    flags = ["stand-in"] if one.is_stand_in else []
+    flags += ["images are JPEG copies"] if any("data.name=imagefolder" in pair.overrides for pair in one.pairs) else []
+    flags += ["one division"] if any(pair.verdict.endswith("on one division") for pair in one.pairs) else []
+    return [*flags, *reasons]
+
+
+def _behind(one: JudgedSentence) -> Iterator[str]:
+    """Yield the pairs behind a sentence; those that differ in the rival alone share a row."""
+    groups: dict[str, list[JudgedLead]] = {}
+    for pair in one.pairs:
+        if pair.verdict != "not run":
+            groups.setdefault(_without_rival(pair.lead), []).append(pair)
+    if not groups:
+        return
+    yield from (f"`{one.sentence.id}`: {one.sentence.says}", "")
+    yield from ("| pair | verdict, difference [95 %], adjusted p | runs; df |", "| :--- | :--- | ---: |")
     for says, group in groups.items():
         runs = "; ".join(dict.fromkeys(map(_runs, group)))
         if len(group) == 1:
-            yield f"| {group[0].claim.says} | {_verdict(group[0])} | {runs} |"
+            yield f"| {group[0].lead.says} | {_verdict(group[0])} | {runs} |"
         else:
-            verdicts = (f"{_rival(one.claim)} {_verdict(one)}" for one in group)
-            yield f"| {says} | {'; '.join(verdicts)} | {runs} |"
+            yield f"| {says} | {'; '.join(f'{_rival(pair.lead)} {_verdict(pair)}' for pair in group)} | {runs} |"
+    yield ""
 
 
-def _rival(claim: Claim) -> str:
-    """Return the title of the only row that a claim is against; empty if there are several or none."""
-    return table_named(claim.table).row(claim.than[0]).title if len(claim.than) == 1 else ""
+def _rival(lead: Lead) -> str:
+    """Return the title of the only row that a lead is over; empty if there are several or none."""
+    return table_named(lead.table).row(lead.than[0]).title if len(lead.than) == 1 else ""
 
 
-def _without_rival(claim: Claim) -> str:
-    before, rival, after = claim.says.rpartition(f" {_rival(claim)}") if _rival(claim) else ("", "", "")
-    return f"{before} …{after}" if rival else claim.says
+def _without_rival(lead: Lead) -> str:
+    before, rival, after = lead.says.rpartition(f" {_rival(lead)}") if _rival(lead) else ("", "", "")
+    return f"{before} …{after}" if rival else lead.says
 
 
-def _verdict(one: JudgedClaim) -> str:
-    difference, lost = one.difference, f"({', '.join(one.lost)})" if one.lost else ""
+def _verdict(one: JudgedLead) -> str:
+    difference, why = one.difference, f"({'; '.join(one.reasons)})" if one.verdict == "no rival" else ""
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
-    return " ".join(words for words in (f"**{one.verdict}**", shown, lost) if words)
+    p = "" if difference.p_bh is None else f"p {format_p(difference.p_bh)}"
+    return " ".join(words for words in (f"**{one.verdict}**", shown, p, why) if words)
 
 
-def _runs(one: JudgedClaim) -> str:
-    budget = "" if one.rounds_scale == 1 else f", {one.rounds_scale:g} of the rounds"
-    return f"{one.difference.n}, {len(one.divisions)}{budget}{changed(one.overrides)}"
+def _runs(one: JudgedLead) -> str:
+    return f"{one.difference.n}; {one.difference.df if one.difference.df is not None else '–'}"
 
 
-def _not_run(claims_open: Sequence[Claim], published: Collection[str]) -> Iterator[str]:
-    """Yield per table the number of open claims and their command, and the reasons why others cannot be run."""
-    for id in dict.fromkeys(claim.table for claim in claims_open):
-        table = table_named(id)
-        reasons: dict[str, int] = {}
-        columns: set[str] = set()
-        open_ = 0
-        for claim in claims_open:
-            if claim.table == id:
-                if (why := _why_never(table, claim)) is None:
-                    open_ += 1
-                    columns |= {*claim.columns}
-                else:
-                    reasons[why] = reasons.get(why, 0) + 1
-        if open_:
-            wanted = [column.key for column in table.columns if column.key in columns]
-            part = "" if len(wanted) == len(table.columns) else f" --columns {','.join(wanted)}"
-            option = " --not-kept" if id in published else ""
-            yield f"- {open_} of `{id}`: `protofl paper run {id}{part}{option}`"
-        for why, number in reasons.items():
-            yield f"- {number} of `{id}` cannot be run: {why}"
+def _not_run(leads: Sequence[Lead], published: Collection[str]) -> Iterator[str]:
+    """Yield per table the command that runs the missing pairs, and the reasons why others cannot be run."""
+    for id in dict.fromkeys(lead.table for lead in leads):
+        table, of_table = table_named(id), [lead for lead in leads if lead.table == id]
+        never = [why for lead in of_table if (why := _why_never(table, lead)) is not None]
+        can_run = [lead for lead in of_table if _why_never(table, lead) is None]
+        if can_run:
+            wanted = {key for lead in can_run for cell in lead.weights for key in cell}
+            rows = [row.key for row in table.rows if row.key in wanted]
+            columns = [column.key for column in table.columns if column.key in wanted]
+            options = f" --rows {','.join(rows)}" * (len(rows) < len(table.rows))
+            options += f" --columns {','.join(columns)}" * (len(columns) < len(table.columns))
+            options += " --not-kept" * (id in published)
+            yield f"- {plural(len(can_run), 'pair')}: `protofl paper run {id}{options}`"
+        for why in dict.fromkeys(never):
+            yield f"- {plural(never.count(why), 'pair')} of `{id}` cannot be run: {why}"
 
 
-def _why_never(table: PaperTable, claim: Claim) -> str | None:
-    """Return the reason of the table's file why a claim cannot be decided here; None if it can."""
-    for key, column in claim.weights:
+def _why_never(table: PaperTable, lead: Lead) -> str | None:
+    """Return the reason of the table's file why a lead cannot be decided here; None if it can."""
+    for key, column in lead.weights:
         row = table.row(key)
         why = f"{row.title} is not built" if row.method is None else table.why_missing(row, table.column(column))
         if why is not None:

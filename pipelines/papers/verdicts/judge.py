@@ -1,82 +1,211 @@
-"""Verdicts on a paper's claims from a table's runs (:mod:`pipelines.papers.verdicts.claim_files`).
+"""Verdicts on the papers' sentences from tables' runs (:mod:`pipelines.papers.verdicts.claim_files`).
 
-A claim *holds* if the 95 % interval of the difference is above ``by``, *does not hold* if it is below, and is
-*undecided* if it contains ``by`` or there is no interval, such as when all runs of a row diverged. Differences are
-paired by seed and partition. With several partitions the interval is over them; with one it is over seeds, and the
-claim holds, or does not, *on one division*.
+A pair is decided as a claim of a comparison (:mod:`pipelines.reporting.claims`), with p adjusted for all pairs of the
+paper. It is *withdrawn* if a cell is not what the paper compares (``unlike`` in the table's file), at other rounds than
+the paper's, or in a changed setting. It has *no rival* if runs of the rival failed.
+
+A sentence holds if enough of its pairs hold, does not hold if so many do not that the others cannot save it, and is
+undecided otherwise. Pairs without a rival do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from pipelines.papers.catalogue import table_named
-from pipelines.papers.caveats import mark, overrides_of
+from pipelines.papers.catalogue import PAPERS, table_named
+from pipelines.papers.caveats import changed, mark, overrides_of
 from pipelines.papers.plan import plan_table
 from pipelines.papers.published import published_tables
 from pipelines.papers.results import TableResults, results
 from pipelines.papers.runs import table_file
-from pipelines.papers.verdicts.claim_files import Claim, claims, difference_of
-from pipelines.reporting.claims import Judgement, judgement
-from pipelines.reporting.formats import format_difference
-from pipelines.reporting.statistics import PairedDifference, paired_difference
+from pipelines.papers.verdicts.claim_files import Lead, Sentence, difference_of, sentences
+from pipelines.reporting.claims import Judgement, is_counted, judgement, without_test
+from pipelines.reporting.formats import format_difference, format_p, plural
+from pipelines.reporting.statistics import CONFIDENCE, PairedDifference, paired_difference, with_adjusted_p
 from pipelines.reporting.tables import Column, Table
+
+Verdict = Judgement | Literal["withdrawn", "no rival"]
+PLURAL: Mapping[str, str] = {
+    "holds": "hold",
+    "does not hold": "do not hold",
+    "undecided": "undecided",
+    "not run": "not run",
+    "withdrawn": "withdrawn",
+}
+_UNCHANGED = {"data.name=imagefolder", "data.image_size=null"}
 
 
 @dataclass(frozen=True)
-class JudgedClaim:
-    """A claim and its verdict.
+class JudgedLead:
+    """A pair and its verdict.
 
     Attributes:
         difference: ``better`` minus ``than``; for costs reversed.
-        seeds, divisions: of its runs, divisions as partition seeds. rounds_scale: fraction of the paper's rounds.
-        lost: texts on rows with runs without a result. overrides: assignments that override the table's values.
+        reasons: why it is withdrawn or has no rival. against: reasons that matter only if it does not hold.
+        rounds_scale: fraction of the paper's rounds. overrides: assignments that override the table's values.
+        counted: traffic, without a test.
     """
 
-    claim: Claim
-    verdict: Judgement
+    lead: Lead
+    verdict: Verdict
     difference: PairedDifference
-    seeds: tuple[int, ...] = ()
-    divisions: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
     rounds_scale: float = 1.0
-    lost: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    counted: bool = False
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether it has a p that counts among those of its paper."""
+        return self.verdict == "undecided" and self.difference.p is not None
 
 
-def judge(claim: Claim, results: TableResults) -> JudgedClaim:
-    """Judge a claim by the results of its table."""
-    difference = difference_of(claim, results)
-    pairs = [pair for pair in difference.by_seed if isinstance(pair, tuple)]
-    divisions, seeds = (tuple(sorted({pair[place] for pair in pairs})) for place in (0, 1))
-    cells = [results.cells[place] for place in claim.weights]
-    lost = tuple(dict.fromkeys(f"{cell.row.title}: {cell.lost}" for cell in cells if cell.failed))
-    verdict, scale = judgement(difference, claim.by), results.plan.selection.rounds_scale
-    if verdict == "not run" and lost and all(cell.ours.n or cell.failed for cell in cells):
-        verdict = "undecided"  # another run would fail as well
-    columns = [results.plan.table.column(key) for key in claim.columns]
-    overrides = tuple(dict.fromkeys(one for column in columns for one in overrides_of(results.plan, column)))
-    return JudgedClaim(claim, verdict, difference, seeds, divisions, scale, lost, overrides)
+@dataclass(frozen=True)
+class JudgedSentence:
+    """A sentence, its verdict and the pairs that it is from; ``others`` are pairs that did not decide.
+
+    ``p`` and ``p_holm`` are of the pair with which the verdict is reached; None if undecided, 0 if arithmetic decides.
+    """
+
+    sentence: Sentence
+    verdict: Judgement
+    pairs: tuple[JudgedLead, ...]
+    others: tuple[JudgedLead, ...] = ()
+    p: float | None = None
+    p_holm: float | None = None
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether pairs of a smaller setting decided."""
+        return bool(self.pairs) and self.pairs[0].lead in self.sentence.stand_in
+
+    def count(self, verdict: str) -> int:
+        """Return the number of pairs with a verdict, on any number of divisions."""
+        return sum(one.verdict.startswith(verdict) for one in self.pairs)
+
+    @property
+    def num_pairs(self) -> int:
+        """Number of pairs that count."""
+        return len(self.pairs) - self.count("no rival")
+
+    @property
+    def df(self) -> tuple[int, ...]:
+        """Degrees of freedom of the pairs that have the sentence's verdict, without duplicates."""
+        decided = (one for one in self.pairs if one.verdict.startswith(self.verdict) and self.p is not None)
+        return tuple(sorted({one.difference.df for one in decided if one.difference.df is not None}))
+
+    @property
+    def survives_holm(self) -> bool:
+        """Whether the verdict would be the same if no error at all among the paper's pairs were allowed."""
+        return self.p_holm is not None and self.p_holm <= 1 - CONFIDENCE
+
+    @property
+    def printed(self) -> tuple[int, int]:
+        """How many pairs hold in the paper's own tables, and how many are printed."""
+        leads = [(one.by, one.printed) for one in self.sentence.pairs]
+        return sum(p is not None and p >= by for by, p in leads), sum(p is not None for _, p in leads)
+
+    @property
+    def is_false_in_print(self) -> bool:
+        """Whether the paper's own figures contradict it."""
+        holding, pairs = self.printed
+        return bool(self.sentence.in_print) or (pairs > 0 and holding < self.sentence.needed(pairs))
 
 
-def judged(claims_asked: Sequence[Claim], home: Path | None, published: Path | None = None) -> list[JudgedClaim]:
-    """Judge claims by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
+def measure(lead: Lead, results: TableResults) -> JudgedLead:
+    """Return a pair with its difference, undecided unless it is withdrawn, not run or without a rival."""
+    plan, difference = results.plan, difference_of(lead, results)
+    table, scale = plan.table, plan.selection.rounds_scale
+    cells = [results.cells[place] for place in lead.weights]
+    lost = tuple(dict.fromkeys(f"{c.row.title}: {c.lost}" for c in cells if c.failed and c.row.key in lead.than))
+    columns = [table.column(key) for key in lead.columns]
+    overrides = tuple(dict.fromkeys(one for column in columns for one in overrides_of(plan, column)))
+    unlike = dict.fromkeys(one for row, column in lead.weights for one in table.unlike_in(row, column))
+    reasons = [one.why for one in unlike if not one.against]
+    reasons += [f"{scale:g} of the rounds"] if scale != 1 else []
+    setting = changed(each for each in overrides if each not in _UNCHANGED).strip()
+    reasons += [setting] if setting else []
+    if lost and all(cell.ours.n or cell.failed for cell in cells):
+        verdict: Verdict = "no rival"
+    elif difference.n == 0:
+        verdict = "not run"
+    else:
+        verdict = "withdrawn" if reasons else "undecided"
+    against = tuple(one.why for one in unlike if one.against)
+    counted = all(is_counted(column.metric) for column in columns)
+    difference = without_test(difference) if counted else difference
+    shown = {"no rival": lost, "withdrawn": tuple(reasons)}.get(verdict, ())
+    return JudgedLead(lead, verdict, difference, shown, against, scale, overrides, counted)
+
+
+def decide(measured: Sequence[JudgedLead]) -> list[JudgedLead]:
+    """Decide the pairs of a paper together; the same lead in several sentences counts once."""
+    keys = [(one.lead.table, tuple(one.lead.weights.items()), one.lead.by) for one in measured]
+    tested = {key: one.difference for key, one in zip(keys, measured, strict=True) if one.is_tested}
+    adjusted = with_adjusted_p(tested)
+    decided = []
+    for key, one in zip(keys, measured, strict=True):
+        difference = adjusted.get(key, one.difference) if one.is_tested else one.difference
+        verdict = judgement(difference, one.lead.by, counted=one.counted) if one.verdict == "undecided" else one.verdict
+        excused = verdict.startswith("does not hold") and one.against
+        reasons = one.against if excused else one.reasons
+        decided.append(
+            replace(one, verdict="withdrawn" if excused else verdict, difference=difference, reasons=reasons)
+        )
+    return decided
+
+
+def judge_sentence(sentence: Sentence, pairs: Sequence[JudgedLead]) -> JudgedSentence:
+    """Judge a sentence by its decided pairs."""
+    undecided = JudgedSentence(sentence, "undecided", tuple(pairs))
+    if all(one.verdict == "not run" for one in pairs):
+        return replace(undecided, verdict="not run")
+    needed = sentence.needed(undecided.num_pairs)
+    enough: dict[Judgement, int] = {"holds": needed, "does not hold": undecided.num_pairs - needed + 1}
+    for verdict, number in enough.items():
+        if number and undecided.count(verdict) >= number:
+            deciding = [one.difference for one in pairs if one.verdict.startswith(verdict)]
+            p, p_holm = (
+                sorted(getattr(one, name) or 0.0 for one in deciding)[number - 1] for name in ("p_bh", "p_holm")
+            )
+            return replace(undecided, verdict=verdict, p=p, p_holm=p_holm)
+    return undecided
+
+
+def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None = None) -> list[JudgedSentence]:
+    """Judge sentences by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
 
     Args:
+        asked: the sentences; p is adjusted for all of a paper's.
         home: a folder of ``protofl paper run`` tables, which precede kept ones. published: a folder of kept tables.
     """
     known: dict[str, list[TableResults]] = {}
     stored = published_tables(published) if published is not None else []
+
+    def best(lead: Lead) -> JudgedLead:
+        if lead.table not in known:
+            known[lead.table] = [] if home is None else _results_of(home, lead.table)
+            known[lead.table] += [one.results() for one in stored if one.table.id == lead.table]
+        tried = [measure(lead, found) for found in known[lead.table]]
+        ran = [one for one in tried if one.verdict != "not run"]
+        none = JudgedLead(lead, "not run", paired_difference({}, {}))
+        return max(ran, key=lambda one: _closeness(one.rounds_scale), default=none)
+
     answers = []
-    for claim in claims_asked:
-        if claim.table not in known:
-            known[claim.table] = [] if home is None else _results_of(home, claim.table)
-            known[claim.table] += [one.results() for one in stored if one.table.id == claim.table]
-        tried = [judge(claim, found) for found in known[claim.table]]
-        measured = [one for one in tried if one.verdict != "not run"]
-        none = JudgedClaim(claim, "not run", paired_difference({}, {}))
-        answers.append(max(measured, key=lambda one: _closeness(one.rounds_scale), default=none))
+    for paper in PAPERS:
+        of_paper = [one for one in asked if one.paper == paper]
+        decided = iter(decide([best(lead) for one in of_paper for lead in (*one.pairs, *one.stand_in)]))
+        for sentence in of_paper:
+            found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
+            instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
+            is_open = found.verdict in ("undecided", "not run")
+            if is_open and instead.verdict not in ("undecided", "not run"):
+                found, instead = instead, found
+            answers.append(replace(found, others=instead.pairs))
     return answers
 
 
@@ -106,27 +235,33 @@ def _is_share(ending: str) -> bool:
 
 
 _MEANING = (
-    "holds: the 95 % interval of the difference, paired by seed and division, lies above the lead that is claimed; "
-    "does not hold: below it; undecided: it contains it, or there is no interval."
+    "holds: the difference, paired by seed and division, is above the lead that is claimed, with p adjusted for all "
+    "pairs here (Benjamini-Hochberg, 5 %); does not hold: below it; withdrawn: not what the paper compares."
 )
 
 
 def verdict_table(results: TableResults) -> Table | None:
-    """Return a table of the decided claims; None without any."""
-    every = [judge(claim, results) for claim in claims() if claim.table == results.plan.table.id]
+    """Return a table of the pairs that were run; None without any."""
+    leads = {lead.id: lead for one in sentences() for lead in (*one.pairs, *one.stand_in)}
+    every = decide([measure(lead, results) for lead in leads.values() if lead.table == results.plan.table.id])
     judged = [one for one in every if one.verdict != "not run"]
     if not judged:
         return None
     return Table(
         f"What is claimed, and what these runs say of it{mark(results.plan)}",
         (
-            Column("claim", [one.claim.says for one in judged], is_text=True),
+            Column("claim", [one.lead.says for one in judged], is_text=True),
             Column("verdict", [one.verdict for one in judged], is_text=True, meaning=_MEANING),
-            Column("claimed lead", [f"{one.claim.by:g}" for one in judged], is_text=True),
+            Column("claimed lead", [f"{one.lead.by:g}" for one in judged], is_text=True),
             Column("lead [95 % interval]", [format_difference(one.difference, "points") for one in judged]),
-            Column("pairs of runs", [one.difference.n for one in judged]),
-            Column("seeds", [len(one.seeds) for one in judged]),
-            Column("divisions", [len(one.divisions) for one in judged]),
-            Column("where", [one.claim.where for one in judged], is_text=True),
+            Column("adjusted p", [format_p(one.difference.p_bh) for one in judged]),
+            Column("df", [one.difference.df for one in judged]),
+            Column("why", ["; ".join(one.reasons) for one in judged], is_text=True),
         ),
     )
+
+
+def counts(verdicts: Sequence[JudgedSentence]) -> str:
+    """Return a sentence with the number of sentences per verdict."""
+    words = (f"{sum(one.verdict == verdict for one in verdicts)} {word}" for verdict, word in PLURAL.items())
+    return f"{plural(len(verdicts), 'sentence')}: {', '.join(list(words)[:4])}."

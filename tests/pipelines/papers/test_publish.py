@@ -22,7 +22,7 @@ from pipelines.papers.publish import outdated, publish
 from pipelines.papers.published import PublishedTable, published_tables, read_published
 from pipelines.papers.results import results, write
 from pipelines.papers.runs import FailedRun
-from pipelines.papers.verdicts.claim_files import claims
+from pipelines.papers.verdicts.claim_files import sentences_of
 from pipelines.papers.verdicts.judge import judged
 from pipelines.plan.comparison import comparison_plan
 from pipelines.tuning.metrics import PER_ROUND
@@ -324,14 +324,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
-    """FedPA is behind in what is kept and ahead in the folder, over three seeds each, by the same points in each."""
-    claim = next(one for one in claims() if one.id == "fedpa.best.mnist_0.1.fedavg")
-    publish(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 90}, seeds=(0, 1, 2)), tmp_path)
+    """FedPA is one point ahead in what is kept and seven in the folder, over three seeds each."""
+    pair = {"table": TABLE, "column": "mnist_0.1", "better": "fedpa", "than": "fedavg"}
+    sentence = sentences_of([{"id": "fedpa.some", "says": "", "where": "", "pairs": [pair]}], "some.yaml")
+    publish(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 96}, seeds=(0, 1, 2)), tmp_path)
     home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
     places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]
-    verdicts = [judged([claim], *place)[0].verdict for place in places]
-    shared = "on one division"
-    assert verdicts == ["not run", f"does not hold {shared}", f"holds {shared}", f"holds {shared}"]
+    found = [judged(sentence, *place)[0] for place in places]
+    assert [one.verdict for one in found] == ["not run", "holds", "holds", "holds"]
+    assert [one.pairs[0].difference.mean for one in found] == [None, 1.0, 7.0, 7.0]
+    assert found[1].pairs[0].verdict == "holds on one division"
 
 
 @pytest.mark.slow

@@ -198,7 +198,8 @@ def test_p_values_are_adjusted_for_a_whole_table() -> None:
     """Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 2 sqrt(3).
 
     With two degrees of freedom p = 1 - t / sqrt(t^2 + 2) = 1 - sqrt(12 / 14) = 0.0742. By Holm 0.01, 0.04, 0.03 become
-    3 * 0.01, 2 * 0.03 for the second smallest, and no less for the largest; what has no p is not counted.
+    3 * 0.01, 2 * 0.03 for the second smallest, and no less for the largest; what has no p is not counted. By
+    Benjamini-Hochberg the largest stays 0.04, which 3 / 2 * 0.03 = 0.045 may not exceed, and 0.01 becomes 3 * 0.01.
     """
     found = paired_difference({0: 0.01, 1: 0.02, 2: 0.03}, dict.fromkeys(range(3), 0.0))
     assert found.p == pytest.approx(1 - math.sqrt(12 / 14)) and found.p_holm is None
@@ -206,6 +207,8 @@ def test_p_values_are_adjusted_for_a_whole_table() -> None:
     assert paired_difference({0: 0.25, 1: 0.25}, {0: 0.0, 1: 0.0}).p == 0
     assert paired_difference({0: 0.25}, {0: 0.0}).p is None
     table = {name: replace(found, p=p) for name, p in zip("abcd", (0.01, 0.04, None, 0.03), strict=True)}
-    adjusted = {name: one.p_holm for name, one in with_adjusted_p(table).items()}
-    assert adjusted == {"a": pytest.approx(0.03), "b": pytest.approx(0.06), "c": None, "d": pytest.approx(0.06)}
+    adjusted = {name: (one.p_holm, one.p_bh) for name, one in with_adjusted_p(table).items()}
+    assert adjusted["c"] == (None, None)
+    assert adjusted["a"] == pytest.approx((0.03, 0.03))
+    assert adjusted["d"] == pytest.approx((0.06, 0.04)) and adjusted["b"] == pytest.approx((0.06, 0.04))
     assert with_adjusted_p({"a": replace(found, p=0.8), "b": replace(found, p=0.9)})["a"].p_holm == 1
