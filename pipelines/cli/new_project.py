@@ -19,7 +19,11 @@ from flcore.data.sources.layouts import SPLITS
 from flcore.experiment.run_folder import refuse_inside_a_run, write_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_IGNORED = (".protofl/", "mlruns/", "mlflow.db*", "runs/", "artifacts/", "dvc_plots/", "__pycache__/")
+_IGNORED = (
+    *(".protofl/", "mlruns/", "mlflow.db*", "runs/", "dvc_plots/", "__pycache__/"),
+    # All but the metrics of dvc.yaml, which are in git.
+    *("artifacts/*", "!artifacts/comparison/", "artifacts/comparison/*", "!artifacts/comparison/metrics.json"),
+)
 _SIDE = 32
 """Height and width that images of several sizes, or large ones, are scaled to."""
 _LOOKED_AT = 200

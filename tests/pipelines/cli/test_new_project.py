@@ -52,8 +52,11 @@ def test_a_project_has_what_its_stages_need(tmp_path: Path) -> None:
             for part in key.split("."):
                 assert part in value, key
                 value = value[part]
-    done = subprocess.run(["git", "-C", str(folder), "check-ignore", "artifacts/x", "runs/x"], capture_output=True)
-    assert done.returncode == 0 and (folder / ".dvc" / "plots" / "methods.json").exists()
+    files = ["artifacts/x", "artifacts/comparison/x", "artifacts/comparison/metrics.json", "runs/x"]
+    asked = ["git", "-C", str(folder), "check-ignore", *files]
+    ignored = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    assert set(files) - set(ignored) == {"artifacts/comparison/metrics.json"}
+    assert (folder / ".dvc" / "plots" / "methods.json").exists()
 
 
 def test_images_alike_stay_as_they_are_and_git_ignores_them(tmp_path: Path) -> None:
