@@ -86,7 +86,7 @@ LEGENDS: Mapping[str, Legend] = {
         "mean over the clients that took part; a panel per term, scales differ.",
         "Mean over seeds. Terms of a single method are on the pages of its runs.",
     ),
-    "partition": Legend("Samples by client and class", "Training samples; white: none."),
+    "partition": Legend("Samples by client and class", "Training samples; blank: none."),
 }
 _NARROW_POINTS = 400
 """Width of a figure that a narrow screen shows better by scrolling than by making it small."""
