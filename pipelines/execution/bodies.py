@@ -66,7 +66,7 @@ def experiment(
         refuse_other_run(config, out, by_places=False)
     cache = Cache.here()
     if inputs is None:
-        inputs = _inputs(config, cache, operation)
+        inputs = _inputs(config, {}, cache, operation)
     run = placed(config, inputs, RUNS, directory=out, alone=True)
     was_here = RunFiles(run.directory).history.exists()
     is_done = fetch(run, cache, restart=restart, copies=operation.copies)
@@ -100,12 +100,15 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
         watcher.run_ended(run.label)
 
 
-def _inputs(config: Config, cache: Cache, operation: Operation) -> Inputs:
+def _inputs(config: Config, prepared: dict[str, Path], cache: Cache, operation: Operation) -> Inputs:
+    """Return the inputs of a run; ``prepared`` has the folders of data by their section, and gets this run's."""
     refuse_missing(config)
-    operation.watcher.step("prepare")
-    prepared = operation.steps.call("prepare-data", cache.prepared, config)
+    data = repr(config.to_mapping()["data"])
+    if data not in prepared:
+        operation.watcher.step("prepare")
+        prepared[data] = operation.steps.call("prepare-data", cache.prepared, config)
     operation.watcher.step(f"partition (seed {config.partition_seed})")
-    return Inputs(prepared, operation.steps.call("partition-data", cache.partition, config, prepared))
+    return Inputs(prepared[data], operation.steps.call("partition-data", cache.partition, config, prepared[data]))
 
 
 # ---- many runs ---------------------------------------------------------------------------------------------------
@@ -226,12 +229,12 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
 
 
 def inputs_of_runs(planned: Sequence[RunSpec], operation: Operation) -> list[Inputs]:
-    """Return the inputs of runs, in their order; make each partition once."""
-    cache, known = Cache.here(), dict[str, Inputs]()
+    """Return the inputs of runs, in their order; prepare each data set and make each partition once."""
+    cache, prepared, known = Cache.here(), dict[str, Path](), dict[str, Inputs]()
     keys = []
     for run in planned:
         mapping = run.config.to_mapping()
         keys.append(repr((mapping["data"], mapping["partition"], run.config.partition_seed)))
         if keys[-1] not in known:
-            known[keys[-1]] = _inputs(run.config, cache, operation)
+            known[keys[-1]] = _inputs(run.config, prepared, cache, operation)
     return [known[key] for key in keys]

@@ -414,7 +414,7 @@ def test_runs_side_by_side_give_the_bytes_of_each_alone() -> None:
     assert [run.name.rpartition("-")[0] for run in runs] == ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"]
     assert sorted(told.followed) == sorted(told.finished) == sorted(run.name for run in runs)
     assert sorted(steps.names) == sorted(
-        ["prepare-data", "partition-data"] * 2 + ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"] + ["compare"]
+        ["prepare-data"] + ["partition-data"] * 2 + ["local-s0", "local-s1", "fedavg-s0", "fedavg-s1"] + ["compare"]
     )
     alone = Path("alone")
     os.environ[ENVIRONMENT_VARIABLE] = str(alone / "cache")  # restored with the fixture
