@@ -86,21 +86,32 @@ class RunPool:
             return error
         worker = self._take(run.label)
         try:
-            for _ in range(_TRIES):
-                try:
-                    return worker.carry_out(run, self._watcher, self._prune, restart=restart)
-                except _DiedError as error:
-                    death = str(error)
-                    worker = self._new(worker.place)
-                    self._at[run.label] = worker
-            return RunError(
-                f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps because "
-                "memory was short; the same command goes on where it stopped"
-            )
-        finally:
+            failure = self._try_on(worker, run, restart=restart)
+        except BaseException:  # of a watcher: the process trains on, and its messages would pass for the next run's
+            worker = self._at.pop(run.label)
+            worker.end()
             with self._changed:
-                self._idle.append(self._at.pop(run.label))
+                self._all.remove(worker)
                 self._changed.notify()
+            raise
+        with self._changed:
+            self._idle.append(self._at.pop(run.label))
+            self._changed.notify()
+        return failure
+
+    def _try_on(self, worker: _Worker, run: PlacedRun, *, restart: bool) -> ProtoflError | None:
+        """Train a run in a process, and again in a new one if that was killed."""
+        for _ in range(_TRIES):
+            try:
+                return worker.carry_out(run, self._watcher, self._prune, restart=restart)
+            except _DiedError as error:
+                death = str(error)
+                worker = self._new(worker.place)
+                self._at[run.label] = worker
+        return RunError(
+            f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps because "
+            "memory was short; the same command goes on where it stopped"
+        )
 
     def wait(self, seconds: float) -> None:
         """Wait before a run is tried again.
@@ -138,7 +149,8 @@ class RunPool:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._idle or len(self._all) < self._size)
-            self._at[label] = self._idle.pop() if self._idle else self._new(len(self._all))
+            free = set(range(self._size)) - {worker.place for worker in self._all}
+            self._at[label] = self._idle.pop() if self._idle else self._new(min(free, default=0))
             return self._at[label]
 
     def _new(self, place: int) -> _Worker:

@@ -6,10 +6,11 @@ A command passes its :class:`Operation` to the flow that it starts; a flow of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC
+from logging import Logger, LoggerAdapter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,7 +184,7 @@ def operation(
     with ExitStack() as stack:
         stack.enter_context(time_limit(limit_hours))
         # To the page; the terminal of a command has its own watcher, and a worker's log gets the same as the page.
-        log = Lines(get_run_logger().info)
+        log = Lines(lines_to(get_run_logger()))
         if call is not None:
             given = call.operation
             stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: call.patience}))
@@ -195,6 +196,16 @@ def operation(
         _show_workers(config)
         stack.enter_context(gpus_held(config.engine.device, log.say))
         yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher)
+
+
+def lines_to(logger: Logger | LoggerAdapter[Any]) -> Callable[[str], None]:
+    """Return what logs a line of the flow, also after the death of the worker that reads its output."""
+
+    def write(text: str) -> None:
+        with suppress(SystemExit):  # by which rich, in Prefect's handler, answers a broken pipe; it then discards lines
+            logger.info(text)
+
+    return write
 
 
 @contextmanager

@@ -171,6 +171,41 @@ def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
     assert isinstance(error, RunError) and "mine.py was edited" in str(error)
 
 
+def test_the_process_of_a_run_whose_watcher_failed_trains_no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer for the first run while the second waits for it."""
+    processes: list[Process] = []
+
+    class Process:
+        number, has_ended = 0, False
+
+        def __init__(self, place: int) -> None:
+            self.place = place
+            processes.append(self)
+
+        def carry_out(self, run: PlacedRun, watcher: Silence, *_: Any, **__: Any) -> None:
+            watcher.round(run.label, 1, None)
+
+        def end(self) -> None:
+            self.has_ended = True
+
+    class Unread(Silence):
+        def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
+            if label == "first":
+                raise SystemExit(1)
+
+    monkeypatch.setattr(run_pool, "_Worker", Process)
+    inputs = Inputs(Path("prepared"), Path("partition"))
+    first, second = (
+        PlacedRun(Config.from_mapping(SMALL), inputs, Path("run"), "hash", "code", label)
+        for label in ("first", "second")
+    )
+    with RunPool(1, Unread()) as pool:
+        with pytest.raises(SystemExit):
+            pool.carry_out(first)
+        assert pool.carry_out(second) is None
+        assert [(process.place, process.has_ended) for process in processes] == [(0, True), (0, False)]
+
+
 def test_two_commands_for_one_comparison_are_not_at_work_at_once() -> None:
     steps = Recorded()
     with run_lock(Path("all")), pytest.raises(RunError, match="all: another process is at work"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,3 +62,17 @@ def test_a_store_is_no_part_of_a_configuration_that_a_flow_is_given() -> None:
             parameters(None, None, {"seed": 1, "tracking": tracking})
         assert "secret" not in str(refused.value)
     assert parameters(None, None, {"tracking": {"enabled": False}}) == {"tracking": {"enabled": False}}
+
+
+def test_a_flow_outlives_the_worker_that_reads_its_output() -> None:
+    """Prefect's handler prints with rich, which exits when a pipe has no reader."""
+    logger, written = logging.Logger("flow"), list[str]()
+
+    class Unread(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+            raise SystemExit(1)
+
+    logger.addHandler(Unread())
+    flow_runs.lines_to(logger)("round 1")
+    assert written == ["round 1"]
