@@ -45,10 +45,11 @@ def help_text(app: App, tokens: str | Iterable[str] | None, width: int | None = 
     chain, apps, _ = app.parse_commands(tokens)
     command = apps[-1]
     summary, epilog = _docstring(command.help)
-    rows = [*_commands(command), *(_arguments(command) if command.default_command else ())]
+    commands = [*_commands(command)]
+    rows = [*commands, *(_arguments(command) if command.default_command else ())]
     column = min(max(len(row.written) for row in rows) + 4, _COLUMN)
     usage = [" ".join(["usage: protofl", *chain])]
-    for word in [row.usage for row in rows if row.usage] or ["COMMAND [OPTION]..."]:
+    for word in [row.usage for row in rows if row.usage] or ["COMMAND [OPTION]..."] * bool(commands):
         if len(usage[-1]) + 1 + len(word) > width:
             usage.append("   ")
         usage[-1] += f" {word}"

@@ -84,7 +84,11 @@ def test_help_takes_a_moment() -> None:
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, out in ((["--version"], f"protofl {VERSION}\n"), (["--help"], "usage: protofl")):
+    for words, out in (
+        (["--version"], f"protofl {VERSION}\n"),
+        (["--help"], "usage: protofl COMMAND [OPTION]...\n"),
+        (["down", "--help"], "usage: protofl down\n\n"),
+    ):
         assert app.main(words) == 0
         assert capsys.readouterr().out.startswith(out)
     assert app.main([]) == 2
