@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class Following:
         self._tracking: Mapping[str, Any] = {"enabled": False}
         self._source: str | None = None
         self._open: dict[Path, RunTracker | StudyTracker | None] = {}
-        self._machine: Any = None
+        self._monitors: list[Any] = []
         self._code = 0
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: report("say", redact(record.getMessage()))  # type: ignore[method-assign]
@@ -208,13 +209,21 @@ class Following:
 
     def _load(self) -> dict[str, float]:
         """The load of the machine, as MLflow measures and names it."""
-        if self._machine is None:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+        # Not its SystemMetricsMonitor: that opens the default store in the working folder if none is named.
+        if not self._monitors:
+            from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+            from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+            from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+            from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-            self._machine = SystemMetricsMonitor("", tracking_uri=self._tracking["uri"])  # type: ignore[no-untyped-call]
-        self._machine.collect_metrics()
-        values: dict[str, float] = self._machine.aggregate_metrics()
-        for monitor in self._machine.monitors:
+            kinds: list[Any] = [CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor]
+            for kind in kinds:
+                with suppress(Exception):  # there is no NVIDIA GPU
+                    self._monitors.append(kind())
+        values: dict[str, float] = {}
+        for monitor in self._monitors:
+            monitor.collect_metrics()
+            values |= monitor.aggregate_metrics()
             monitor.clear_metrics()
         return values
 

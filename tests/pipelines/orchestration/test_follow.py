@@ -90,6 +90,15 @@ def test_a_run_that_is_trained_has_the_load_of_its_machine_and_one_that_stays_un
     assert "accuracy/top1_global" in found.data.metrics and printed == []
 
 
+def test_to_measure_the_load_opens_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's own monitor opens its default store in the working folder, where no store is named."""
+    monkeypatch.chdir(tmp_path)
+    started, _ = following()
+    started.take({"tracking": {"enabled": True, "uri": None}, "source": None})
+    assert 0 < started._load()["system_memory_usage_percentage"] <= 100
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_store_that_is_away_costs_a_warning_and_a_folder_that_is_no_run_an_error(made: Path, tmp_path: Path) -> None:
     """The page is drawn once; what the system refuses is said with its place."""
     # An address of its own: that a store is away is said once in a process, and other tests have stores there.
