@@ -1,4 +1,4 @@
-"""Blocks of a page, and somebody who types them.
+"""Blocks of a page, and a shell that types them.
 
 The kind of a block says what it is. ``sh`` is typed. ``console`` is what the last ``sh`` block printed, or commands
 after ``$``, each with its output. ``python`` and ``yaml`` with a file's name in the first line (``# mine.py``) are

@@ -121,7 +121,7 @@ class Sentence:
         return self.id.partition(".")[0]
 
     def needed(self, pairs: int) -> int:
-        """Return how many of so many pairs must hold."""
+        """Return how many of a number of pairs must hold."""
         return pairs if self.holds_if == "all" else pairs // 2 + 1
 
 
@@ -200,7 +200,7 @@ def _each(entry: Mapping[str, Any], id: str, where: str) -> Iterator[Lead]:
 
 
 def _with_words(lead: Lead, table: PaperTable, says: str | None) -> Lead:
-    """Return a lead in words; those of the file, or usual ones."""
+    """Return a lead in words: the words of the file, or the usual ones."""
     names = ("better", "than"), ("column", "than_column", "wider_than")
     titles = {name: _title([table.row(key).title for key in getattr(lead, name)]) for name in names[0]}
     titles |= {name: _title([table.column(key).title for key in getattr(lead, name)]) for name in names[1]}

@@ -23,7 +23,7 @@ Sentences of abstracts, contributions and conclusions, judged by finished tables
 A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
 p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter
 adjustment. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic and has no p. **Withdrawn** pairs
-are not what the paper compares. A rival whose runs diverged is **no rival**: its pairs do not count.
+are not what the paper compares. A rival with diverged runs is **no rival**: its pairs do not count.
 **False in print**: the paper's own figures contradict it."""
 
 

@@ -4,7 +4,7 @@ A pair is decided as a claim of a comparison (:mod:`pipelines.reporting.claims`)
 paper. It is *withdrawn* if a cell is not what the paper compares (``unlike`` in the table's file), at other rounds than
 the paper's, or in a changed setting. It has *no rival* if runs of the rival failed.
 
-A sentence holds if enough of its pairs hold, does not hold if so many do not that the others cannot save it, and is
+A sentence holds if enough of its pairs hold, does not hold if too few can still hold, and is
 undecided otherwise. Pairs without a rival do not count.
 """
 

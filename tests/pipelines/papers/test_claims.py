@@ -314,7 +314,7 @@ def test_a_cell_that_is_not_the_papers_is_not_judged(compared: Compared) -> None
 
 
 def test_a_rival_that_diverged_is_no_rival(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of FedProx's two runs diverged: no evidence for FedAvg. Of the skewed setting nobody ran anything."""
+    """One of FedProx's two runs diverged: no evidence for FedAvg. The skewed setting was not run."""
     for module in (claims_page, claim_files):
         monkeypatch.setattr(module, "table_named", lambda id: tiny())
     runs = {"fedavg": {0: {"top1_global": 0.5}, 1: {"top1_global": 0.5}}, "near": {0: {"top1_global": 0.1}}}
@@ -399,7 +399,7 @@ def test_a_stand_in_decides_where_the_paper_s_setting_does_not(tmp_path: Path) -
 def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     compared: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FedProx leads FedAvg by 4 to 6 points, 1.25 in print. Nobody ran the skewed setting; one pair cannot be run."""
+    """FedProx leads FedAvg by 4 to 6 points, 1.25 in print. The skewed setting was not run; one pair cannot be run."""
     table = tiny(beside="Somebody else found 3 points, on a division of their own.")
     for module in (claims_page, claim_files):
         monkeypatch.setattr(module, "table_named", lambda id: table)

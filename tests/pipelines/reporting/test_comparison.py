@@ -291,7 +291,7 @@ def test_claims_are_judged_by_their_runs(tmp_path: Path) -> None:
     For -3 and 7, t = 5 sqrt(3), p = 1 - sqrt(75 / 77) = 0.0131; for 0 and 4, t = 2 sqrt(3), p = 0.0742. Of four tests
     the two smallest become 4 / 2 * 0.0131 = 0.0261 by Benjamini-Hochberg, 4 * 0.0131 = 0.0523 by Holm.
 
-    moon and fedavg send the same 200 bytes with every seed: neither sends less, without a test. Nobody ran fedpa.
+    moon and fedavg send the same 200 bytes with every seed: neither sends less, without a test. fedpa was not run.
     """
     entries = {
         "close": {"better": "moon", "than": "fedavg", "by": -3, "says": "moon is not much worse"},
