@@ -2,22 +2,23 @@
 
 Two readings (baselines.md section 13):
 
-``clients`` (FedPA's baseline): FedAvg; the prediction is the argmax of Σ_m logits_m(x) over the last uploaded model of
-every client that has taken part.
+``clients`` (FedPA's baseline): FedAvg; the prediction is the argmax of Σ_m logits_m(x) over one model per client: its
+last uploaded one, if it has taken part, or (``absent_clients: global``, FedPA's code) what it holds after the round:
+the model it trained, or the global one it was sent.
 
 ``permutation`` (Shi, Lai, Kontar, Chowdhury, *Fed-ensemble*, 2021): M models in parallel. In every round each of them
 goes to 1/M of all clients by a random permutation, and is averaged over the sampled ones among these. All M predict.
 
 The ensemble predicts on the common test data and on each client's own: FedPA's figure, which pools the clients' test
-data, is its ``pooled_local``. With ``clients`` one model alone is scored as ``single_model``: w_g on the common test
-data, on a client's data its own model (section 21), w_g before its first turn.
+data, is its ``pooled_local``. With clients' last models one model alone is scored as ``single_model``: w_g on the
+common test data, on a client's data its own model (section 21), w_g before its first turn.
 
 A member has its own BatchNorm statistics. If ``model.batchnorm: local`` (FedPA's setting) keeps them out of FedAvg,
 they travel for the members alone: in FedPA's code every member has its client's.
 
-Deviations: FedPA's code sends w_g to every client in every round, so that clients which were not sampled count as
-copies of w_g; ours count with the model they last trained, or not at all. Model m > 0 starts with the initial model's
-values, shuffled within each tensor: for weights drawn independently another draw from the same distribution.
+Deviations: FedPA's code sends w_g to every client in every round, and counts copies of it; here the server copies it,
+and nothing more is sent. Model m > 0 starts with the initial model's values, shuffled within each tensor: for weights
+drawn independently another draw from the same distribution.
 
 Members are part of the server state (``member_0003``), one model per client or M.
 """
@@ -59,6 +60,9 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
     variant: Literal["clients", "permutation"] = param(
         "clients", "members: every client's last model, or models that are averaged in parallel"
     )
+    absent_clients: Literal["last", "global"] = param(
+        "last", "clients: a client absent from the round is a member with its last model, or with the global one"
+    )
     combine: Literal["logits", "probs"] = param("logits", "sum the members' logits, or average their probabilities")
     models: int = param(
         5, "M, models (permutation)", low=1, high=1000, search=Search(2, 10, when=lambda m: m.variant == "permutation")
@@ -69,8 +73,12 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         return False
 
     @property
+    def keeps_last_models(self) -> bool:
+        return self.variant == "clients" and self.absent_clients == "last"
+
+    @property
     def predicts_from_client_state(self) -> bool:
-        return self.variant == "clients"
+        return self.keeps_last_models
 
     @property
     def ignores_model(self) -> bool:
@@ -99,16 +107,18 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         moved = any(not torch.equal(value, initial[name]) for name, value in statistics.items())
         if not ctx.received[fl.MODEL].buffers and moved:
             message = {**message, MEMBER_STATISTICS: Weights({}, statistics)}
-        return message, {fl.MODEL: trained.weights} if self.variant == "clients" else {}
+        return message, {fl.MODEL: trained.weights} if self.keeps_last_models else {}
 
     @property
     def poisonable_payloads(self) -> frozenset[fl.Kind]:
         return frozenset({"weights"})
 
     def server_steps(self) -> Mapping[str, fl.ServerStep]:
-        if self.variant == "clients":
-            return {"aggregate": aggregate, "collect-members": collect_members}
-        return {"aggregate": self.aggregate_each}
+        if self.variant == "permutation":
+            return {"aggregate": self.aggregate_each}
+        if self.absent_clients == "global":
+            return {"collect-members": collect_all_members, "aggregate": aggregate}
+        return {"aggregate": aggregate, "collect-members": collect_members}
 
     def aggregate_each(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Average each model over the clients that trained it, with n_k / N; then draw the next permutation."""
@@ -125,11 +135,11 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         return server[fl.MODEL if self.variant == "clients" else member_slot(0)]
 
     def scoring_message(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:
-        untrained = self.variant == "clients" and member_slot(client) not in server
+        untrained = self.keeps_last_models and member_slot(client) not in server
         return {fl.MODEL: server[fl.MODEL]} if untrained else {}
 
     def client_model(self, received: Record, client_state: Record, setting: fl.FederationContext) -> Weights | None:
-        return (client_state.get(fl.MODEL) or received.get(fl.MODEL)) if self.variant == "clients" else None
+        return (client_state.get(fl.MODEL) or received.get(fl.MODEL)) if self.keeps_last_models else None
 
     @property
     def score_kind(self) -> ScoreKind:
@@ -146,13 +156,26 @@ class FedEnsemble(AuthorsPreset, FedAvg, name="fedensemble", citation="Shi et al
         return super().predict(model, images, known, classes)
 
     def predictors(self) -> Mapping[str, fl.Predict]:
-        return {"single_model": super().predict} if self.variant == "clients" else {}
+        return {"single_model": super().predict} if self.keeps_last_models else {}
 
 
 def collect_members(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
     """Replace the last model of every sampled client."""
     members = uploaded(replies, ctx.setting)
     return server | {member_slot(client): model for client, model in members.items()}, {}
+
+
+def collect_all_members(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
+    """Make every client a member: with the model it trained, or else with the one that the round began with.
+
+    A copy of that model has the client's last BatchNorm statistics where these are not averaged.
+    """
+    sent = server[fl.MODEL]
+    copies: dict[str, Payload] = {}
+    for client in range(ctx.setting.num_clients):
+        last = server.get(member_slot(client), ctx.setting.initial)
+        copies[member_slot(client)] = Weights(sent.params, sent.buffers or last.buffers)
+    return collect_members(server | copies, replies, ctx)
 
 
 def uploaded(replies: fl.Replies, setting: fl.FederationContext) -> dict[int, Weights]:

@@ -111,9 +111,9 @@ def test_one_model_alone_is_w_g_or_a_clients_own(lab: Any) -> None:
     assert own is not None and own.params["head.bias"].item() == 3
     before = lab.client_model(method, server, 0, Record(), setting)
     assert before is not None and before.params["head.bias"].item() == 1
-    asked = [FedEnsemble(), FedEnsemble(variant="permutation")]
-    assert [m.predicts_from_client_state for m in asked] == [True, False]
-    assert [m.can_be_base for m in asked] == [False, False]
+    asked = [FedEnsemble(), FedEnsemble(absent_clients="global"), FedEnsemble(variant="permutation")]
+    assert [m.predicts_from_client_state for m in asked] == [True, False, False]
+    assert [m.can_be_base for m in asked] == [False, False, False]
 
 
 def test_the_ensemble_is_scored_for_clients_too(lab: Any, tmp_path: Any) -> None:
@@ -148,11 +148,11 @@ def test_members_are_asked_once_about_an_image(lab: Any, tmp_path: Any, monkeypa
     assert sum(asked) == len(experiment.dataset.test.labels)
 
 
-def with_statistics(lab: Any, variant: str, batchnorm: str, **federation: Any) -> Any:
+def with_statistics(lab: Any, variant: str, batchnorm: str, federation: Any = None, **method: Any) -> Any:
     return lab.experiment(
-        method={"name": "fedensemble", "variant": variant, "models": 2},
+        method={"name": "fedensemble", "variant": variant, "models": 2} | method,
         model={"name": "fedgen_cnn", "feature_dim": 8, "batchnorm": batchnorm},
-        federation={"rounds": 2} | federation,
+        federation={"rounds": 2} | (federation or {}),
     )
 
 
@@ -177,6 +177,41 @@ def test_a_member_has_the_statistics_of_its_client(lab: Any, tmp_path: Any) -> N
     said = lab.scores(experiment, experiment.setting.initial, lab.dataset.test.images[rows], run.state.server)
     right = (said.argmax(dim=1) == lab.dataset.test.labels[rows]).float().mean().item()
     assert record["pooled_local"] == pytest.approx(right)
+
+
+def test_a_client_that_did_not_train_answers_with_the_model_that_it_was_sent(lab: Any) -> None:
+    """Clients 0 and 2 (n = 1, 3) were sent 1 and return 4 and 8; client 1 holds 1. Then w_g = (1·4 + 3·8)/4 = 7.
+
+    In the next round client 1 (n = 2) returns 5, and the others hold 7, not what they trained before.
+    """
+    experiment = by_hand(lab, [[0], [1], [2]], method={"name": "fedensemble", "absent_clients": "global"})
+    server = Record({MODEL: saying(1.0)})
+    rounds = [({0: (4.0, 1), 2: (8.0, 3)}, [4, 1, 8], 7), ({1: (5.0, 2)}, [7, 5, 7], 5)]
+    for number, (uploads, members, average) in enumerate(rounds, start=1):
+        sent = {client: {MODEL: saying(value), NUM_SAMPLES: Count(size)} for client, (value, size) in uploads.items()}
+        for step in experiment.method.server_steps().values():
+            server, _ = step(server, Replies(sent), RoundContext(experiment.setting, number))
+        assert [values["head.bias"].item() for values in members_of(server)] == members
+        assert server[MODEL].params["head.bias"].item() == average
+
+
+def test_a_copy_of_the_global_model_has_its_clients_statistics(lab: Any, tmp_path: Any) -> None:
+    """In FedPA's code a message overwrites all of a client's model but its BatchNorm statistics.
+
+    Clients 1 and 3 train, then 0 and 2.
+    """
+    runs = []
+    for rounds in (1, 2):
+        federation = {"participation": 0.5, "sampler": "round_robin", "rounds": rounds}
+        experiment = with_statistics(lab, "clients", "local", federation, absent_clients="global")
+        runs.append(lab.run(experiment, tmp_path / str(rounds)))
+    before, after = (run.state.server for run in runs)
+    assert [run.history[-1]["participants"] for run in runs] == [[1, 3], [0, 2]]
+    for client in (1, 3):
+        member, last = after[member_slot(client)], before[member_slot(client)]
+        assert serialise({"m": Weights(member.params, {})}) == serialise({"m": before[MODEL]})
+        assert serialise({"m": Weights({}, member.buffers)}) == serialise({"m": Weights({}, last.buffers)})
+        assert not torch.equal(last.values["encoder.1.running_mean"], torch.zeros(6))
 
 
 def test_an_averaged_member_has_averaged_statistics(lab: Any) -> None:
