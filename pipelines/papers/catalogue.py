@@ -100,6 +100,7 @@ class Column:
 
     Attributes:
         title: as printed. metric: of a run. scale: factor from a run's figure to the printed one. values: dotted keys.
+        printed_as: the column of the paper that this one repeats in another reading.
     """
 
     key: str
@@ -107,6 +108,7 @@ class Column:
     metric: str
     scale: float = 100.0
     values: Mapping[str, Any] = field(default_factory=dict)
+    printed_as: str | None = None
 
 
 @dataclass(frozen=True, config=_OF_A_FILE)
@@ -267,6 +269,7 @@ def _problems(table: PaperTable) -> Iterator[str]:
         (n, {one.row or table.baseline}, {one.column or table.columns[0].key}) for n, each in reasons for one in each
     ]
     named += [("printed_as", {row.printed_as or row.key}, set()) for row in table.rows]
+    named += [("printed_as", set(), {column.printed_as or column.key}) for column in table.columns]
     for name, row_keys, column_keys in named:
         for key in (row_keys - rows) | (column_keys - columns):
             yield f"{name}: {key}: no such row or column"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.error import URLError
@@ -90,14 +90,31 @@ class Mnist(_IdxSource, name="mnist", num_classes=10):
 
 
 @dataclass(frozen=True)
-class FashionMnist(_IdxSource, name="fashionmnist", num_classes=10):
+class FashionMnist(_IdxSource, name="fashionmnist"):
     """Clothing 28x28, 60,000 / 10,000 images, 10 classes; torchvision (Zalando Research)."""
 
+    num_classes = property(lambda self: 10 - len({*self.drop_classes}))
+    unsaid = frozenset({"drop_classes"})
     kind = "FashionMNIST"
     facts = (
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         *(0.2860, 0.3530, "MIT", "Fashion-MNIST (Zalando Research), files as published"),
     )
+
+    drop_classes: tuple[int, ...] = param(
+        (), "numbers of classes left out of both splits; the others keep their order (FedPA's code: [0])", low=0, high=9
+    )
+
+    def load(self, root: Path | None, download: bool = False) -> RawDataset:
+        raw = super().load(root, download)
+        if not self.drop_classes:
+            return raw
+        kept = [label for label in range(10) if label not in self.drop_classes]
+        train, test = (
+            replace(split, labels=np.searchsorted(kept, split.labels))
+            for split in (one.take(np.flatnonzero(np.isin(one.labels, kept))) for one in (raw.train, raw.test))
+        )
+        return replace(raw, train=train, test=test, class_names=tuple(raw.class_names[label] for label in kept))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ class Lead:
     def printed(self) -> float | None:
         """The lead in the paper's own table; None if a figure is not printed."""
         table = table_named(self.table)
-        values = [table.printed.get((table.row(row).printed_as or row, column)) for row, column in self.weights]
+        places = [(table.row(row), table.column(column)) for row, column in self.weights]
+        values = [table.printed.get((row.printed_as or row.key, at.printed_as or at.key)) for row, at in places]
         if None in values:
             return None
         return round(sum(w * one.value for w, one in zip(self.weights.values(), values, strict=True) if one), 6)

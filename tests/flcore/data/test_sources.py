@@ -73,6 +73,7 @@ def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
     found = {name: kind().num_classes for name, kind in SOURCES.items()}
     assert found == published | dict.fromkeys(OWN)
     assert [Emnist(split=split).num_classes for split in ("balanced", "byclass")] == [47, 62]
+    assert FashionMnist(drop_classes=(0, 9)).num_classes == 8
     assert len(Digits().load().class_names) == 10
 
 
@@ -147,6 +148,21 @@ def test_idx_files_are_read(kind: type[Source], folder: str, tmp_path: Path) -> 
         assert np.array_equal(split.images, images) and split.images.dtype == np.uint8
         assert split.labels.tolist() == [3, 1, 9] and split.labels.dtype == np.int64
     assert len(raw.class_names) == 10
+
+
+def test_classes_can_be_left_out(tmp_path: Path) -> None:
+    """Labels 3, 0, 1, 9 without class 0: images 0, 2, 3 stay, with the classes 1 to 9 numbered 0 to 8."""
+    images = write_mnist(tmp_path, "FashionMNIST", ("train", "t10k"), [3, 0, 1, 9])
+    source = FashionMnist(drop_classes=(0,))
+    raw = source.load(tmp_path, False)
+    for split in (raw.train, raw.test):
+        assert np.array_equal(split.decoded(), images[[0, 2, 3]])
+        assert split.labels.tolist() == [2, 0, 8] and split.labels.dtype == np.int64
+    assert raw.class_names == FashionMnist().load(tmp_path, False).class_names[1:]
+    assert (source.options(), FashionMnist().options()) == ({"drop_classes": (0,)}, {})
+    whole, part = (prepare_dataset(one, tmp_path) for one in (FashionMnist(), source))
+    assert (whole.meta.num_classes, part.meta.num_classes, len(part.train)) == (10, 9, 3)
+    assert part.meta.fingerprint != whole.meta.fingerprint
 
 
 @pytest.mark.parametrize(

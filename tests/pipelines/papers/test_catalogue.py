@@ -87,7 +87,8 @@ def columns_of(table: PaperTable, record: Mapping[str, Any], **more: Any) -> lis
 
     def fits(column: Column) -> bool:
         given = {**table.common, **column.values}
-        return all(given.get(key) == value for key, value in asked.items()) and metric in (None, column.metric)
+        same = all(given.get(key) == value for key, value in asked.items())
+        return same and column.printed_as is None and metric in (None, column.metric)
 
     return [column for column in table.columns if fits(column)]
 
@@ -194,6 +195,7 @@ def test_columns_with_the_same_runs_are_one_setting() -> None:
         ),
         ({"cells": [{"rows": ["fedavg"], "values": {"data.name": "mnist"}}]}, "cells: data.name: all rows of a column"),
         ({"missing": [{"row": "moon", "why": "?"}]}, "missing: moon: no such row or column"),
+        ({"columns": TINY["columns"] | {"again": {"printed_as": "odd"}}}, "printed_as: odd: no such row or column"),
         ({"pictures": ["tsne_round_2", "tnse"]}, "pictures: tnse: expected partition, class_heatmap"),
         ({"rows": {"fedavg": {"method": "fedprox"}}}, "is the name of another method than fedprox"),
         ({"rows": {"new": {"method": "fednothing"}}}, "method = fednothing: is not known"),
