@@ -8,15 +8,18 @@ Client, from the second round on (Eq. 4), with the classes K_c that have global 
 After training, in evaluation mode, per class: H_{k,c} = mean feature (each clipped to the norm ζ, if set) plus N(0,
 σ²), Q_{k,c} = mean of softmax(logits/T). Server: FedAvg, and per class the mean of the knowledge with weights n_{k,c}
 over the clients at which the class has a share of ν or more of the samples; without such a client, over all that hold
-it. A class that no client sends keeps its knowledge.
+it. A class that no client sends keeps its knowledge, or with ``absent_classes: zeros`` has zeros, to which features and
+answers are then pulled.
 
 ζ and σ (``clip``, ``noise``) are an alternative to ``proto_clip`` and ``proto_noise``: σ hides one of the n samples of
 a class as ``proto_noise`` = σ·n/(2ζ) does. The account takes the smallest n that is released, ``min_count``; it does
 not cover Q_{k,c}.
 
-Deviations: ‖·‖ is by default the mean square over the dimensions, as in FedPA's re-implementation, and the norm of the
-paper with ``distance: l2``; classes without knowledge are masked (that re-implementation compares with zeros);
+Deviations: ‖·‖ is by default the mean square over the dimensions, and the norm of the paper with ``distance: l2``;
 knowledge is averaged (the authors' server keeps the last client's). λ = γ = 0 is FedAvg, and sends no more.
+
+``preset: authors`` has σ = 2, of their option file for ResNet's features. FedPA compares with a copy of its own: mean
+squares, σ = 0.02, zeros for absent classes; knowledge is of mini-batches in training there, which is left out.
 """
 
 from __future__ import annotations
@@ -72,6 +75,9 @@ class FedHKD(
     )
     distance: Literal["mse", "l2"] = param("mse", "mean square over the dimensions, or norm as in the paper")
     noise: float = param(0.0, "σ, standard deviation of noise on mean features; authors 2, FedPA's copy 0.02", low=0)
+    absent_classes: Literal["masked", "zeros"] = param(
+        "masked", "classes that no client of the round sends: keep their knowledge, if any, or zeros as FedPA's copy"
+    )
     clip: float | None = param(None, "ζ, largest norm of a feature in its mean; null: any", above=0)
 
     def __post_init__(self) -> None:
@@ -165,7 +171,10 @@ class FedHKD(
         counts, sizes = counts_of_uploads(replies, KNOWLEDGE), sample_counts(replies)
         held, all_held = torch.stack(list(counts.values())), torch.tensor([sizes[client] for client in counts])
         weights = dict(zip(counts, qualified_counts(held, all_held, self.threshold), strict=True))
-        return server | {KNOWLEDGE: fuse_prototypes(replies.of(KNOWLEDGE), server[KNOWLEDGE], weights)}, {}
+        before = server[KNOWLEDGE]
+        if self.absent_classes == "zeros":
+            before = Prototypes(torch.zeros_like(before.means), torch.ones_like(before.present))
+        return server | {KNOWLEDGE: fuse_prototypes(replies.of(KNOWLEDGE), before, weights)}, {}
 
 
 def qualified_counts(counts: Tensor, sizes: Tensor, threshold: float) -> Tensor:

@@ -112,10 +112,12 @@ def test_who_counts() -> None:
     assert qualified_counts(torch.tensor([[1, 99], [0, 100]]), sizes, 0.0).tolist() == [[1, 99], [0, 100]]
 
 
-def test_mean_of_the_knowledge(lab: Any) -> None:
-    """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: nobody, keeps 6."""
+@pytest.mark.parametrize(("absent_classes", "third"), [("masked", 6), ("zeros", 0)])
+def test_mean_of_the_knowledge(lab: Any, absent_classes: Any, third: float) -> None:
+    """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: nobody, keeps 6, or gets zeros."""
     setting = replace(lab.experiment().setting, num_classes=3)
-    server = Record({KNOWLEDGE: Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), torch.ones(3, dtype=torch.bool))})
+    known = torch.tensor([True, True, absent_classes == "masked"])
+    server = Record({KNOWLEDGE: Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), known)})
     held = torch.tensor([True, True, False])
     replies: dict[int, Payloads] = {
         client: {
@@ -125,9 +127,10 @@ def test_mean_of_the_knowledge(lab: Any) -> None:
         }
         for client, first, second, counts in ((0, 1.0, 2.0, [30, 70]), (1, 5.0, 8.0, [90, 10]))
     }
-    after, facts = FedHKD().fuse_knowledge(server, Replies(replies), RoundContext(setting, 2))
-    assert after[KNOWLEDGE].means.flatten().tolist() == [4, 2, 6]
-    assert facts == {}
+    method = FedHKD(absent_classes=absent_classes)
+    after, facts = method.fuse_knowledge(server, Replies(replies), RoundContext(setting, 2))
+    assert after[KNOWLEDGE].means.flatten().tolist() == [4, 2, third]
+    assert (after[KNOWLEDGE].present.tolist(), facts) == ([True] * 3, {})
 
 
 def test_sigma_and_zeta_are_the_release_step_in_other_units(lab: Any) -> None:
