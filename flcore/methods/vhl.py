@@ -1,8 +1,9 @@
 """VHL (Tang, Zhang, Shi, He, Han, Chu, ICML 2022): one fixed set of noise images, the same for all clients.
 
-Virtual set: per class a random mean map, images around it (Gaussian; `flcore/math/generators/images.py`), sent once to
-every client, at its first participation, as uint8 in order of classes (labels follow from the order). It is drawn from
-the seed and not stored; the server only records which clients have received it.
+Virtual set: per class a random mean map and images around it, or images of an untrained StyleGAN2 from latents around a
+mean of the class (`flcore/math/generators/`: the code has both, and the paper's results are of the latter). It is sent
+once to every client, at its first participation, as uint8 in order of classes (labels follow from the order). It is
+drawn from the seed and not stored; the server only records which clients have received it.
 
 Client, on B real and B_v virtual images: CE(x, y) + λ_v · CE(x', ỹ) + λ_a · [SC(f(x) ∪ sg f(x')) + a · SC(f(x'))], the
 contrastive part (temperature 0.07) in the first ``align_epochs`` local passes only. Label ỹ of class c: its own output
@@ -30,6 +31,7 @@ from flcore.core.rng import torch_stream
 from flcore.io.messages import TensorDict
 from flcore.io.records import Key, Payloads, Record, on_device
 from flcore.math.generators.images import gaussian_virtual_images
+from flcore.math.generators.style import style_virtual_images
 from flcore.methods import types as fl
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.kit.preset import AuthorsPreset
@@ -85,8 +87,11 @@ class VHL(
     passes: Literal["joint", "separate"] = param(
         "joint", "real and virtual images pass the model together, as in the code, or apart"
     )
+    images: Literal["gaussian", "stylegan"] = param(
+        "gaussian", "virtual images: around a random mean map of the class, or of an untrained StyleGAN2"
+    )
     map_size: int = param(8, "side of the random mean maps, in pixels", low=1)
-    std: float = param(0.5, "deviation of an image from its class's mean map, in units of the map's", low=0)
+    std: float = param(0.5, "deviation from the class's mean map (or latent), in units of the map's", low=0)
 
     @property
     def aligns(self) -> bool:
@@ -117,8 +122,7 @@ class VHL(
 
     def virtual_set(self, setting: fl.FederationContext) -> Tensor:
         """Return uint8 [C·M, ...] on the setting's device, class by class."""
-        shape, device = setting.image_shape, setting.device
-        return _virtual_set(setting.seed, setting.num_classes, self.per_class, shape, self.map_size, self.std, device)
+        return _virtual_set(self, setting.seed, setting.num_classes, setting.image_shape, setting.device)
 
     def start_server(self, setting: fl.FederationContext) -> Payloads:
         holders = TensorDict({"clients": torch.zeros(setting.num_clients, dtype=torch.bool)})
@@ -187,9 +191,9 @@ def note_holders(server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> t
 
 
 @lru_cache(maxsize=2)
-def _virtual_set(
-    seed: int, num_classes: int, per_class: int, shape: tuple[int, int, int], map_size: int, std: float, device: str
-) -> Tensor:
+def _virtual_set(method: VHL, seed: int, num_classes: int, shape: tuple[int, int, int], device: str) -> Tensor:
     """Draw the set once in a process, so that all clients share one tensor."""
-    stream = torch_stream(seed, "vhl images")
-    return gaussian_virtual_images(num_classes, per_class, shape, stream, map_size=map_size, std=std).to(device)
+    stream, size = torch_stream(seed, "vhl images"), (num_classes, method.per_class, shape)
+    if method.images == "stylegan":
+        return style_virtual_images(*size, stream, std=method.std).to(device)
+    return gaussian_virtual_images(*size, stream, map_size=method.map_size, std=method.std).to(device)

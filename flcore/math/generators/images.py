@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -204,8 +205,13 @@ def gaussian_virtual_images(
     def enlarge(block: Tensor) -> Tensor:
         return F.interpolate(block, size=(height, width), mode="bilinear", align_corners=False)
 
+    return scaled_to_bytes(enlarge, maps)
+
+
+def scaled_to_bytes(make: Callable[[Tensor], Tensor], classes: Tensor) -> Tensor:
+    """Return images ``[K·n, C, H, W]``, made of each class's ``[n, ...]``, with the set's extremes as 0 and 255."""
     # Two passes class by class: the whole set as float32 would need four times the memory of the result.
-    low = min(float(enlarge(block).min()) for block in maps)
-    high = max(float(enlarge(block).max()) for block in maps)
+    low = min(float(make(block).min()) for block in classes)
+    high = max(float(make(block).max()) for block in classes)
     scale = 255 / max(high - low, 1e-12)
-    return torch.cat([((enlarge(block) - low) * scale).round().clamp(0, 255).to(torch.uint8) for block in maps])
+    return torch.cat([((make(block) - low) * scale).round().clamp(0, 255).to(torch.uint8) for block in classes])

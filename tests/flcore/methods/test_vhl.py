@@ -53,12 +53,13 @@ def test_a_step_with_the_outputs_of_the_classes(lab: Any) -> None:
     assert reply.losses["virtual"] == pytest.approx(2 * math.log(2))
 
 
-def test_what_the_head_learns_of_the_virtual_images(lab: Any) -> None:
+@pytest.mark.parametrize("kind", ["gaussian", "stylegan"])
+def test_what_the_head_learns_of_the_virtual_images(lab: Any, kind: str) -> None:
     """Row 2 is virtual class 0, of three of the six images p_i: its gradient is x/4 + (1/6)·Σ_i (1/4 - [y_i = 0])·p_i.
 
     x = (2, 0); pixels of this data set are their own normalised values.
     """
-    experiment = toy(lab)
+    experiment = toy(lab, images=kind)
     reply = from_zero(lab, experiment)
     images = experiment.method.virtual_set(experiment.setting).flatten(1).double()
     shares = torch.tensor([0.25 - 1] * 3 + [0.25] * 3, dtype=torch.float64)
