@@ -64,11 +64,12 @@ def _print_table(parameters: Mapping[str, Any]) -> None:
     from pipelines.reporting.claims import claims_of
     from pipelines.reporting.comparison import compare
     from pipelines.reporting.comparison_files import print_table
-    from pipelines.runs.record import load_run
+    from pipelines.runs.folder import RunFolder
+    from pipelines.runs.record import record_of
 
     asked = build(CompareConfig, parameters.get("compare") or {}, "compare")
     folders = [_ARTIFACTS / "runs" / f"{method}-s{seed}" for method in asked.methods for seed in asked.seeds]
-    runs, claims = [load_run(folder) for folder in folders], claims_of(asked.claims)
+    runs, claims = [record_of(RunFolder(folder)) for folder in folders], claims_of(asked.claims)
     found = compare(runs, asked.baseline, target_fraction=asked.target_fraction, claims=claims)
     print_table(found, console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_LOG))
 

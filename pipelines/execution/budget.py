@@ -18,13 +18,12 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
 from flcore.engine.cohort import round_steps
 from flcore.experiment.experiment import Experiment
-from flcore.experiment.run_folder import RunFiles
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
 from pipelines.plan.spec import ExperimentPlan, RunSpec, with_rounds
 from pipelines.reporting.formats import format_bytes
 from pipelines.runs.cache import Cache
-from pipelines.runs.folder import read_lines
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs
 
 BUDGETS = ("rounds", "bytes", "steps")
@@ -172,7 +171,7 @@ def inputs_of(config: Config) -> Inputs:
 def _sent(run: Path) -> list[int]:
     """Return bytes by round; rounds without an evaluation share what the next evaluated round reports."""
     sent: list[int] = []
-    for record in read_lines(RunFiles(run).history):
+    for record in RunFolder(run).history:
         more = sum(record["bytes_up"].values()) + sum(record["bytes_down"].values()) - sum(sent)
         rounds = record["round"] - len(sent)
         sent += [

@@ -24,7 +24,6 @@ from flcore.experiment.run_folder import (
     forget_damaged_results,
     forget_results,
     holds_run,
-    read_run_config,
     refuse_other_run,
     write_result,
 )
@@ -33,7 +32,8 @@ from flcore.io.files import sealed
 from flcore.io.locks import run_lock
 from pipelines.runs import analyses, memory
 from pipelines.runs.cache import Cache, has_finished, place
-from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.runs.ownership import claim_names, may_be_replaced
 from pipelines.runs.provenance import environment
 
@@ -158,7 +158,7 @@ def _is_taken(run: PlacedRun) -> bool:
 
 def _find_data_again(run: PlacedRun) -> None:
     try:
-        inputs_of(run.directory)
+        _ = RunFolder(run.directory).inputs
     except DataError:
         with suppress(OSError):  # the folder may be read-only; reading results needs no data
             write_inputs(run.directory, run.inputs)
@@ -167,7 +167,7 @@ def _find_data_again(run: PlacedRun) -> None:
 def _say_where(run: PlacedRun, copy: Path) -> None:
     """Record this run's data in a copy of its results: the original's may be elsewhere, or be deleted."""
     write_inputs(run.directory, run.inputs, copy)
-    about, own = read_run_config(copy), run.config.to_mapping()
+    about, own = dict(RunFolder(copy).header), run.config.to_mapping()
     for section, key in (("data", "root"), ("partition", "path")):
         if key in own[section]:
             about["config"][section][key] = own[section][key]
@@ -250,7 +250,7 @@ def _throw_away_damaged(directory: Path) -> None:
         return
     forget_damaged_results(directory)
     try:
-        read_run_config(directory)
+        _ = RunFolder(directory).header
     except DataError:
         forget_results(directory)  # first: results without a description count as another run's
         disk.remove(config, missing_ok=True)

@@ -65,10 +65,9 @@ def run(
             from pipelines.execution.bodies import experiment
 
             outcome = experiment(config, out, how, restart=restart)
-    from flcore.experiment.run_folder import RunFiles
-    from pipelines.runs.layout import read_json
+    from pipelines.runs.folder import RunFolder
 
-    metrics = dict(read_json(RunFiles(outcome.directory).metrics))
+    metrics = dict(RunFolder(outcome.directory).metrics)
     if not quiet:
         _say_run(outcome, metrics)
     return metrics

@@ -22,7 +22,6 @@ from pydantic import Field, WithJsonSchema
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, ProtoflError
-from flcore.experiment.run_folder import RunFiles
 from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
@@ -37,7 +36,7 @@ from pipelines.plan.files import read_params
 from pipelines.plan.params import brought_models, for_entry, override
 from pipelines.plan.schema import form
 from pipelines.reporting.formats import plural
-from pipelines.runs.layout import read_json
+from pipelines.runs.folder import RunFolder
 
 Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
 """A configuration, whose keys Prefect's parameter form offers."""
@@ -270,10 +269,9 @@ def _at_the_end() -> AbstractContextManager[Any]:
 
 
 def _run_table(directory: Path) -> str:
-    metrics = read_json(RunFiles(directory).metrics)
     rows = [
         f"| {key} | {value} |"
-        for key, value in metrics.items()
+        for key, value in RunFolder(directory).metrics.items()
         if isinstance(value, int | float | str) and "fingerprint" not in key and "hash" not in key
     ]
     return "\n".join(["| metric | value |", "| --- | ---: |", *rows])

@@ -26,6 +26,7 @@ from flcore.core.errors import ProtoflError
 from flcore.experiment.run_folder import RunFiles
 from pipelines.addresses import redact
 from pipelines.execution.follower import EXIT_CODES
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.standard_error import console
 from pipelines.tuning.log import StudyTracker, is_study
 
@@ -169,19 +170,18 @@ class Following:
             tracker.mark_stopped(failed=status == "FAILED", reason=reason)
 
     def _compare(self, directory: Path, compared: Mapping[str, Any]) -> None:
-        runs = [Path(run) for run in compared["runs"]]
+        runs = [RunFolder(Path(run)) for run in compared["runs"]]
         show = (_sweep if compared["kind"] == "sweep" else _comparison)(directory, runs, compared)
         text = io.StringIO()
         show(console(file=text, width=compared["width"], force_terminal=compared["terminal"], soft_wrap=False))
         self._report("table", text.getvalue())
         if self._tracking["enabled"]:
-            from pipelines.runs.folder import has_whole_results
             from pipelines.tracking.comparisons import log_comparison
 
-            finished = [run for run in runs if has_whole_results(run)]
+            finished = [run for run in runs if run.is_whole]
             uri, name = self._tracking["uri"], compared["name"]
             if log_comparison(directory, finished, uri, name=name, began_ms=_BEGAN_MS, source=self._source):
-                self._report_store(finished[0])
+                self._report_store(finished[0].directory)
 
     # ---- MLflow --------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Following:
         self._report("store", runs_page(self._tracking["uri"], run))
 
 
-def _comparison(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> Callable[[Any], None]:
+def _comparison(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]) -> Callable[[Any], None]:
     """Write a comparison; returns what prints its table to a console."""
     from pipelines.reporting.comparison_files import print_table
     from pipelines.reporting.comparison_report import collect, write_report
@@ -244,7 +244,7 @@ def _comparison(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> 
     return lambda screen: print_table(compared, screen)
 
 
-def _sweep(directory: Path, runs: list[Path], facts: Mapping[str, Any]) -> Callable[[Any], None]:
+def _sweep(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]) -> Callable[[Any], None]:
     """Write a sweep; returns what prints its table to a console."""
     from pipelines.plan import grid
     from pipelines.reporting import sweep_tables

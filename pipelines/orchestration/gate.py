@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flcore.core.errors import ConfigError, RunError
-from flcore.experiment.run_folder import RunFiles
 from flcore.methods import Method
-from pipelines.runs.folder import read_lines
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
 from pipelines.runs.metrics import lower_is_better
 from pipelines.runs.record import COMMUNICATION, SCORES
@@ -51,9 +50,8 @@ def pass_run(gate: Gate, directory: Path) -> str:
     Raises:
         RunError: a figure is missing or worse than its limit.
     """
-    files = RunFiles(directory)
-    metrics, history = read_json(files.metrics), read_lines(files.history)
-    return _passed(gate, lambda name: value_of(name, metrics, history), directory)
+    run = RunFolder(directory)
+    return _passed(gate, lambda name: value_of(name, run.metrics, run.history), directory)
 
 
 def pass_comparison(gate: Gate, directory: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines.addresses import without_password
 from pipelines.orchestration import background
-from pipelines.runs.folder import read_folder
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking.description import experiment_name
 from pipelines.tracking.store import resolve_uri, ui_command
 
@@ -35,7 +35,7 @@ def runs_page(uri: str | None, logged: Path | None = None) -> str:
 
 def _experiment_page(server: str, logged: Path) -> str:
     """The part of an address that opens on the runs beside this one; nothing where the server does not say which."""
-    name = urllib.parse.quote(experiment_name(read_folder(logged)), safe="")
+    name = urllib.parse.quote(experiment_name(RunFolder(logged)), safe="")
     asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     try:

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 from flcore.config.analyses import without_round
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles
-from flcore.io.files import read_json
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.caveats import panel_caveat
 from pipelines.papers.metrics import predicted_by
@@ -23,8 +21,7 @@ from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, met
 from pipelines.reporting.page import LEGENDS, Block, Section, panels
 from pipelines.reporting.partition_table import load_partition
 from pipelines.runs.analyses import StoredAnalysis, load
-from pipelines.runs.inputs import inputs_of
-from pipelines.runs.record import load_run
+from pipelines.runs.record import record_of
 
 _ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: a row; title and axis; the title's second line
 _APART = 0.17  # offset of the printed figure below ours, in rows
@@ -135,9 +132,7 @@ def _of_run(run: MeasuredRun, place_title: str, names: tuple[str, ...]) -> Itera
 def _division(run: MeasuredRun, title: str) -> Block:
     """Draw the class counts per client; the partition is an input of the run, stored with its data."""
     try:
-        metrics = RunFiles(run.folder).metrics
-        names = (read_json(metrics, "run it again").get("class_names") or ()) if metrics.is_file() else ()
-        partition = load_partition(inputs_of(run.folder).partition, names)
+        partition = load_partition(run.folder.inputs.partition, run.folder.metrics.get("class_names") or ())
     except DataError as error:
         return Block("words", f"Left out: {error}")
     drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(partition)})
@@ -147,6 +142,6 @@ def _division(run: MeasuredRun, title: str) -> Block:
 def _block(run: MeasuredRun, title: str, analysis: StoredAnalysis) -> Block:
     if analysis.skipped is not None:
         return Block("words", f"Left out: {analysis.skipped}.")
-    figure = draw_analysis(analysis, subject_of(load_run(run.folder), analysis.name))
+    figure = draw_analysis(analysis, subject_of(record_of(run.folder), analysis.name))
     caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
     return panels(title, caption, drawing(f"{run.setting}-{run.row}-{analysis.name}", {"": figure}))

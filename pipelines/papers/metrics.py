@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.data.dataset import Dataset
-from flcore.experiment.run_folder import RunFiles, read_run_config
 from flcore.methods.gfpl import GFPL
 from flcore.models import build_model
 from pipelines.reporting.partition_table import load_partition
 from pipelines.reporting.statistics import first_round_reaching
 from pipelines.runs.analyses import load
-from pipelines.runs.folder import read_lines
-from pipelines.runs.inputs import inputs_of
-from pipelines.runs.layout import read_json
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.record import numbers_in
 from pipelines.tuning.metrics import value_of
 
@@ -32,14 +28,14 @@ TO_TARGET, SHARE = "rounds_to_target.", 0.95
 HISTORY = "history."
 
 
-def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> float | None:
+def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None = None) -> float | None:
     """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
     In addition to :func:`figures`, ``metric`` may name one of :data:`FORMULAS`, a value of a round's record
     (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the round that reached the target, if any.
 
     Args:
-        run: its folder. metric: dotted name.
+        run: the run. metric: dotted name.
         baseline: the run with the same seed and partition that defines the target, and its metric; None: no target.
     """
     if metric.startswith(TO_TARGET):
@@ -53,12 +49,12 @@ def figure(run: Path, metric: str, baseline: tuple[Path, str] | None = None) -> 
             return FORMULAS[metric.removeprefix(PREFIX)][1](run)
         return None
     try:
-        return value_of(metric, figures(run, metric), read_lines(RunFiles(run).history))
+        return value_of(metric, figures(run, metric), run.history)
     except (ConfigError, RunError):
         return None
 
 
-def figures(run: Path, metric: str) -> dict[str, Any]:
+def figures(run: RunFolder, metric: str) -> dict[str, Any]:
     """Return the figures that a metric may name: ``metrics.json``, and ``timing`` or ``analyses`` if it starts so.
 
     ``timing`` is ``timing.json`` with means over rounds, skipping the first two and evaluation: ``seconds_per_round``
@@ -68,26 +64,22 @@ def figures(run: Path, metric: str) -> dict[str, Any]:
     ``analyses`` has every table of an analysis, its numbers nested by the texts in their line, such as
     ``analyses.generator_distances.generated.tsne.intra``.
     """
-    files = RunFiles(run)
-    values = dict(read_json(files.metrics))
-    root = metric.partition(".")[0]
-    if root == "timing" and files.timing.exists():
-        timing = read_json(files.timing)
+    values, root = dict(run.metrics), metric.partition(".")[0]
+    if root == "timing" and run.timing:
         values["timing"] = {
-            **timing,
-            "seconds_per_round": _mean_over_rounds(timing["rounds"], _as_they_went),
-            "ideal_seconds_per_round": _mean_over_rounds(timing["rounds"], _side_by_side),
+            **run.timing,
+            "seconds_per_round": _mean_over_rounds(run.legs, _as_they_went),
+            "ideal_seconds_per_round": _mean_over_rounds(run.legs, _side_by_side),
         }
-    if root == "analyses" and files.analyses.exists():
+    if root == "analyses" and run.files.analyses.exists():
         values["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
     return values
 
 
-def _curve(run: Path, metric: str) -> list[tuple[int, float | None]]:
+def _curve(run: RunFolder, metric: str) -> list[tuple[int, float | None]]:
     """Return the evaluated rounds, oldest first, each with its value of the metric without the first word."""
     field = metric.partition(".")[2]
-    records = sorted(read_lines(RunFiles(run).history), key=lambda record: record["round"])
-    return [(record["round"], dict(numbers_in(record)).get(field)) for record in records]
+    return [(record["round"], dict(numbers_in(record)).get(field)) for record in run.history]
 
 
 def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:
@@ -137,28 +129,25 @@ PREFIX = "formula."
 """Prefix of a formula's metric in a table's file."""
 
 
-def mixtures_up(run: Path) -> float:
+def mixtures_up(run: RunFolder) -> float:
     """Return the scalars that all GFPL clients send, mean over rounds (gfpl.md section 3; figure 7).
 
     n·(2d + 1) for each class that a client holds and each exchange: means, deviations and weights of n Gaussians, if
     the class has enough samples for n. Other values sent, such as the class's number of samples, do not count.
 
-    Args:
-        run: its folder.
-
     Raises:
         DataError: a file of the run is damaged, or its partition no longer exists.
     """
-    config, inputs = Config.from_mapping(read_run_config(run)["config"]), inputs_of(run)
-    method, rounds, meta = config.method, config.federation.rounds, Dataset.load(inputs.prepared).meta
+    config = Config.from_mapping(run.config)
+    method, rounds, meta = config.method, config.federation.rounds, Dataset.load(run.inputs.prepared).meta
     assert isinstance(method, GFPL)
     length = build_model(config.model_spec, meta.shape, meta.num_classes).feature_dim
-    pairs = int((load_partition(inputs.partition).counts > 0).sum())
+    pairs = int((load_partition(run.inputs.partition).counts > 0).sum())
     exchanges = sum(method.exchanges(number) for number in range(1, rounds + 1))
     return method.components * (2 * length + 1) * pairs * exchanges / rounds
 
 
-FORMULAS: dict[str, tuple[str, Callable[[Path], float]]] = {"mixtures_up": ("scalars_up_per_round", mixtures_up)}
+FORMULAS: dict[str, tuple[str, Callable[[RunFolder], float]]] = {"mixtures_up": ("scalars_up_per_round", mixtures_up)}
 """By name: the measured figure that a formula predicts, and the formula."""
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
-from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.papers.catalogue import PaperTable, table_named
 from pipelines.papers.overrides import key_of
 from pipelines.papers.plan import RunKey, TablePlan, TableSelection, plan_table, run_key
@@ -22,7 +21,7 @@ from pipelines.papers.published import PUBLISHED_DIR, PublishedRun, PublishedTab
 from pipelines.papers.runs import INTERRUPTED, MeasuredRun, runs_of, table_file
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import flatten
-from pipelines.runs.layout import read_json, write_text
+from pipelines.runs.layout import write_text
 from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
@@ -96,21 +95,20 @@ def _check_divisions(path: Path, runs: Sequence[PublishedRun]) -> None:
 
 
 def _kept(table: PaperTable, selection: TableSelection, run: MeasuredRun) -> PublishedRun:
-    header = read_run_config(run.folder)
-    environment, metrics = header["environment"], read_json(RunFiles(run.folder).metrics)
+    environment, metrics = run.folder.environment, run.folder.metrics
     commit = environment.get("code_version")
     if not commit or commit.endswith("-dirty"):
         raise RunError(
-            f"{run.folder.name}: was made by code that is in no commit, and could not be made again; "
+            f"{run.folder.directory.name}: was made by code that is in no commit, and could not be made again; "
             "run the table from a clean checkout"
         )
     alone = replace(selection, rows=(run.row,), seeds=(run.seed,), partition_seeds=(run.division,))
     planned = _planned(table, run.setting, alone)
-    settings = _current_settings(header["config"], header["identity"])
+    settings = _current_settings(run.folder.config, run.folder.identity)
     current = flatten(settings)
     planned_settings = _without_seeds(planned[run.key].identity()) if planned else {}
     usual = flatten(as_decided(planned_settings, {"engine": _PLAIN})) if planned else {}
-    values = flatten(header["config"])
+    values = flatten(run.folder.config)
     differing = sorted(key for key in current.keys() | usual.keys() if current.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
     if foreign:

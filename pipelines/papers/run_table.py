@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.execution.bodies import RUNS, comparison
 from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
@@ -22,6 +21,7 @@ from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.reporting.tables import print_tables
 from pipelines.runs.cache import Cache
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
 from pipelines.runs.standard_error import console
@@ -159,10 +159,10 @@ def _finished_pairs(home: Path) -> list[tuple[int | None, int]]:
     """Return the partition seed and seed of each finished run in a setting's folder."""
     pairs = []
     for folder in sorted((home / RUNS).glob("*")):
-        if RunFiles(folder).metrics.exists():
-            with suppress(DataError):  # a damaged run is reported when it is requested again
-                config = read_run_config(folder)["config"]
-                pairs.append((config["partition"]["seed"], config["seed"]))
+        run = RunFolder(folder)
+        with suppress(DataError):  # a damaged run is reported when it is requested again
+            if run.is_finished:
+                pairs.append((run.config["partition"]["seed"], run.config["seed"]))
     return pairs
 
 

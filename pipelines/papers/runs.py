@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles, read_run_config
 from pipelines.papers.catalogue import Column, PaperTable, Row
 from pipelines.papers.metrics import figure
 from pipelines.papers.plan import RunKey, TableSelection
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
 
 INTERRUPTED = "interrupted"
@@ -50,7 +50,7 @@ class MeasuredRun(TableRun):
 
     figures: Mapping[str, float | None]
     partition: str
-    folder: Path = Path()
+    folder: RunFolder = field(default=RunFolder(Path()), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
     for home, document, columns in _comparisons(table, out):
         setting = columns[0].key
         fixed: int | None = None
-        runs: list[tuple[Row, tuple[int, int], Path]] = []
+        runs: list[tuple[Row, tuple[int, int], RunFolder]] = []
         for run in document["runs"]:
             row = table.row(run["method"])
-            folder = home / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}"
-            divides = read_run_config(folder)["config"]["partition"].get("seed")
+            folder = RunFolder(home / "runs" / f"{row.method}-s{run['seed']}-{run['config_hash'][:8]}")
+            divides = folder.config["partition"].get("seed")
             fixed = divides if run.get("division") is None else fixed
             runs.append((row, (run["seed"] if divides is None else divides, run["seed"]), folder))
         baselines = {pair: folder for row, pair, folder in runs if row.key == table.baseline}
@@ -86,7 +86,7 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
                     metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
                     value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
                     figures[column.key] = None if value is None else column.scale * value
-            fingerprint = read_json(RunFiles(folder).metrics).get("partition_fingerprint")
+            fingerprint = folder.metrics.get("partition_fingerprint")
             measured.append(MeasuredRun(setting, row.key, *pair, figures, fingerprint or f"seed {pair[0]}", folder))
         for label, reason in document["failed"].items():
             match = _LABEL.fullmatch(label)

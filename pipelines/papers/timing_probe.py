@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from flcore.config.schema import Config
-from flcore.experiment.run_folder import RunFiles
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
 from pipelines.papers.plan import TablePlan, one_per_row
@@ -15,7 +14,7 @@ from pipelines.plan.params import with_values
 from pipelines.plan.spec import RunSpec
 from pipelines.reporting.formats import plural
 from pipelines.runs.cache import Cache, kind_of
-from pipelines.runs.layout import read_json
+from pipelines.runs.folder import RunFolder
 
 ROUNDS = 3
 """Rounds of a trial; the first, which includes start-up, does not count."""
@@ -53,6 +52,5 @@ def measure(plan: TablePlan, home: Path, operation: Operation) -> bool:
 
 def per_round(run: Path) -> float:
     """Return the mean seconds of a finished run's rounds after the first, including evaluation."""
-    records = read_json(RunFiles(run).timing)["rounds"]
-    later = [record for record in records if record["round"] > 1]
-    return sum(sum(record["seconds"].values()) for record in later) / len({record["round"] for record in later})
+    later = [leg for leg in RunFolder(run).legs if leg["round"] > 1]
+    return sum(sum(leg["seconds"].values()) for leg in later) / len({leg["round"] for leg in later})

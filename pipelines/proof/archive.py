@@ -18,7 +18,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.core.text import shorten
 from flcore.experiment.provenance import code_fingerprint, code_modules
-from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config, stored_config
+from flcore.experiment.run_folder import stored_config
 from flcore.io.files import json_text, read_json
 from pipelines.proof.contents import (
     FINGERPRINT_DIGITS,
@@ -35,7 +35,7 @@ from pipelines.proof.contents import (
 from pipelines.proof.crate import ArchiveSummary, metadata, readme
 from pipelines.proof.results import COMPARED, digest_of, digests, result_files
 from pipelines.proof.stored_zip import Content, refused_names, write_zip
-from pipelines.runs.inputs import inputs_of
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.provenance import LOCK, ROOT, git_commit, lock_hash
 
 _CURE = "carry it out again"
@@ -47,20 +47,19 @@ _PACKAGED = ("pyproject.toml", "Makefile", "README.md", "LICENSE")
 class _Run:
     """A finished run to archive."""
 
-    directory: Path
+    folder: RunFolder
     name: str
     config: Config
-    header: Mapping[str, Any]
     files: Mapping[str, Path]
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A comparison to archive: its folder, its ``comparison.json``, and the folders of its runs."""
+    """A comparison to archive: its folder, its ``comparison.json``, and its runs."""
 
     directory: Path
     document: Mapping[str, Any]
-    runs: Sequence[Path]
+    runs: Sequence[RunFolder]
 
 
 def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -> str:
@@ -85,7 +84,7 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
         )
     existing = _existing_proof(out)
     compared = _comparison_in(directory)
-    runs = [_run(folder) for folder in ([directory] if compared is None else compared.runs)]
+    runs = [_run(folder) for folder in ([RunFolder(directory)] if compared is None else compared.runs)]
     contents: dict[str, Content] = dict(_code())
     proof_of_runs = {run.name: _add_run(run, contents) for run in runs}
     comparison = None if compared is None else _add_comparison(compared, runs, contents)
@@ -94,11 +93,11 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
         runs=[run.name for run in runs],
         sources=sorted(
             {
-                (run.config.source.name, read_json(inputs_of(run.directory).prepared / "meta.json", _CURE)["licence"])
+                (run.config.source.name, read_json(run.folder.inputs.prepared / "meta.json", _CURE)["licence"])
                 for run in runs
             }
         ),
-        environment=runs[0].header.get("environment") or {},
+        environment=runs[0].folder.environment,
         commit=git_commit(),
         lock=lock_hash(),
         day=max(map(_last_day, runs)),
@@ -145,7 +144,7 @@ def _existing_proof(out: Path) -> bytes | None:
 
 def _comparison_in(directory: Path) -> _Compared | None:
     """Return the comparison in a folder or its subfolder ``comparison``; None if the folder is a run."""
-    if RunFiles(directory).config.is_file():
+    if RunFolder(directory).is_described:
         return None
     folder = next(
         (candidate for candidate in (directory, directory / "comparison") if (candidate / "comparison.json").is_file()),
@@ -157,11 +156,8 @@ def _comparison_in(directory: Path) -> _Compared | None:
             "protofl run or compare wrote, or artifacts"
         )
     document = read_json(folder / "comparison.json", _CURE)
-    by_hash = {
-        read_run_config(path)["config_hash"]: path
-        for path in sorted((directory / "runs").glob("*"))
-        if RunFiles(path).config.is_file()
-    }
+    folders = [RunFolder(path) for path in sorted((directory / "runs").glob("*"))]
+    by_hash = {run.config_hash: run for run in folders if run.is_described}
     missing = [row for row in document["runs"] if row["config_hash"] not in by_hash]
     if missing:
         raise DataError(
@@ -171,32 +167,29 @@ def _comparison_in(directory: Path) -> _Compared | None:
     return _Compared(folder, document, list(dict.fromkeys(by_hash[row["config_hash"]] for row in document["runs"])))
 
 
-def _run(directory: Path) -> _Run:
-    files, header = RunFiles(directory), read_run_config(directory)
-    if not (files.history.is_file() and files.metrics.is_file()):
-        raise DataError(f"{directory}: has not finished; the same command goes on with it")
-    check_seal(directory)
-    config = stored_config(directory)
-    made_by = header.get("environment") or {}
+def _run(run: RunFolder) -> _Run:
+    config, made_by = stored_config(run.directory), run.environment
+    if not run.is_finished:
+        raise DataError(f"{run.directory}: has not finished; the same command goes on with it")
     version = made_by.get("code_version")
     other = [
         what
         for what, is_same in (
-            ("code", header.get("code") == code_fingerprint(config)),
+            ("code", run.code == code_fingerprint(config)),
             ("packages (infra/requirements.lock)", made_by.get("lock_hash") in (None, lock_hash())),
         )
         if not is_same
     ]
     if other:
         cure = f"archive it with the code of commit {version}, or " if version else ""
-        raise DataError(f"{directory}: was made by other {' and '.join(other)} than what is here; {cure}{_CURE}")
-    name = f"{config.method.name}-s{config.seed}-{header['config_hash'][:8]}"
-    return _Run(directory, name, config, header, result_files(directory))
+        raise DataError(f"{run.directory}: was made by other {' and '.join(other)} than what is here; {cure}{_CURE}")
+    name = f"{config.method.name}-s{config.seed}-{run.config_hash[:8]}"
+    return _Run(run, name, config, result_files(run.directory))
 
 
 def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
     """Add a run, its partition and its data's description to the contents; return its entry in the proof."""
-    inputs = inputs_of(run.directory)
+    inputs = run.folder.inputs
     meta = read_json(inputs.prepared / "meta.json", _CURE)
     data, partition = (
         read_json(path, _CURE)["fingerprint"]
@@ -206,10 +199,10 @@ def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
     for name in ("manifest.json", "indices.safetensors"):
         contents[f"partitions/{partition[:FINGERPRINT_DIGITS]}/{name}"] = inputs.partition / name
     folder = f"runs/{run.name}"
-    stored = without_places(run.header["config"])
-    contents[f"{folder}/config.json"] = _json({**run.header, "config": stored})
+    stored = without_places(run.folder.config)
+    contents[f"{folder}/config.json"] = _json({**run.folder.header, "config": stored})
     for entry in stored.get("plugins", ()):
-        contents[f"{folder}/{entry['path']}"] = run.directory / entry["path"]
+        contents[f"{folder}/{entry['path']}"] = run.folder.directory / entry["path"]
     for name in SHOWN:
         if name in run.files:
             contents[f"{folder}/{name}"] = run.files[name]
@@ -218,7 +211,7 @@ def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:
 
 def _add_comparison(compared: _Compared, runs: Sequence[_Run], contents: dict[str, Content]) -> dict[str, Any]:
     document = compared.document
-    names = {run.header["config_hash"]: run.name for run in runs}
+    names = {run.folder.config_hash: run.name for run in runs}
     files = {name: path for name in COMPARED if (path := compared.directory / name).is_file()}
     for name, path in files.items():
         contents[f"comparison/{name}"] = path
@@ -264,9 +257,8 @@ def _code() -> dict[str, Path]:
 
 def _last_day(run: _Run) -> str:
     """Return the day (UTC) on which a run ended; for a run from DVC without that time, the day of its files here."""
-    files = RunFiles(run.directory)
-    ended = read_json(files.timing, _CURE).get("ended_ms") if files.timing.is_file() else None
-    seconds = files.history.stat().st_mtime if ended is None else ended / 1000
+    ended = run.folder.timing.get("ended_ms")
+    seconds = run.folder.files.history.stat().st_mtime if ended is None else ended / 1000
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 

@@ -24,11 +24,11 @@ from flcore.core.errors import ConfigError
 from flcore.core.text import unknown_key
 from flcore.experiment.inputs import divide, prepare_data
 from flcore.experiment.provenance import package_versions
-from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import read_json, write_json
 from flcore.methods import METHODS
 from flcore.running import run
 from pipelines.proof.results import beyond_tolerance, digest_of, result_files
+from pipelines.runs.folder import RunFolder
 
 FILE = Path(__file__).parent / "golden" / "hashes.json"
 
@@ -119,8 +119,7 @@ def _hashes(directory: Path) -> dict[str, str]:
             hashes[folder] = hashlib.sha256(f"{hashes.get(folder, '')}{rest} {digest}".encode()).hexdigest()
         else:
             hashes[name] = digest
-    metrics = read_json(RunFiles(directory).metrics, _CURE)
-    del metrics["config_hash"]
+    metrics = {key: value for key, value in RunFolder(directory).metrics.items() if key != "config_hash"}
     hashes["metrics.json"] = hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
     return hashes
 

@@ -29,6 +29,7 @@ from pipelines.proof.contents import (
 )
 from pipelines.proof.results import ACCURACY_TOLERANCE, COMPARED, beyond_tolerance, difference, digests, result_files
 from pipelines.runs.cache import Cache
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.standard_error import print_drawn
 
@@ -222,8 +223,8 @@ def _check(archive: Archive, placed: Sequence[PlacedRun], home: Path, how: Opera
         apart = _check_files(archive, run.folder, run.proof.results, result_files(ready.directory), findings, SHOWN)
         if apart and findings.classes is not None:
             metrics = f"{run.folder}/metrics.json"
-            metrics_here = read_json(RunFiles(ready.directory).metrics, _CURE)
-            of_classes += [f"{metrics}: {text}" for text in beyond_tolerance(archive.json(metrics), metrics_here)]
+            here = RunFolder(ready.directory).metrics
+            of_classes += [f"{metrics}: {text}" for text in beyond_tolerance(archive.json(metrics), here)]
     if archive.comparison is not None:
         files = {name: path for name in COMPARED if (path := home / name).is_file()}
         _check_files(archive, "comparison", archive.comparison.results, files, findings, COMPARED)

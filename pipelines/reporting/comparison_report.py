@@ -41,16 +41,15 @@ from pipelines.reporting.partition_table import load_partition
 from pipelines.reporting.statements import after_correction, statements
 from pipelines.reporting.tables import MARKS_MEAN, Table, write_texts
 from pipelines.reporting.time_table import time_csv, time_table, times_of
-from pipelines.runs.folder import has_whole_results
-from pipelines.runs.inputs import inputs_of
-from pipelines.runs.record import load_run
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.record import record_of
 
 _log = logging.getLogger(__name__)
 
 
 def collect(
     parameters: Mapping[str, Any],
-    runs: Sequence[Path],
+    runs: Sequence[RunFolder],
     failed: Mapping[str, str] | None = None,
     *,
     rows: Sequence[str] = (),
@@ -75,10 +74,10 @@ def collect(
     """
     settings = build(CompareConfig, parameters.get("compare") or {}, "compare")
     named = list(zip(runs, rows or [""] * len(runs), draws or [None] * len(runs), strict=True))
-    unfinished = [run for run in runs if not has_whole_results(run)]
-    if len(unfinished) <= len(failed or {}):
-        named = [entry for entry in named if entry[0] not in unfinished]
-    records = [(load_run(run), row, draw) for run, row, draw in named]
+    whole = [entry for entry in named if entry[0].is_whole]
+    if len(named) - len(whole) <= len(failed or {}):
+        named = whole
+    records = [(record_of(run), row, draw) for run, row, draw in named]
     tuned = [Tuned(**values) for values in tuning or ()]
     compared = comparisons.compare(
         [replace(record, method=row or record.method, draw=draw) for record, row, draw in records],
@@ -174,7 +173,7 @@ def _partitions(comparison: Comparison) -> dict[int, Path]:
         seed = run.seed if run.draw is None else run.draw
         if seed not in partitions and run.partition_fingerprint is not None:
             try:
-                partitions[seed] = inputs_of(run.directory).partition
+                partitions[seed] = run.folder.inputs.partition
             except DataError as error:
                 _log.warning("the page does not show who holds what with seed %d: %s", seed, error)
     return partitions

@@ -23,7 +23,7 @@ from pipelines.reporting.formats import listed
 from pipelines.reporting.partition_table import PartitionTable
 from pipelines.reporting.tables import TIED_SIGN, Table
 from pipelines.runs.layout import write_text
-from pipelines.runs.record import RunRecord, load_compared_by
+from pipelines.runs.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,8 @@ def lead(comparison: Comparison, partitions: Mapping[int, PartitionTable]) -> st
     partition = next(iter(partitions.values()), None)
     split = "" if comparison.partition is None else f", divided by {comparison.partition}"
     if partition is not None:
-        counted = load_compared_by(comparison.runs[0].directory)
+        folder = comparison.runs[0].folder
+        counted = folder.environment.get("compared_by") if folder.is_described else None
         parameters = page_tables.partition_words(partition.manifest, counted)
         name = comparison.partition or partition.manifest.get("parameters", {}).get("name", "an unnamed partitioner")
         split = f", divided among {len(partition.client_ids)} clients by {name}"

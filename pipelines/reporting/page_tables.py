@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from flcore.core.errors import DataError
 from flcore.data.summary import skew
-from flcore.experiment.run_folder import RunFiles, read_run_config
-from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.formats import MISSING, format_bytes, format_percent, format_value
 from pipelines.reporting.partition_table import PartitionTable
 from pipelines.reporting.tables import Column, Table
-from pipelines.runs import kinds as file_kinds
 from pipelines.runs.compared import flatten
 from pipelines.runs.metrics import heading, unit
-from pipelines.runs.record import TASK_SCORES, RunRecord, load_identity, score
+from pipelines.runs.record import TASK_SCORES, RunRecord, score
 
 # A path, a home directory, a drive or an address, anywhere in a value.
 _PLACE = re.compile(r"(^|[\s=:,;'\"])(~?/|~$|[A-Za-z]:[\\/]|\\\\)")
@@ -41,13 +40,11 @@ def percent(value: float | None) -> str:
 
 def page_facts(runs: Sequence[RunRecord], command: str | None) -> tuple[tuple[str, str], ...]:
     """Return the day on which the last run ended, the commits of their code, and the command, as far as known."""
-    ended, commits = [], []
+    ended = list[int]()
     for run in runs:
-        files = RunFiles(run.directory)
-        timing = read_json(files.timing, file_kinds.CURE) if files.timing.is_file() else {}
-        ended += [timing["ended_ms"]] if timing.get("ended_ms") else []
-        header = read_run_config(run.directory) if files.config.is_file() else {}
-        commits.append((header.get("environment") or {}).get("code_version"))
+        with suppress(DataError):  # the table of times has warned
+            ended += filter(None, [run.folder.timing.get("ended_ms")])
+    commits = [run.folder.environment.get("code_version") for run in runs if run.folder.is_described]
     day = datetime.fromtimestamp(max(ended) / 1000, UTC).date().isoformat() if ended else None
     commit = ", ".join(dict.fromkeys(commit[:12] for commit in commits if commit))
     known = (("runs ended", day), ("commit", commit), ("command", command))
@@ -197,7 +194,7 @@ def configuration(runs: Sequence[RunRecord]) -> tuple[list[Table], int]:
 
     Seed and method are left out, they stand everywhere else. So are values that name a place or a time.
     """
-    by_run = [(run, _texts(config)) for run in runs if (config := load_identity(run.directory)) is not None]
+    by_run = [(run, _texts(run.folder.identity)) for run in runs if run.folder.is_described]
     keys = sorted({key for _, config in by_run for key in config} - {"seed", "method.name"})
     shown = [key for key in keys if all(_is_shown(key, config.get(key, "")) for _, config in by_run)]
     common, differing = [], []
@@ -223,7 +220,7 @@ def fingerprints(runs: Sequence[RunRecord]) -> Table:
         (
             run.method,
             run.seed,
-            run.directory.name,
+            run.folder.directory.name,
             *(value and value[:12] for key in hashes for value in [getattr(run, key)]),
         )
         for run in runs

@@ -26,9 +26,8 @@ from pipelines.reporting.page import (
 )
 from pipelines.reporting.partition_table import load_partition
 from pipelines.runs import analyses
-from pipelines.runs.inputs import inputs_of
-from pipelines.runs.layout import RunFiles
-from pipelines.runs.record import load_run
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.record import record_of
 
 if TYPE_CHECKING:
     from flcore.config.schema import Config
@@ -45,8 +44,7 @@ def report(
         directory: of the run.
         config: its ``evaluation.analyses`` are computed first, by which torch is imported; those that lie there already
             stay, and are shown too. None only shows what is there.
-        prepared: the run's data, which analyses need. partition: its partition. Where they are not given,
-            :func:`pipelines.runs.inputs.inputs_of` finds them.
+        prepared: the run's data, which analyses need. partition: its partition. None: those that the run names.
 
     Returns:
         The page.
@@ -54,29 +52,29 @@ def report(
     Raises:
         DataError: the run has not finished, is damaged, or its data or partition are not there any more.
     """
+    run = RunFolder(directory)
     if partition is None or (config is not None and prepared is None):
-        inputs = inputs_of(directory)
-        prepared, partition = prepared or inputs.prepared, partition or inputs.partition
+        prepared, partition = prepared or run.inputs.prepared, partition or run.inputs.partition
     if config is not None:
         assert prepared is not None  # found above
         analyses.compute(config, prepared, partition, directory, analyses.asked(config))
-    return write_run_page(directory, partition)
+    return write_run_page(run, partition)
 
 
-def write_run_page(directory: Path, partition_dir: Path | None) -> Path:
+def write_run_page(folder: RunFolder, partition_dir: Path | None) -> Path:
     """Write ``report.html`` and ``figures/`` of one finished run, with the analyses that lie there.
 
     Args:
-        directory: of the run: holds `metrics.json` and `history.jsonl`, perhaps `config.json` and `analyses/`.
+        folder: of the run.
         partition_dir: holds the partition's `manifest.json`; None leaves the partition out.
 
     Returns:
         The page.
     """
-    files, run = RunFiles(directory), load_run(directory)
+    files, run = folder.files, record_of(folder)
     comparison = compare([run], baseline=run.method)
     partitions = {} if partition_dir is None else {run.seed: load_partition(partition_dir, run.class_names)}
-    stored = analyses.load(directory)
+    stored = analyses.load(folder)
     drawings, analysed = run_drawings(run, partitions.get(run.seed)), analysis_drawings(stored, run)
     write_drawings((*drawings.values(), *analysed.values()), files.figures)
     tables = comparison_tables(comparison)

@@ -46,9 +46,9 @@ from pipelines.reporting.tables import (
     score_column,
     write_texts,
 )
-from pipelines.runs.folder import has_whole_results
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.metrics import METRICS, direction, heading, unit
-from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, load_run
+from pipelines.runs.record import COMMUNICATION, HEADLINE_METRICS, SCORES, TASK_SCORES, RunRecord, record_of
 
 YES, NO = "✓", "✗"
 
@@ -93,12 +93,12 @@ class Sweep:
         return tuple(row for row in self.rows if row.point.is_baseline)
 
 
-def collect(plan: SweepPlan, directories: Sequence[Path], metric: str) -> Sweep:
-    """Read the runs of a plan, one directory for each, and summarise those that have finished."""
+def collect(plan: SweepPlan, folders: Sequence[RunFolder], metric: str) -> Sweep:
+    """Summarise the runs of a plan, one folder for each, that have finished."""
     runs: dict[int, list[RunRecord]] = {index: [] for index in range(len(plan.points))}
-    for number, directory in enumerate(directories):
-        if has_whole_results(directory):
-            runs[number // len(plan.seeds)].append(load_run(directory))
+    for number, folder in enumerate(folders):
+        if folder.is_whole:
+            runs[number // len(plan.seeds)].append(record_of(folder))
     subject = f"{plan.base.method.name} on " if "method.name" not in plan.keys else ""
     subject += describe_federation(plan.base, plan.keys)
     return summarise(list(zip(plan.points, runs.values(), strict=True)), plan.configured, plan.seeds, metric, subject)

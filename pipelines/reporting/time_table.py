@@ -8,13 +8,10 @@ from __future__ import annotations
 import logging
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles
-from flcore.io.files import read_json
 from pipelines.reporting.comparison import Comparison
 from pipelines.reporting.comparison_files import summary_values
 from pipelines.reporting.statistics import Summary, summarise
 from pipelines.reporting.tables import Column, Table, csv_text, score_column
-from pipelines.runs import kinds
 from pipelines.runs.record import RunRecord
 
 _log = logging.getLogger(__name__)
@@ -57,10 +54,8 @@ def time_csv(times: Times) -> str:
 
 def _times(run: RunRecord) -> dict[str, float | None]:
     """Return the times of one run by metric; none where its file has none."""
-    path = RunFiles(run.directory).timing
     try:
-        timing = read_json(path, kinds.CURE) if path.exists() else {}
-        kinds.check(timing, kinds.TIMING, str(path))
+        timing = run.folder.timing
     except DataError as error:  # what it says is no part of any result
         _log.warning("the table of times leaves %s out: %s", run.label, error)
         return {}

@@ -21,6 +21,7 @@ from flcore.io import disk
 from flcore.core.errors import DataError
 from flcore.config.analyses import SUMMARIES, with_snapshots, without_round
 from flcore.io.files import replace_file, remove_stale_temp
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
 from pipelines.runs.standard_error import tell
 
@@ -61,9 +62,8 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     Raises:
         DataError: the run is unfinished, is damaged, or ran on other data.
     """
-    files = RunFiles(directory)
-    about = _analysed(files)
-    index = _index(files)
+    run = RunFolder(directory)
+    files, about, index = run.files, _analysed(run), _index(run)
     if names:
         from flcore.engine.numerics import single_thread
         from flcore.analyses.base import AnalysisResult
@@ -115,8 +115,7 @@ def left(config: Config, directory: Path) -> list[str]:
 
     A skipped analysis is not missing.
     """
-    files = RunFiles(directory)
-    index = _index(files)
+    index = _index(RunFolder(directory))
     return [
         name
         for name in asked(config)
@@ -124,7 +123,7 @@ def left(config: Config, directory: Path) -> list[str]:
     ]
 
 
-def load(directory: Path) -> list[StoredAnalysis]:
+def load(run: RunFolder) -> list[StoredAnalysis]:
     """Return the analyses in a run's folder, in the order of the registry.
 
     An analysis of an earlier run, or of results that a later training has replaced, is left out.
@@ -132,14 +131,13 @@ def load(directory: Path) -> list[StoredAnalysis]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    files = RunFiles(directory)
-    index = _index(files)
+    folder, index = run.files.analyses, _index(run)
     return [
         StoredAnalysis(
             name,
             index[name]["skipped"],
-            _read_arrays(files.analyses / f"{name}.npz"),
-            _read_rows(files.analyses / f"{name}.csv"),
+            _read_arrays(folder / f"{name}.npz"),
+            _read_rows(folder / f"{name}.csv"),
             tuple(index[name]["notes"]),
         )
         for name in sorted(index, key=_place)
@@ -152,27 +150,27 @@ def _place(name: str) -> tuple[int, float]:
     return list(SUMMARIES).index(base), float("inf") if number is None else number
 
 
-def _analysed(files: RunFiles) -> dict[str, str]:
+def _analysed(run: RunFolder) -> dict[str, str]:
     """Return the run and a digest of its results, which differ after training by other code."""
     digest = hashlib.sha256()
     # No server state if clients share nothing; their losses are in the history.
-    for path in (files.history, files.server):
+    for path in (run.files.history, run.files.server):
         if path.exists():
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-    return {"run": read_json(files.config)["config_hash"], "results": digest.hexdigest()}
+    return {"run": run.config_hash, "results": digest.hexdigest()}
 
 
-def _index(files: RunFiles) -> dict[str, Any]:
+def _index(run: RunFolder) -> dict[str, Any]:
     """Return the index entries of the present results, without entries that lack their data."""
-    path = files.analyses / "index.json"
+    path = run.files.analyses / "index.json"
     if not path.exists():
         return {}
-    stored, about = read_json(path), _analysed(files)
+    stored, about = read_json(path), _analysed(run)
     known = {"results": about["results"], **stored}  # an index of an earlier version has no results
     if any(known.get(key) != own for key, own in about.items()):
         return {}
-    return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(files, name)}
+    return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(run.files, name)}
 
 
 def _has_data(files: RunFiles, name: str) -> bool:

@@ -34,8 +34,9 @@ from flcore.io.files import check_path, given_path, make_durable, read_json, rep
 from flcore.io.locks import run_lock, take_lock
 from flcore.experiment.inputs import divide, read_source
 from flcore.experiment.provenance import division_fingerprint, package_versions, preparation_fingerprint
-from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
+from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.file_state import source_state, state_of
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import TRACKED
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
 
@@ -202,12 +203,12 @@ class Cache:
 
     def note_run(self, directory: Path, config: Config) -> None:
         """Store the folder of a finished run, and its training time."""
-        about = read_run_config(directory)
-        entry = self.root / "index" / "runs" / f"{about['config_hash']}.json"
+        run = RunFolder(directory)
+        entry = self.root / "index" / "runs" / f"{run.config_hash}.json"
         with self._alone(entry):
             known = _read_or_empty(entry)
-            write_json(entry, known | {about["code"]: [str(directory.absolute()), _results(directory)]})
-        self.note_seconds(config, sum(read_json(RunFiles(directory).timing, _CURE)["seconds"].values()))
+            write_json(entry, known | {str(run.code): [str(directory.absolute()), _results(directory)]})
+        self.note_seconds(config, sum(run.timing["seconds"].values()))
 
     def note_seconds(self, config: Config, seconds: float) -> None:
         """Store the training time of a run; with workers inside, multiplied by their number."""
@@ -274,14 +275,10 @@ def has_finished(directory: Path, run_hash: str, code: str) -> bool:
     Raises:
         DataError: it has, but its results were changed later.
     """
-    files = RunFiles(directory)
-    if not (files.metrics.exists() and files.history.exists() and files.config.exists()):
+    run = RunFolder(directory)
+    if not (run.files.metrics.exists() and run.files.history.exists() and run.is_described):
         return False
-    about = read_run_config(directory)
-    if (about.get("config_hash"), about.get("code")) != (run_hash, code):
-        return False
-    check_seal(directory)
-    return True
+    return (run.config_hash, run.code) == (run_hash, code) and run.is_finished
 
 
 def _results(directory: Path) -> str:

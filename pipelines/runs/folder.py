@@ -1,104 +1,146 @@
-"""A run's folder now, finished or training: its files as JSON values, read once.
-
-:func:`pipelines.runs.record.load_run` makes a typed record of a finished run from the same files.
-"""
+"""A run's folder, finished or training: the one place that reads its files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flcore.io import files
 from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles, check_seal, read_run_config
+from flcore.io.files import read_json, read_lines
 from flcore.io.locks import run_lock
 from pipelines.runs import kinds
-from pipelines.runs.layout import read_json
+from pipelines.runs.inputs import Inputs, inputs_of
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The content of a run's folder.
+    """The content of a run's folder now; later rounds need a new object.
+
+    A file is read when it is first needed, and once. Every reading raises a DataError that names a missing or damaged
+    file.
 
     Attributes:
-        directory: the folder.
-        config: the resolved configuration, nested; never with the section ``tracking``, which may hold a password.
-        identity: its part that can change a result (:meth:`flcore.config.schema.Config.identity`).
-        config_hash: names the run: identity, data and partition.
-        code: SHA-256 of the sources that the run uses.
-        environment: versions, class of processor, device, hashes of code and lock.
-        history: a record per evaluated round, in order of rounds.
-        timing: ``timing.json``; while the run trains, only its ``rounds``: a record per leg, in order.
-        metrics: ``metrics.json``; None while the run is not finished.
-        study: name of the study that this is the record of (`pipelines/tuning`): its rounds are trials; None for a run.
+        directory: the folder. files: the paths in it.
     """
 
-    directory: Path
-    config: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    config_hash: str
-    code: str | None
-    environment: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
-    timing: Mapping[str, Any]
-    metrics: Mapping[str, Any] | None
-    study: str | None = None
+    def __init__(self, directory: Path) -> None:
+        self.directory = Path(directory)
+        self.files = RunFiles(self.directory)
+
+    # ---- config.json ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def header(self) -> Mapping[str, Any]:
+        """Return ``config.json``."""
+        return read_run_config(self.directory)
+
+    @property
+    def is_described(self) -> bool:
+        """Return whether there is a ``config.json``, which DVC does not fetch."""
+        return self.files.config.is_file()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the resolved configuration, nested."""
+        config: Mapping[str, Any] = self.header["config"]
+        return config
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Return the part of the configuration that can change a result."""
+        identity: Mapping[str, Any] = self.header["identity"]
+        return identity
+
+    @property
+    def config_hash(self) -> str:
+        """Return the name of the run: the hash of identity, data and partition."""
+        config_hash: str = self.header["config_hash"]
+        return config_hash
+
+    @property
+    def code(self) -> str | None:
+        """Return the SHA-256 of the sources that the run uses."""
+        code: str | None = self.header.get("code")
+        return code
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Return versions, class of processor, device, hashes of code and lock."""
+        environment: Mapping[str, Any] = self.header.get("environment") or {}
+        return environment
+
+    @property
+    def study(self) -> str | None:
+        """Return the name of the study that this is the record of (`pipelines/tuning`); its rounds are trials."""
+        study: str | None = self.header.get("study")
+        return study
+
+    # ---- rounds and results --------------------------------------------------------------------------------------
+
+    @cached_property
+    def history(self) -> Sequence[Mapping[str, Any]]:
+        """Return a record per evaluated round, in order; of a run that trains, of the complete rounds."""
+        return _records(self.files.history, kinds.HISTORY) if self._under_way is None else self._under_way[0]
+
+    @cached_property
+    def timing(self) -> Mapping[str, Any]:
+        """Return ``timing.json``, empty without one; of a run that trains, only its ``rounds``."""
+        if self._under_way is not None:
+            return {"rounds": self._under_way[1]}
+        timing = read_json(self.files.timing, kinds.CURE) if self.files.timing.exists() else {}
+        kinds.check(timing, kinds.TIMING, str(self.files.timing))
+        return timing
 
     @property
     def legs(self) -> Sequence[Mapping[str, Any]]:
         """Return seconds and times of day per leg, in order."""
         return self.timing.get("rounds") or ()
 
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the run has been trained and scored."""
+        return self._under_way is None and self.files.metrics.exists()
 
-def read_folder(directory: Path) -> RunFolder:
-    """Read a run's folder, finished or not.
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the run has finished and is undamaged, so that it can be compared."""
+        try:
+            return self.is_finished and (not self.is_described or bool(self.header))
+        except DataError:
+            return False
 
-    Raises:
-        DataError: ``config.json`` is missing, or a file is damaged.
-    """
-    files = RunFiles(Path(directory))
-    header = read_json(files.config)
-    history, timing, is_trained = _rounds(files)
-    if is_trained:
-        check_seal(files.directory)
-    metrics = read_json(files.metrics) if is_trained and files.metrics.exists() else None
-    for name, value, kind in (("history", history, [kinds.HISTORY]), ("timing", timing, kinds.TIMING)):
-        kinds.check(value, kind, f"{files.directory}: {name}")
-    kinds.check(metrics, kinds.METRICS, str(files.metrics))
-    if not isinstance(header, dict) or not all(isinstance(header.get(name), dict) for name in ("config", "identity")):
-        raise DataError(f"{files.config}: no config or identity; this is not a run, or it is damaged")
-    try:
-        return RunFolder(
-            directory=files.directory,
-            config={section: values for section, values in header["config"].items() if section != "tracking"},
-            identity=header["identity"],
-            config_hash=header["config_hash"],
-            code=header.get("code"),
-            environment=header.get("environment") or {},
-            history=sorted(history, key=lambda record: record["round"]),
-            timing=timing,
-            metrics=metrics,
-            study=header.get("study"),
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{files.config}: no {error}; this is not a run, or one of a version of long ago") from error
+    @cached_property
+    def metrics(self) -> Mapping[str, Any]:
+        """Return ``metrics.json`` of a finished run."""
+        if not self.is_finished:
+            missing = next(path for path in (self.files.metrics, self.files.history) if not path.exists())
+            raise DataError(f"{missing}: not found, so the run has not finished; {kinds.CURE}")
+        metrics = read_json(self.files.metrics, kinds.CURE)
+        kinds.check(metrics, kinds.METRICS, str(self.files.metrics))
+        return metrics
 
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Return the folders of the run's data and partition."""
+        return inputs_of(self.directory, self.metrics if self.is_finished else {})
 
-def has_whole_results(directory: Path) -> bool:
-    """Return whether a run has finished in a folder and its results are undamaged, so that they can be compared."""
-    files = RunFiles(Path(directory))
-    if not files.metrics.exists():
-        return False
-    try:
-        check_seal(files.directory)
-        if files.config.exists():  # DVC does not fetch it
-            read_run_config(files.directory)
-    except DataError:
-        return False
-    return True
+    @cached_property
+    def _under_way(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
+        """Return history and legs of the complete rounds; None if training has ended, which may happen meanwhile."""
+        if not self.files.history.exists():  # written at the end of training; before it, the checkpoint has it
+            try:
+                rounds = _complete(self.files.checkpoint)
+            except DataError:
+                if not self.files.history.exists():
+                    raise
+            else:
+                if not self.files.history.exists():
+                    return rounds
+        check_seal(self.directory)
+        return None
 
 
 def is_in_use(directory: Path) -> bool:
@@ -112,37 +154,26 @@ def is_in_use(directory: Path) -> bool:
         return False
 
 
-def _rounds(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
-    """Return history, timing, and whether training has ended, which may happen during the call."""
-    if not files.history.exists():  # written at the end of training; before it, the history is in the checkpoint
-        try:
-            history, timing = _under_way(files.checkpoint)
-        except DataError:
-            if not files.history.exists():
-                raise
-        else:
-            if not files.history.exists():
-                return history, timing, False
-    return read_lines(files.history), read_json(files.timing) if files.timing.exists() else {}, True
-
-
-def _under_way(checkpoint: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return history and timing of the complete rounds; later lines belong to a round that may be repeated.
+def _complete(checkpoint: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return history and legs of the complete rounds; later lines belong to a round that may be repeated.
 
     A run that was given up may have kept its history only.
     """
     state = checkpoint / "state.json"
-    complete = read_json(state)["round"] if state.exists() else math.inf
-    history, legs = (read_lines(checkpoint / name) for name in ("history.jsonl", "timing.jsonl"))
-    return [record for record in history if record["round"] <= complete], {
-        "rounds": [record for record in legs if record["round"] <= complete]
-    }
+    last = read_json(state, kinds.CURE)["round"] if state.exists() else math.inf
+    history = _records(checkpoint / "history.jsonl", kinds.HISTORY, growing=True)
+    legs = _records(checkpoint / "timing.jsonl", kinds.LEG, growing=True)
+    return [record for record in history if record["round"] <= last], [leg for leg in legs if leg["round"] <= last]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a ``.jsonl`` file, in order; none without a file. An incomplete last line is ignored.
+def _records(path: Path, kind: Mapping[str, Any], *, growing: bool = False) -> list[dict[str, Any]]:
+    """Return the records of a ``.jsonl`` file by round; none without a file.
 
-    Raises:
-        DataError: a line before the last is damaged, or one is no object.
+    An incomplete last line of a ``growing`` file is ignored.
     """
-    return files.read_lines(path, kinds.CURE, growing=True) if path.exists() else []
+    records = read_lines(path, kinds.CURE, growing=growing) if path.exists() else []
+    for number, record in enumerate(records, start=1):
+        kinds.check(record, kind, f"{path}, line {number}")
+        if record.get("round") is None:
+            raise DataError(f"{path}, line {number}: no 'round'; {kinds.CURE}")
+    return sorted(records, key=lambda record: record["round"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,18 @@ def write_inputs(directory: Path, inputs: Inputs, into: Path | None = None) -> N
     write_json((into or home) / "inputs.json", seen, durable=True)
 
 
-def inputs_of(directory: Path) -> Inputs:
+def inputs_of(directory: Path, metrics: Mapping[str, Any]) -> Inputs:
     """Return the inputs of a run: from ``inputs.json``, or from the run's own folder, where `flcore` leaves them.
 
     A run from DVC has neither; its data are two folders above it, as in ``artifacts/``.
 
+    Args:
+        directory: of the run. metrics: its ``metrics.json``; empty while it has not finished.
+
     Raises:
         DataError: they are missing, or are another run's.
     """
-    files = RunFiles(directory)
-    places = _places(files)
+    places = _places(RunFiles(directory), metrics.get("seed"))
     found = next((place for place in places if place.prepared.exists() and place.partition.exists()), places[0])
     for folder, told, described, fingerprint in (
         (found.prepared, "prepared data", "meta.json", "data_fingerprint"),
@@ -56,17 +59,16 @@ def inputs_of(directory: Path) -> Inputs:
     ):
         if not (folder / described).exists():
             raise DataError(f"{directory}: its {told} lay in {folder} and are not there any more; {_CURE}")
-        wanted = _metrics(files).get(fingerprint)
+        wanted = metrics.get(fingerprint)
         if wanted is not None and read_json(folder / described, _CURE).get("fingerprint") != wanted:
             raise DataError(f"{directory}: what lies in {folder} is not what the run was made from; {_CURE}")
     return found
 
 
-def _places(files: RunFiles) -> list[Inputs]:
+def _places(files: RunFiles, seed: int | None) -> list[Inputs]:
     """Return the candidates, the likeliest first."""
     home, said = files.directory.absolute(), files.directory / "inputs.json"
     places = [Inputs(files.prepared, files.partition)]
-    seed = _metrics(files).get("seed")
     places += [Inputs(folder / "prepared", folder / "partitions" / f"seed-{seed}") for folder in home.parents[:2]]
     if said.exists():
         stated = read_json(said, _CURE)
@@ -76,7 +78,3 @@ def _places(files: RunFiles) -> list[Inputs]:
         # Normalised, not resolved: a link in the path keeps its name.
         places.insert(0, Inputs(*(Path(os.path.normpath(home / place)) for place in seen)))
     return places
-
-
-def _metrics(files: RunFiles) -> dict[str, Any]:
-    return read_json(files.metrics, _CURE) if files.metrics.exists() else {}

@@ -23,22 +23,24 @@ HISTORY: Mapping[str, Any] = {
     **dict.fromkeys(("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local"), NUMBER),
     **dict.fromkeys(("client_std", "loss_global", "scalars_up", "simulated_seconds"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "bytes_eval_up", "bytes_eval_down", "train_loss", "server"), NUMBERS),
+    **dict.fromkeys(("local_accuracy", "class_accuracy"), [NUMBER]),
     "alternatives": _WAYS,
     "round": COUNT,
     "tasks": {"by_task": [NUMBER], "by_task_global": [NUMBER]},
 }
 """Types in a record of ``history.jsonl``."""
 
+LEG: Mapping[str, Any] = {
+    "round": COUNT,
+    **dict.fromkeys(("seconds", "joules", "clients"), NUMBERS),
+    **dict.fromkeys(("began_ms", "ended_ms"), COUNT),
+}
+"""Types in a record of ``timing.jsonl``, and in ``rounds`` of ``timing.json``."""
+
 TIMING: Mapping[str, Any] = {
     "joules": NUMBERS,
     "clients": {"*": NUMBERS},
-    "rounds": [
-        {
-            "round": COUNT,
-            **dict.fromkeys(("seconds", "joules", "clients"), NUMBERS),
-            **dict.fromkeys(("began_ms", "ended_ms"), COUNT),
-        }
-    ],
+    "rounds": [LEG],
     "seconds": NUMBERS,
     "steps_per_second": NUMBER,
     "began_ms": COUNT,
@@ -58,7 +60,14 @@ METRICS: Mapping[str, Any] = {
     "class_acc_vote": [NUMBER],
     "class_names": [TEXT],
     "privacy": {"epsilon": NUMBER, "delta": NUMBER},
-    "tasks": {"last_epochs": {}, "stage_ends": [{"round": COUNT}]},
+    **dict.fromkeys(("seed", "rounds"), COUNT),
+    **dict.fromkeys(("method", "dataset", "partition"), TEXT),
+    **dict.fromkeys(("config_hash", "data_fingerprint", "partition_fingerprint"), TEXT),
+    "tasks": {
+        **dict.fromkeys(("forgetting", "backward_transfer", "roundwise_forgetting"), NUMBER),
+        "last_epochs": NUMBERS,
+        "stage_ends": [{"round": COUNT}],
+    },
 }
 """Types in ``metrics.json``."""
 

@@ -1,4 +1,4 @@
-"""The record of a finished run, read from `metrics.json` and `history.jsonl`.
+"""The record of a finished run: the values that comparisons, tables and figures take from its folder.
 
 A missing value is None. Two accuracies on the global test set are never mixed: ``top1_global`` is of one model,
 ``top1_vote`` of the majority vote of all clients' models, if there is no such model.
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flcore.core.errors import ConfigError, DataError
-from flcore.io.files import read_json, read_lines
-from flcore.experiment.run_folder import check_seal
 from pipelines.runs import kinds
 from pipelines.runs.derived import derived
+from pipelines.runs.folder import RunFolder
 
 HEADLINE_METRICS = ("top1_global", "mean_local", "pooled_local")
 SCORES = (
@@ -42,6 +41,7 @@ COMMUNICATION = (
     "num_parameters",
 )
 
+_NAMES = ("method", "dataset", "partition", "seed", "rounds", "config_hash", "data_fingerprint", "partition_fingerprint")
 
 Pair = int | tuple[int, int]
 """Key by which runs are compared: the seed, or the seed of the division and the seed."""
@@ -84,7 +84,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of one finished run; `directory` is for error messages only and never printed in results.
+    """The record of one finished run, which is in `folder`.
 
     `draw` is the seed of its division if each seed is compared on several. `figures` are all numbers of its
     ``metrics.json``, dotted if nested, and the derived ones (:mod:`pipelines.runs.derived`). For runs on a stream of
@@ -128,7 +128,7 @@ class RunRecord:
     poisoned: Mapping[str, Any] = field(default_factory=dict)
     tasks: Mapping[str, float | None] = field(default_factory=dict)
     block_ends: tuple[int, ...] = ()
-    directory: Path = field(default=Path(), compare=False)
+    folder: RunFolder = field(default=RunFolder(Path()), compare=False, repr=False)
     figures: Mapping[str, float | None] = field(default_factory=dict, compare=False, repr=False)
     draw: int | None = None
 
@@ -143,146 +143,66 @@ class RunRecord:
         return f"{self.method} (seed {pair_name(self.pair)})"
 
 
-def load_run(directory: Path) -> RunRecord:
-    """Read a finished run.
-
-    Args:
-        directory: with `metrics.json` and `history.jsonl`. Unknown keys are ignored; missing ones become None.
-
-    Returns:
-        The record, with the history sorted by round. Non-finite numbers become None.
+def record_of(run: RunFolder) -> RunRecord:
+    """Return the record of a finished run. Unknown keys are ignored; missing values and infinite numbers become None.
 
     Raises:
         DataError: a file is missing or damaged, or lacks `method`, `dataset`, `seed` or `rounds`.
     """
-    directory = Path(directory)
-    path = directory / "metrics.json"
-    check_seal(directory)
-    metrics = read_json(path, kinds.CURE)
-    kinds.check(metrics, kinds.METRICS, str(path))
+    metrics, history = run.metrics, [_round_record(values) for values in run.history]
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
-            raise DataError(f"{path}: no '{key}'; {kinds.CURE}")
-    history_path = directory / "history.jsonl"
-    lines = enumerate(read_lines(history_path, kinds.CURE), start=1)
-    history = [_round_record(values, f"{history_path}, line {number}") for number, values in lines]
-    class_acc = _numbers(metrics.get("class_acc"), f"{path}: class_acc")
-    numbers = {key: _number(metrics.get(key), f"{path}: {key}") for key in (*SCORES, *COMMUNICATION)}
-    best_round = _number(metrics.get("best_round"), f"{path}: best_round")
+            raise DataError(f"{run.files.metrics}: no '{key}'; {kinds.CURE}")
+    values: dict[str, Any] = {key: metrics.get(key) for key in _NAMES}
+    values |= {key: _finite(metrics.get(key)) for key in (*SCORES, *COMMUNICATION)}
+    values |= {key: _all_finite(metrics.get(key)) for key in ("class_acc", "class_acc_vote")}
+    values |= {key: _by_kind(metrics.get(key)) for key in ("bytes_up_by_kind", "bytes_down_by_kind")}
+    values |= {key: metrics.get(key) or {} for key in ("privacy", "poisoned")}
+    best_round, tasks = _finite(metrics.get("best_round")), metrics.get("tasks") or {}
+    in_tasks = tasks and {**tasks, **(tasks.get("last_epochs") or {})}
     return RunRecord(
-        method=str(metrics["method"]),
-        registered=str(metrics["method"]),
-        dataset=str(metrics["dataset"]),
-        partition=_text(metrics.get("partition")),
-        seed=_integer(metrics["seed"], f"{path}: seed"),
-        rounds=_integer(metrics["rounds"], f"{path}: rounds"),
-        config_hash=_text(metrics.get("config_hash")),
-        data_fingerprint=_text(metrics.get("data_fingerprint")),
-        partition_fingerprint=_text(metrics.get("partition_fingerprint")),
+        **values,
+        registered=metrics["method"],
         best_round=None if best_round is None else int(best_round),
-        class_acc=class_acc,
-        class_acc_vote=_numbers(metrics.get("class_acc_vote"), f"{path}: class_acc_vote"),
-        class_names=tuple(map(str, metrics.get("class_names") or ())),
-        bytes_up_by_kind=_byte_counts(metrics.get("bytes_up_by_kind"), f"{path}: bytes_up_by_kind"),
-        bytes_down_by_kind=_byte_counts(metrics.get("bytes_down_by_kind"), f"{path}: bytes_down_by_kind"),
-        history=tuple(sorted(history, key=lambda record: record.round)),
-        privacy=metrics.get("privacy") or {},
-        poisoned=metrics.get("poisoned") or {},
-        tasks=_task_values(metrics.get("tasks"), f"{path}: tasks"),
-        block_ends=tuple(end["round"] for end in (metrics.get("tasks") or {}).get("stage_ends", ())),
-        directory=directory,
-        draw=None,
+        class_names=tuple(metrics.get("class_names") or ()),
+        history=tuple(history),
+        tasks={key: _finite(in_tasks.get(key)) for key in TASK_SCORES if in_tasks},
+        block_ends=tuple(end["round"] for end in tasks.get("stage_ends", ())),
+        folder=run,
         figures={
             **dict(numbers_in(metrics)),
-            **derived(class_acc, [(one.round, one.mean_local) for one in history]),
+            **derived(values["class_acc"], [(one.round, one.mean_local) for one in history]),
         },
-        **numbers,
     )
 
 
-def load_identity(directory: Path) -> dict[str, Any] | None:
-    """Return the configuration's part that identifies a run, nested; None if there is no ``config.json``.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = Path(directory) / "config.json"
-    if not path.is_file():
-        return None
-    identity = read_json(path, kinds.CURE).get("identity")
-    if not isinstance(identity, dict):
-        raise DataError(f"{path}: no object 'identity'; {kinds.CURE}")
-    return identity
-
-
-def load_compared_by(directory: Path) -> frozenset[str] | None:
-    """Return the dotted keys by which a run is compared (`pipelines/runs/compared.py`); None if none are recorded.
-
-    Raises:
-        DataError: ``config.json`` is damaged.
-    """
-    path = Path(directory) / "config.json"
-    if not path.is_file():
-        return None
-    keys = (read_json(path, kinds.CURE).get("environment") or {}).get("compared_by")
-    return None if keys is None else frozenset(keys)
-
-
-def _round_record(values: Mapping[str, Any], where: str) -> RoundRecord:
-    kinds.check(values, kinds.HISTORY, where)
-    if values.get("round") is None:
-        raise DataError(f"{where}: no 'round'; {kinds.CURE}")
+def _round_record(values: Mapping[str, Any]) -> RoundRecord:
+    numbers = ("top1_global", "top1_vote", "loss_global", "mean_local", "pooled_local", "client_std")
     train_loss = values.get("train_loss") or {}
     return RoundRecord(
-        round=_integer(values["round"], f"{where}: round"),
-        participants=tuple(str(client) for client in values.get("participants") or ()),
-        top1_global=_number(values.get("top1_global"), f"{where}: top1_global"),
-        top1_vote=_number(values.get("top1_vote"), f"{where}: top1_vote"),
-        loss_global=_number(values.get("loss_global"), f"{where}: loss_global"),
-        mean_local=_number(values.get("mean_local"), f"{where}: mean_local"),
-        pooled_local=_number(values.get("pooled_local"), f"{where}: pooled_local"),
-        client_std=_number(values.get("client_std"), f"{where}: client_std"),
-        local_accuracy=_numbers(values.get("local_accuracy"), f"{where}: local_accuracy"),
-        class_accuracy=_numbers(values.get("class_accuracy"), f"{where}: class_accuracy"),
-        train_loss={str(term): _number(train_loss[term], f"{where}: train_loss") for term in sorted(train_loss)},
-        bytes_up=_byte_counts(values.get("bytes_up"), f"{where}: bytes_up"),
-        bytes_down=_byte_counts(values.get("bytes_down"), f"{where}: bytes_down"),
+        round=values["round"],
+        participants=tuple(map(str, values.get("participants") or ())),
+        local_accuracy=_all_finite(values.get("local_accuracy")),
+        class_accuracy=_all_finite(values.get("class_accuracy")),
+        train_loss={term: _finite(train_loss[term]) for term in sorted(train_loss)},
+        bytes_up=_by_kind(values.get("bytes_up")),
+        bytes_down=_by_kind(values.get("bytes_down")),
         tasks=values.get("tasks") or {},
+        **{key: _finite(values.get(key)) for key in numbers},
     )
 
 
-def _task_values(values: Any, where: str) -> dict[str, float | None]:
-    if not values:
-        return {}
-    flat = {**values, **values["last_epochs"]}
-    return {key: _number(flat.get(key), f"{where}: {key}") for key in TASK_SCORES}
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
-def _number(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise DataError(f"{where}: expected a number or null, found {value!r}.")
-    return value if math.isfinite(value) else None
+def _all_finite(values: Iterable[float | None] | None) -> tuple[float | None, ...]:
+    return tuple(map(_finite, values or ()))
 
 
-def _integer(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(f"{where}: expected an integer, found {value!r}.")
-    return value
-
-
-def _numbers(values: Any, where: str) -> tuple[float | None, ...]:
-    return tuple(_number(value, where) for value in values or ())
-
-
-def _byte_counts(values: Any, where: str) -> dict[str, float]:
-    counts = {str(kind): _number(values[kind], where) for kind in sorted(values or {})}
-    return {kind: count for kind, count in counts.items() if count is not None}
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _by_kind(counts: Mapping[str, float | None] | None) -> dict[str, float]:
+    finite = {kind: _finite(count) for kind, count in sorted((counts or {}).items())}
+    return {kind: count for kind, count in finite.items() if count is not None}
 
 
 def check_metric(metric: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from flcore.config import plugins
 from flcore.config.schema import Config
 from flcore.core.errors import DataError, RunError
-from flcore.experiment.run_folder import RunFiles, read_run_config, write_result, write_run_config
+from flcore.experiment.run_folder import RunFiles, write_result, write_run_config
 from flcore.io import disk
 from flcore.io.files import read_json, remove_stale_temp, write_json
 from flcore.io.locks import run_lock
@@ -26,6 +26,7 @@ from pipelines.execution.one_run import PlacedRun, placed
 from pipelines.execution.operation import Operation
 from pipelines.reporting.formats import plural
 from pipelines.runs.compared import compared_by
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs, write_inputs
 from pipelines.stages.partition import partition_folder, refuse_other_division, remove_others
 
@@ -101,10 +102,9 @@ def _named(run: PlacedRun) -> dict[str, str]:
 
 def _was_begun(run: PlacedRun) -> bool:
     """Return whether the description and results in a folder are of this run, which may be unfinished."""
-    files = RunFiles(run.directory)
+    there = RunFolder(run.directory)
     try:
-        hashes = {read_run_config(run.directory).get("config_hash")}
-        hashes |= {read_json(files.metrics, _CURE).get("config_hash")} if files.metrics.exists() else set()
+        hashes = {there.config_hash, *([there.metrics.get("config_hash")] if there.is_finished else [])}
     except DataError:
         return False
     return hashes == {run.hash}

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles
-from pipelines.runs.folder import RunFolder, is_in_use, read_folder
+from pipelines.runs.folder import RunFolder, is_in_use
 from pipelines.runs.layout import read_json
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.sync import RunTracker
@@ -30,13 +29,14 @@ def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> b
     Raises:
         DataError: there is neither, a file is damaged, or runs of the comparison are not there any more.
     """
-    if RunFiles(directory).config.exists():
-        return _log_run(directory, uri, register)
+    run = RunFolder(directory)
+    if run.is_described:
+        return _log_run(run, uri, register)
     tables = next((directory / name for name in _TABLES if (directory / name).exists()), None)
     if tables is None:
         raise DataError(f"{directory}: no run, comparison or study there (no config.json, no {' or '.join(_TABLES)})")
     compared = [row["config_hash"] for row in read_json(tables)["runs"]]
-    folders = {run.config_hash: run.directory for run in _runs_of(directory)}
+    folders = {run.config_hash: run for run in _runs_of(directory)}
     missing = sum(config_hash not in folders for config_hash in compared)
     if missing:
         raise DataError(f"{tables}: {missing} of its {len(compared)} runs are not in {directory / 'runs'} any more")
@@ -44,14 +44,14 @@ def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> b
     return all(_log_run(run, uri, register) for run in runs) and log_comparison(directory, runs, uri)
 
 
-def _log_run(directory: Path, uri: str | None, register: bool) -> bool:
-    tracker = RunTracker(directory, uri=uri)
-    if RunFiles(directory).metrics.exists():
+def _log_run(run: RunFolder, uri: str | None, register: bool) -> bool:
+    tracker = RunTracker(run.directory, uri=uri)
+    if run.is_finished:
         return tracker.finish(with_model=True, register=register)
-    return tracker.sync() if is_in_use(directory) else tracker.mark_stopped(failed=False)
+    return tracker.sync() if is_in_use(run.directory) else tracker.mark_stopped(failed=False)
 
 
 def _runs_of(directory: Path) -> Iterator[RunFolder]:
     for home in (directory, directory.absolute().parent):
         for config in sorted((home / "runs").glob("*/config.json")):
-            yield read_folder(config.parent)
+            yield RunFolder(config.parent)

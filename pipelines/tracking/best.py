@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flcore.core.errors import ConfigError, DataError, RunError
-from pipelines.runs.folder import read_folder
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.metrics import check_direction, lower_is_better
 from pipelines.tracking import description, model
 from pipelines.tracking.metrics import SUMMARY_FIGURES, is_summary
@@ -198,7 +198,7 @@ def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
         raise RunError(f"{run_dir}: cannot be promoted, since its model is not in the store")
     with Store(uri).opened(FINAL_LOCK_PATIENCE_SECONDS) as client:
         run = client.get_run(tracker.run_id)
-        return _champion(client, run, tracker.model_uri, description.experiment_name(read_folder(run_dir)), reason)
+        return _champion(client, run, tracker.model_uri, description.experiment_name(RunFolder(run_dir)), reason)
 
 
 def _champion(client: MlflowClient, run: Run, uri: str, experiment: str, reason: str) -> str:

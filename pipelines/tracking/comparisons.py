@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import DataError
-from pipelines.runs.folder import RunFolder, read_folder
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
 from pipelines.tracking import description
 from pipelines.tracking.artifacts import comparison_files
@@ -45,7 +45,7 @@ class _Comparison:
     Attributes:
         directory: of tables and figures. files: those that MLflow keeps.
         name: of the parent.
-        runs: finished ones, by folder. labels: of each, its method or variant.
+        runs: finished ones. labels: of each, its method or variant.
         began_ms, ended_ms: of the comparison, not of its runs, which may be older.
         source: the command that made it; None for the command of its last run.
     """
@@ -53,8 +53,8 @@ class _Comparison:
     directory: Path
     files: Sequence[Path]
     name: str
-    runs: Mapping[Path, RunFolder]
-    labels: Mapping[Path, str]
+    runs: Sequence[RunFolder]
+    labels: Sequence[str]
     began_ms: int
     ended_ms: int
     source: str | None
@@ -68,7 +68,7 @@ class _Comparison:
 
 def log_comparison(
     directory: Path,
-    run_dirs: Sequence[Path],
+    runs: Sequence[RunFolder],
     uri: str | None,
     *,
     name: str | None = None,
@@ -79,7 +79,7 @@ def log_comparison(
 
     Args:
         directory: of the comparison: its tables, ``figures/`` and pages.
-        run_dirs: folders of the runs that have finished; those that MLflow has already are found again.
+        runs: those that have finished; those that MLflow has already are found again.
         uri: the store; None for the result of :func:`~pipelines.tracking.store.resolve_uri`.
         name: of the parent run; None takes the folder's.
         began_ms: start of the comparison; None for the time of its tables.
@@ -91,7 +91,7 @@ def log_comparison(
     Raises:
         DataError: a folder is no run or damaged, or there are no runs or no tables.
     """
-    runs = {Path(run_dir): read_folder(run_dir) for run_dir in run_dirs}
+    runs = list({run.directory: run for run in runs}.values())  # two rows may share one
     files = comparison_files(directory)
     if not runs or not files:
         raise DataError(f"{directory}: there is no comparison to log (no finished runs, or no tables)")
@@ -110,20 +110,20 @@ def log_comparison(
     parents: dict[str, Run] = {}
 
     def find_parents(client: MlflowClient) -> None:
-        for experiment in dict.fromkeys(map(description.experiment_name, runs.values())):
+        for experiment in dict.fromkeys(map(description.experiment_name, runs)):
             parents[experiment] = _parent(client, store.experiment_id(client, experiment), compared)
 
     with only_one_process(files[0], wait=True):
         if not store.attempt(find_parents, directory, final=True):
             return False
-        children: dict[Path, tuple[str, str]] = {}
-        for run_dir, run in runs.items():
+        children: list[tuple[str, str]] = []
+        for run in runs:
             parent = parents[description.experiment_name(run)].info
             tags = {f"{COMPARISON_TAG}.{parent.run_id}": compared.name}
-            tracker = RunTracker(run_dir, uri=store.uri, parent_run_id=parent.run_id, extra_tags=tags)
+            tracker = RunTracker(run.directory, uri=store.uri, parent_run_id=parent.run_id, extra_tags=tags)
             if not tracker.sync(final=True) or tracker.run_id is None:
                 return False
-            children[run_dir] = parent.experiment_id, tracker.run_id
+            children.append((parent.experiment_id, tracker.run_id))
 
         def fill(client: MlflowClient) -> None:
             for parent in parents.values():
@@ -132,21 +132,21 @@ def log_comparison(
         return store.attempt(fill, directory, final=True)
 
 
-def _labels(directory: Path, runs: Mapping[Path, RunFolder]) -> dict[Path, str]:
+def _labels(directory: Path, runs: Sequence[RunFolder]) -> list[str]:
     """Return the method or variant of each run: its first row in ``comparison.json``, else its method."""
     file = directory / "comparison.json"
     rows = {row["config_hash"]: row.get("method") for row in reversed(read_json(file)["runs"])} if file.exists() else {}
-    return {folder: rows.get(run.config_hash) or run.config["method"]["name"] for folder, run in runs.items()}
+    return [rows.get(run.config_hash) or run.config["method"]["name"] for run in runs]
 
 
 def _parent(client: MlflowClient, experiment_id: str, compared: _Comparison) -> Run:
     """Return the parent in an experiment; create it if missing."""
-    last = max(compared.runs.values(), key=lambda run: times_of(run).ended)
+    last = max(compared.runs, key=lambda run: times_of(run).ended)
     tags = {
         **description.origin(last),
         **({} if compared.source is None else {"mlflow.source.name": compared.source}),
-        "methods": ", ".join(dict.fromkeys(compared.labels.values())),
-        "seeds": ", ".join(map(str, sorted({run.config["seed"] for run in compared.runs.values()}))),
+        "methods": ", ".join(dict.fromkeys(compared.labels)),
+        "seeds": ", ".join(map(str, sorted({run.config["seed"] for run in compared.runs}))),
         COMPARISON_TAG: compared.digest,
     }
     for parent in all_runs(client, experiment_id, f"tags.`{COMPARISON_TAG}` = '{compared.digest}'"):
@@ -155,11 +155,11 @@ def _parent(client: MlflowClient, experiment_id: str, compared: _Comparison) -> 
     return client.create_run(experiment_id, start_time=compared.began_ms, tags=tags, run_name=compared.name)
 
 
-def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Mapping[Path, tuple[str, str]]) -> None:
+def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Sequence[tuple[str, str]]) -> None:
     """Log tables and figures, and release runs that are compared no more."""
     run_id = parent.info.run_id
     tag = f"{COMPARISON_TAG}.{run_id}"
-    compared_now = {child for _, child in children.values()}
+    compared_now = {child for _, child in children}
     for run in all_runs(client, parent.info.experiment_id, f"tags.`{tag}` LIKE '%'"):
         if run.info.run_id not in compared_now:
             client.delete_tag(run.info.run_id, tag)
@@ -175,22 +175,21 @@ def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Ma
     client.set_terminated(run_id, status="FINISHED", end_time=compared.ended_ms)
 
 
-def _table(compared: _Comparison, children: Mapping[Path, tuple[str, str]]) -> dict[str, Any]:
+def _table(compared: _Comparison, children: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return a row per run, in the form of MLflow's own tables."""
     rows = []
-    for folder, run in compared.runs.items():
-        metrics = run.metrics or {}
+    for run, label, (_, run_id) in zip(compared.runs, compared.labels, children, strict=True):
         seconds = sum((run.timing.get("seconds") or {}).values()) or None
-        figures = [metrics.get(figure) for figure in FIGURES]
-        rows.append([compared.labels[folder], run.config["seed"], *figures, seconds, children[folder][1]])
+        figures = [run.metrics.get(figure) for figure in FIGURES]
+        rows.append([label, run.config["seed"], *figures, seconds, run_id])
     return {"columns": ["name", "seed", *FIGURES, "seconds", "run_id"], "data": rows}
 
 
-def _note(compared: _Comparison, children: Mapping[Path, tuple[str, str]]) -> str:
+def _note(compared: _Comparison, children: Sequence[tuple[str, str]]) -> str:
     """Return the description: the comparison's table, and links to its runs."""
-    links = []
-    for folder, (experiment_id, run_id) in children.items():
-        label, seed = compared.labels[folder], compared.runs[folder].config["seed"]
-        links.append(f"- [{label}, seed {seed}](#/experiments/{experiment_id}/runs/{run_id})")
+    links = [
+        f"- [{label}, seed {run.config['seed']}](#/experiments/{experiment_id}/runs/{run_id})"
+        for run, label, (experiment_id, run_id) in zip(compared.runs, compared.labels, children, strict=True)
+    ]
     table = next((path.read_text(encoding="utf-8") for path in compared.files if path.suffix == ".md"), "")
     return description.note(table, links)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flcore.core.errors import DataError
 from pipelines.runs.compared import flatten
 from pipelines.runs.folder import RunFolder
-from pipelines.runs.inputs import Inputs, inputs_of
+from pipelines.runs.inputs import Inputs
 from pipelines.runs.layout import read_json
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def tags(run: RunFolder) -> dict[str, str]:
 
 def made_from(run: RunFolder) -> dict[str, str]:
     """Return the hashes of data and partition; none before the run has finished."""
-    metrics = run.metrics or {}
+    metrics = run.metrics if run.is_finished else {}
     return present(
         {"partition_hash": metrics.get("partition_fingerprint"), "data_hash": metrics.get("data_fingerprint")}
     )
@@ -159,7 +159,7 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    if run.metrics is None:
+    if not run.is_finished:
         return []
     images, partition = data_name(run), run.config["partition"]
     seed = run.config["seed"] if partition.get("seed") is None else partition["seed"]
@@ -167,7 +167,7 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     digests = run.metrics.get("partition_fingerprint"), run.metrics.get("data_fingerprint")
     contexts = TRAINING, run.config.get("evaluation", {}).get("split", "test")
     try:
-        about = _folders(inputs_of(run.directory))
+        about = _folders(run.inputs)
     except DataError:
         about = [{"source_type": "code", "source": json.dumps({"tags": {"digest": digest}})} for digest in digests]
     return [

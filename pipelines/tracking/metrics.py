@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flcore.evaluation.continual import ACCURACIES
-from flcore.experiment.run_folder import RunFiles
 from pipelines.runs.folder import RunFolder
 
 _OF_A_ROUND = {
@@ -202,7 +201,7 @@ def summary_metrics(metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> di
 
 def summary_points(run: RunFolder) -> list[Point]:
     """Return the points of a finished run as a whole, at the end of its last round; none for an unfinished run."""
-    if run.metrics is None:
+    if not run.is_finished:
         return []
     times, last = times_of(run), max((record["round"] for record in run.history), default=0)
     if run.study is None:
@@ -236,6 +235,6 @@ def times_of(run: RunFolder) -> Times:
 
 def _written(run: RunFolder) -> int:
     """Return when the history was written last; without one, when the run began."""
-    files = RunFiles(run.directory)
+    files = run.files
     candidates = (files.history, files.checkpoint / files.history.name, files.config)
     return next((path.stat().st_mtime_ns // 1_000_000 for path in candidates if path.exists()), 0)

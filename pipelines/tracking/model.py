@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import flcore
 from flcore.config.stored import PLUGIN_FOLDER
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles, stored_config
+from flcore.experiment.run_folder import stored_config
 from pipelines.runs.folder import RunFolder
-from pipelines.runs.inputs import inputs_of
 from pipelines.runs.layout import read_json
 from pipelines.tracking import description, loader
 
@@ -59,10 +58,9 @@ class Prepared:
     meta: Mapping[str, Any]
 
 
-def prepare(run_dir: Path) -> Prepared:
+def prepare(run: RunFolder) -> Prepared:
     """Find what the model of a finished run is made from."""
-    files = RunFiles(run_dir)
-    inputs = inputs_of(run_dir)
+    files, inputs = run.files, run.inputs
     meta = read_json(inputs.prepared / "meta.json")
     sources = {
         "config.json": files.config,
@@ -73,19 +71,21 @@ def prepare(run_dir: Path) -> Prepared:
     missing = [path for path in sources.values() if not path.exists()]
     if missing:
         raise DataError(f"{missing[0]}: not there, so there is no model to log; run the same command again")
-    if (run_dir / PLUGIN_FOLDER).is_dir():
-        sources[PLUGIN_FOLDER] = run_dir / PLUGIN_FOLDER
+    if (run.directory / PLUGIN_FOLDER).is_dir():
+        sources[PLUGIN_FOLDER] = run.directory / PLUGIN_FOLDER
     memories = sum(path.stat().st_size for path in files.clients.glob("*.safetensors"))
     if memories > _NOT_WORTH_ASKING_BYTES:
         from pipelines.tracking.serving import reads_memories
 
-        if not reads_memories(stored_config(run_dir), meta, inputs.partition):
+        if not reads_memories(stored_config(run.directory), meta, inputs.partition):
             memories = 0
     if memories:
         sources["clients"] = files.clients
     size = files.server.stat().st_size + memories
     if size > _MAX_BYTES:
-        raise DataError(f"{run_dir}: its models take {size / 2**30:.1f} GiB together, too much for a tracking store")
+        raise DataError(
+            f"{run.directory}: its models take {size / 2**30:.1f} GiB together, too much for a tracking store"
+        )
     return Prepared(sources, meta)
 
 

@@ -27,9 +27,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import DataError
-from flcore.experiment.run_folder import RunFiles
 from pipelines.addresses import without_password
-from pipelines.runs.folder import RunFolder, read_folder
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import TRACKED, read_json, write_json
 from pipelines.tracking import description
 from pipelines.tracking.artifacts import small_files
@@ -87,7 +86,6 @@ class RunTracker:
             extra_tags: further tags, such as ``{"study": "alpha-sweep"}``.
         """
         self.run_dir = Path(run_dir)
-        self._files = RunFiles(self.run_dir)
         self._store = Store(uri)
         self._name, self._extra_tags = name, dict(extra_tags or {})
         self._parent_tag = {} if parent_run_id is None else {PARENT_TAG: parent_run_id}
@@ -128,19 +126,11 @@ class RunTracker:
         Raises:
             DataError: the run has not finished, or as :meth:`sync`.
         """
-        if not self._files.metrics.exists():
+        run = RunFolder(self.run_dir)
+        if not run.is_finished:
             raise DataError(f"{self.run_dir}: the run has not finished; run the same command again to resume it")
-        made = self._prepared() if with_model else None
+        made = _prepared(run) if with_model else None
         return self._attempt(lambda client, run: self._sync(client, run, True, made, register), final=True)
-
-    def _prepared(self) -> Prepared | None:
-        from pipelines.tracking import model
-
-        try:
-            return model.prepare(self.run_dir)
-        except DataError as error:
-            logger.warning("tracking: a run is logged without its model (%s)", error)
-            return None
 
     def mark_stopped(self, *, failed: bool, reason: str | None = None) -> bool:
         """Log what is there and mark the run as failed, or as stopped; a later sync sets it running again.
@@ -168,10 +158,10 @@ class RunTracker:
         """Apply ``action`` to the folder's content, unless another process logs it."""
         if self._store.is_pausing(final=final):
             return False
-        with only_one_process(self._files.config, wait=final if wait is None else wait) as is_ours:
+        run = RunFolder(self.run_dir)
+        with only_one_process(run.files.config, wait=final if wait is None else wait) as is_ours:
             if not is_ours:
                 return True
-            run = read_folder(self.run_dir)
             done = self._store.attempt(lambda client: action(client, run), self.run_dir, final=final)
         if not done:
             self._target = None  # how much of the request arrived is asked next time
@@ -201,7 +191,7 @@ class RunTracker:
                 _log_points(client, target.run_id, points, {ALIVE_TAG: str(now)})
                 target.alive_ms = now
             target.last_round = max([target.last_round, *(record["round"] for record in run.history)])
-        if final and run.metrics is not None and (made is not None or not target.is_finished):
+        if final and run.is_finished and (made is not None or not target.is_finished):
             self._finish(client, run, target, made, register)
 
     def _find(self, client: MlflowClient, run: RunFolder) -> Run | None:
@@ -292,6 +282,16 @@ class RunTracker:
         if known.get(self._address) != entry:
             with suppress(OSError):  # a folder that cannot be written can be logged all the same
                 write_json(self.run_dir / TRACKED, known | {self._address: entry})
+
+
+def _prepared(run: RunFolder) -> Prepared | None:
+    from pipelines.tracking import model
+
+    try:
+        return model.prepare(run)
+    except DataError as error:
+        logger.warning("tracking: a run is logged without its model (%s)", error)
+        return None
 
 
 def _execution(run: RunFolder) -> dict[str, Any]:

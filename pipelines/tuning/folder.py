@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from flcore.core.errors import ConfigError
 from flcore.experiment.run_folder import config_differences, list_differences
 from flcore.io import disk
-from flcore.io.files import remove_stale_temp
+from flcore.io.files import remove_stale_temp, sealed
 from flcore.io.locks import take_lock
 from pipelines.plan import yaml_text
-from pipelines.runs.layout import RunFiles, read_json, write_json, write_text
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.layout import RunFiles, write_json, write_text
 
 if TYPE_CHECKING:
     from pipelines.tuning.problem import Problem
@@ -80,14 +81,14 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
     """
     if not files.record.config.exists():
         return
-    existing = read_json(files.record.config)
-    if existing["identity"] == problem.identity:
+    existing = RunFolder(files.record.directory)
+    if existing.identity == problem.identity:
         return
     cure = "choose another --out, or delete that folder"
-    if "tune" not in existing["identity"]:
-        commit = str(existing["environment"].get("code_version"))[:8]
+    if "tune" not in existing.identity:
+        commit = str(existing.environment.get("code_version"))[:8]
         raise ConfigError(f"{files.directory}: an earlier version ({commit}) began this study; {cure}")
-    differences = list_differences(config_differences(existing["identity"], problem.identity))
+    differences = list_differences(config_differences(existing.identity, problem.identity))
     raise ConfigError(f"{files.directory}: holds the study of another configuration ({differences})\n{cure}")
 
 
@@ -121,7 +122,7 @@ def write_record(problem: Problem, files: StudyFiles) -> None:
         "identity": problem.identity,
         "environment": environment(problem.config),
     }
-    write_json(files.record.config, described, durable=True)
+    write_json(files.record.config, sealed(described), durable=True)
 
 
 def write_params(path: Path, parameters: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flcore.io.files import replace_file
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
 from pipelines.tracking.sync import RunTracker
 from pipelines.tuning.folder import StudyFiles
@@ -37,7 +38,7 @@ class StudyTracker:
             study: the study's folder. uri: as for :class:`~pipelines.tracking.sync.RunTracker`.
         """
         self._files, self._uri = StudyFiles(study), uri
-        self._name = str(read_json(self._files.record.config)["study"])
+        self._name = str(RunFolder(self._files.record.directory).study)
         self._logged: set[int] = set()
         self._run = RunTracker(self._files.record.directory, uri=uri, extra_tags={"study": self._name})
         self.run_dir = self._run.run_dir

@@ -30,7 +30,7 @@ from pipelines.execution.run_pool import RunPool, ThisProcess
 from pipelines.execution.side_by_side import side_by_side
 from pipelines.plan.spec import RunSpec
 from pipelines.runs.cache import Cache
-from pipelines.runs.folder import is_in_use
+from pipelines.runs.folder import RunFolder, is_in_use
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
 from pipelines.tuning.folder import StudyFiles, exclusive_lock, refuse_other_study, write_record
@@ -241,7 +241,8 @@ class Search:
     def _report(self, number: int, check: PruningCheck) -> None:
         if len(self._problem.directions) > 1:  # Optuna takes no intermediate values then
             return
-        values = {record["round"]: record.get(self._problem.metric) for record in self._runs.history(number)}
+        history = RunFolder(self._files.trial(number).directory).history
+        values = {record["round"]: record.get(self._problem.metric) for record in history}
         # A round's bytes are a mapping by kind of message, which is skipped.
         check.report({at: float(value) for at, value in values.items() if isinstance(value, int | float)})
 

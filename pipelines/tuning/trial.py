@@ -7,7 +7,7 @@ finished elsewhere, such as in another study, it is reused; the pruner still che
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,21 +19,19 @@ from flcore.core.errors import DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
-from flcore.experiment.run_folder import RunFiles, read_run_config
+from flcore.experiment.run_folder import RunFiles
 from flcore.io import disk
-from flcore.io.files import read_json, remove_stale_temp, replace_file
+from flcore.io.files import remove_stale_temp, replace_file
 from flcore.io.locks import run_lock
 from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import PlacedRun, PrunedError, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
-from pipelines.runs.folder import read_lines
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import remove_own
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.metrics import value_of
 from pipelines.tuning.problem import Problem
-
-_CURE = "delete the trial's folder, and run the same command"
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,6 @@ class TrialRuns:
         run = placed(config, self.inputs, self.files.directory, directory=files.directory)
         return run, fetch(run, self.cache, restart=True, copies=self.copies)
 
-    def history(self, number: int) -> list[dict[str, Any]]:
-        """Return a trial's records so far."""
-        files = self.files.trial(number)
-        return read_lines(files.history) or read_lines(files.checkpoint / files.history.name)
-
     def end(self, number: int, pruned_at: int | None, error: ProtoflError | None) -> TrialEnd:
         """Return a trial's result, and delete files that only its resumption would need.
 
@@ -116,15 +109,15 @@ class TrialRuns:
         elif error is not None:
             end = TrialEnd(TrialState.FAIL, error=str(error))
         else:
-            end = self._finished(files, self.history(number))
+            end = self._finished(RunFolder(files.directory))
         if end.state != TrialState.COMPLETE:
             _drop_weights(files, pruned_at)
         return end
 
-    def _finished(self, files: RunFiles, history: Sequence[Mapping[str, Any]]) -> TrialEnd:
-        last = history[-1]
+    def _finished(self, run: RunFolder) -> TrialEnd:
+        last = run.history[-1]
         try:
-            score = value_of(self.problem.metric, read_json(files.metrics, _CURE), history)
+            score = value_of(self.problem.metric, run.metrics, run.history)
         except RunError as error:
             return TrialEnd(TrialState.FAIL, error=str(error))
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
@@ -134,9 +127,9 @@ class TrialRuns:
         """Clear the folder if another code version or another trial has used it."""
         if not files.config.exists():
             return
-        about = read_run_config(files.directory)
+        run = RunFolder(files.directory)
         experiment = Experiment.open(config, self.inputs.prepared, self.inputs.partition)
-        if (about.get("code"), about.get("config_hash")) != (code_fingerprint(config), experiment.hash):
+        if (run.code, run.config_hash) != (code_fingerprint(config), experiment.hash):
             # The folder itself stays: in a shared storage it marks the trial as this folder's.
             remove_own("run", files.directory)
 

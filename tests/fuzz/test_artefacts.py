@@ -14,7 +14,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,8 +38,8 @@ from flcore.experiment.inputs import divide
 from flcore.io.files import NOT_JSON, sealed
 from flcore.running import evaluate
 from pipelines.runs.cache import Cache
-from pipelines.runs.folder import read_folder
-from pipelines.runs.record import load_run
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.record import record_of
 from pipelines.tracking.metrics import points_by_round, summary_points
 from pipelines.tuning.storage import open_storage
 
@@ -337,7 +337,7 @@ class Made:
 
     def _read(self, folder: Path) -> Any:
         """What tables, pages and MLflow are told."""
-        record, read = load_run(folder), read_folder(folder)
+        read = RunFolder(folder)
         points = [
             (at, [(p.name, p.value, p.step) for p in points if "/" in p.name])
             for at, points in points_by_round(read, -1)
@@ -345,7 +345,7 @@ class Made:
         told = [(p.name, p.value) for p in summary_points(read)]
         timed = ("time/", "energy/")
         return (
-            replace(record, directory=Path()),
+            record_of(read),
             [(at, [p for p in points if not p[0].startswith(timed)]) for at, points in points],
             [p for p in told if not p[0].startswith(timed)],
         )

@@ -19,6 +19,7 @@ import pytest
 
 from flcore import run
 from flcore.data.dataset import Dataset
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking.best import CHAMPION, best
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.store import set_mlflow_environment
@@ -82,8 +83,8 @@ def test_a_comparison_with_a_model_in_a_server(tmp_path: Path, server: str) -> N
     for seed, directory in enumerate(runs):
         run({**settings, "seed": seed, "tracking": {"uri": uri}}, directory)
     (folder / "report.html").write_text("<html/>")
-    assert log_comparison(folder, runs, uri)
-    assert log_comparison(folder, runs, uri), "again, which changes nothing"
+    assert log_comparison(folder, [RunFolder(run) for run in runs], uri)
+    assert log_comparison(folder, [RunFolder(run) for run in runs], uri), "again, which changes nothing"
     assert RunTracker(runs[0], uri=uri).finish(with_model=True, register=True)
 
     client = MlflowClient(tracking_uri=f"http://{server}", registry_uri=f"http://{server}")

@@ -39,8 +39,8 @@ from pipelines.plan.grid import SweepPlan, sweep_plan
 from pipelines.plan.params import override, with_variants
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
-from pipelines.runs.folder import has_whole_results
-from pipelines.runs.inputs import Inputs, inputs_of
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.inputs import Inputs
 from pipelines.tuning.comparing import compare_methods
 from tests.cases import quick
 from tests.following import NoFollower
@@ -544,7 +544,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     assert (told.followed, told.finished, told.stopped) == ([gone.name], [gone.name], {})
     assert every_result(gone) == expected[gone] and every_result(damaged) == before
     assert told.compared[0]["facts"]["failed"] == outcome.failed
-    assert [has_whole_results(folder) for folder in told.compared[0]["runs"]] == [False, True]
+    assert [RunFolder(folder).is_whole for folder in told.compared[0]["runs"]] == [False, True]
     with pytest.raises(RunError, match=rf"all 1 runs failed; .*{name}"):
         comparison(comparison_plan(raw, ["local"]), Path("all"), operation()[0], {})
 
@@ -653,7 +653,7 @@ def test_what_a_run_took_is_remembered_and_less_than_was_estimated() -> None:
     other = Config.from_mapping({**SMALL, "seed": 7})
     known = bodies.Cache.here().cost(kind_of(other))
     assert known.seconds is not None and known.peak is not None
-    assert 150 * 2**20 < known.peak < memory.estimate(other, inputs_of(outcome.directory), before)
+    assert 150 * 2**20 < known.peak < memory.estimate(other, RunFolder(outcome.directory).inputs, before)
 
 
 @pytest.mark.slow

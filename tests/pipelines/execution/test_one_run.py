@@ -20,7 +20,7 @@ from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
-from pipelines.runs.inputs import inputs_of
+from pipelines.runs.folder import RunFolder
 from tests.following import NoFollower
 
 
@@ -65,14 +65,14 @@ def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
     for cache in ("cache", "another cache"):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / cache))
         assert carried_out(config(), "deeper/one").was_finished
-        assert inputs_of(Path("deeper/one")).prepared.parent == tmp_path / cache / "prepared"
+        assert RunFolder(Path("deeper/one")).inputs.prepared.parent == tmp_path / cache / "prepared"
         shutil.rmtree("cache", ignore_errors=True)
 
 
 def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
     """One pixel of the prepared images; the run is another one than that which found them whole."""
     carried_out(config(), "one")
-    images = inputs_of(Path("one")).prepared / "train.safetensors"
+    images = RunFolder(Path("one")).inputs.prepared / "train.safetensors"
     whole = images.read_bytes()
     images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert not carried_out(config(rounds=2), "two").was_finished

@@ -20,6 +20,7 @@ from pipelines.plan.grid import sweep_plan
 from pipelines.plan.params import override
 from pipelines.reporting import sweep_tables
 from pipelines.reporting.figures.sweeps import write_figure
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import RunFiles
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -123,7 +124,7 @@ def test_a_killed_sweep_goes_on_and_ends_as_runs_made_alone(
     directories = [tmp_path / f"run-{number}" for number in range(2)]
     for planned_run, directory in zip(planned.runs, directories, strict=True):
         run(planned_run.config, directory)
-    sweep = sweep_tables.collect(planned, directories, "mean_local")
+    sweep = sweep_tables.collect(planned, [RunFolder(directory) for directory in directories], "mean_local")
     for path in (*sweep_tables.write(sweep, tmp_path), write_figure(sweep, tmp_path)):
         assert (folder / "s" / path.name).read_bytes() == path.read_bytes(), path.name
 

@@ -95,7 +95,8 @@ def compared(tmp_path: Path) -> Callable[..., Path]:
                 header = {"data": {}, "partition": {"seed": draw}}
                 write_json(files.config, sealed({"config": header, "identity": {}, "config_hash": hash}))
                 files.metrics.write_text(json.dumps({"method": method, **divided, **figures}))
-                files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND), **figures}) + "\n")
+                record = {"round": 1, **{key: figures.get(key) for key in PER_ROUND}}
+                files.history.write_text(json.dumps(record) + "\n")
                 runs.append({"method": row, "seed": seed, "division": division, "config_hash": hash + "0" * 56})
         (place / "comparison.json").write_text(json.dumps({"failed": failed or {}, "runs": runs}))
         return place.parent

@@ -18,6 +18,7 @@ from pipelines.papers.metrics import figure, figures, mixtures_up
 from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.results import lead, results, write
 from pipelines.papers.runs import describe_pairs
+from pipelines.runs.folder import RunFolder
 
 from .conftest import RUNS, tiny
 
@@ -131,6 +132,7 @@ def test_seconds_per_round_leave_out_evaluation_and_the_first_two_rounds(tmp_pat
     Their slowest clients 4, then 3 and 1, and a second of averaging: (4 + 5) / 2 = 4.5.
     """
     (tmp_path / "metrics.json").write_text("{}")
+    (tmp_path / "history.jsonl").touch()
 
     def leg(number: int, name: str, seconds: dict[str, float], *clients: float) -> dict[str, Any]:
         by_client = {str(client): length for client, length in enumerate(clients)}
@@ -143,9 +145,10 @@ def test_seconds_per_round_leave_out_evaluation_and_the_first_two_rounds(tmp_pat
         leg(4, "retrain-heads", {"retrain-heads": 4.0}, 1.0, 1.0),
     ]
     (tmp_path / "timing.json").write_text(json.dumps({"joules": None, "rounds": rounds}))
-    found = figures(tmp_path, "timing.seconds_per_round")["timing"]
+    made = RunFolder(tmp_path)
+    found = figures(made, "timing.seconds_per_round")["timing"]
     assert (found["seconds_per_round"], found["ideal_seconds_per_round"]) == (8.0, 4.5)
-    assert "timing" not in figures(tmp_path, "top1_global")
+    assert "timing" not in figures(made, "top1_global")
 
 
 def test_a_formula_says_what_gfpl_sends_where_all_classes_have_samples_for_it(tmp_path: Path) -> None:
@@ -166,8 +169,9 @@ def test_a_formula_says_what_gfpl_sends_where_all_classes_have_samples_for_it(tm
         }
     )
     measured = run(config, tmp_path)
-    assert mixtures_up(tmp_path) == 202 * 3 * 2 / 2
-    assert figure(tmp_path, "formula.mixtures_up") == measured["scalars_up_per_round"] == 606
+    made = RunFolder(tmp_path)
+    assert mixtures_up(made) == 202 * 3 * 2 / 2
+    assert figure(made, "formula.mixtures_up") == measured["scalars_up_per_round"] == 606
 
     table = table_named("gfpl.fig7")
     beside = {column.key: formula_of(table, column) for column in table.columns}

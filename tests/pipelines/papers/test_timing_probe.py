@@ -40,6 +40,7 @@ def test_the_first_round_does_not_count_and_legs_are_added(tmp_path: Path) -> No
         {"round": 2, "leg": "retrain", "seconds": {"retrain": 0.25}},
         {"round": 3, "leg": "train", "seconds": {"train": 2.0, "aggregate": 0.25}},
     ]
+    (tmp_path / "history.jsonl").touch()
     (tmp_path / "timing.json").write_text(json.dumps({"rounds": rounds}))
     assert per_round(tmp_path) == pytest.approx((1.75 + 2.25) / 2)
 

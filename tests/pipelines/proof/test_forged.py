@@ -18,6 +18,7 @@ from pipelines.proof.contents import ArchivedComparison, read_archive
 from pipelines.proof.stored_zip import read_zip, write_zip
 from pipelines.reporting.comparison_files import markdown, print_table
 from pipelines.reporting.comparison_report import collect
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.standard_error import console
 
 Forge = Callable[[Callable[[dict[str, bytes]], object]], Path]
@@ -157,7 +158,7 @@ def shown(comparison: ArchivedComparison, finished: Path) -> None:
     """What ``protofl reproduce`` compares and prints, with a finished run in place of all runs."""
     compared = collect(
         {"compare": comparison.section},
-        [finished for _ in comparison.rows],
+        [RunFolder(finished) for _ in comparison.rows],
         comparison.failed,
         rows=[row for _, row, _ in comparison.rows],
         draws=[draw for _, _, draw in comparison.rows],

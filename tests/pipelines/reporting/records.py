@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.runs.record import RoundRecord, RunRecord, load_run
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.record import RoundRecord, RunRecord, record_of
 
 
 def make_round(number: int, accuracy: float | None, **changes: Any) -> RoundRecord:
@@ -48,7 +49,7 @@ def make_run(method: str, seed: int, history: Sequence[RoundRecord], **changes: 
         "best_round": None,
         "history": tuple(history),
     }
-    empty: dict[str, Any] = dict.fromkeys(set(RunRecord.__dataclass_fields__) - set(values) - {"directory"})
+    empty: dict[str, Any] = dict.fromkeys(set(RunRecord.__dataclass_fields__) - set(values) - {"folder"})
     return RunRecord(**(empty | values | changes))
 
 
@@ -69,4 +70,4 @@ def write_run(folder: Path, history: Sequence[dict[str, Any]] = ({"round": 1},),
     values = {"method": "fedavg", "dataset": "digits", "seed": 0, "rounds": 1, **metrics}
     (folder / "metrics.json").write_text(json.dumps(values), encoding="utf-8")
     (folder / "history.jsonl").write_text("".join(json.dumps(one) + "\n" for one in history), encoding="utf-8")
-    return load_run(folder)
+    return record_of(RunFolder(folder))

@@ -23,7 +23,8 @@ from pipelines.reporting.formats import format_difference
 from pipelines.reporting.statements import statements
 from pipelines.reporting.statistics import Summary, first_round_reaching
 from pipelines.reporting.targets import RunTarget, run_target
-from pipelines.runs.record import RunRecord, load_run
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.record import RunRecord, record_of
 from tests.pipelines.reporting.records import write_run
 
 
@@ -209,7 +210,7 @@ def test_no_figure_of_a_method_depends_on_where_its_runs_stand(order: list[int],
         for method, start in (("fedavg", 0.1), ("a", 0.3), ("b", 0.7)):
             for seed in (0, 1):
                 make_run(tmp_path, method, seed, [start, start / 3 + seed / 7])
-    runs = [load_run(tmp_path / f"{method}-{seed}") for method in ("fedavg", "a", "b") for seed in (0, 1)]
+    runs = [record_of(RunFolder(tmp_path / f"{method}-{seed}")) for method in ("fedavg", "a", "b") for seed in (0, 1)]
     expected = {row.method: row for row in compare(runs).methods}
     found = compare([runs[place] for place in order])
     assert {row.method: row for row in found.methods} == expected
@@ -253,15 +254,15 @@ def test_refuses_duplicates_nothing_and_wrong_settings(tmp_path: Path) -> None:
         compare([run], target_fraction=0)
 
 
-def test_load_run_refuses_damage(tmp_path: Path) -> None:
+def test_a_damaged_run_has_no_record(tmp_path: Path) -> None:
     """Missing file, broken line, missing key, text for a number: each named with its place. NaN is a missing value."""
     with pytest.raises(DataError, match=r"metrics\.json"):
-        load_run(tmp_path)
+        record_of(RunFolder(tmp_path))
     make_run(tmp_path, "fedavg", 0, [0.7])
     history = tmp_path / "fedavg-0" / "history.jsonl"
     history.write_text(history.read_text() + "{broken\n")
     with pytest.raises(DataError, match=r"history\.jsonl, line 2: damaged"):
-        load_run(tmp_path / "fedavg-0")
+        record_of(RunFolder(tmp_path / "fedavg-0"))
     with pytest.raises(DataError, match="no 'dataset'"):
         make_run(tmp_path, "moon", 1, [0.7], dataset=None)
     with pytest.raises(DataError, match="top1_global: damaged"):

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flcore.core.errors import ConfigError, DataError
 from flcore.io.files import sealed, write_json
 from pipelines.reporting.comparison_report import collect, write_report
 from pipelines.reporting.run_report import report, write_run_page
+from pipelines.runs.folder import RunFolder
 
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -108,10 +110,16 @@ def make_all(root: Path) -> list[Path]:
     ]
 
 
+def folders(directories: Sequence[Path]) -> list[RunFolder]:
+    return [RunFolder(directory) for directory in directories]
+
+
 def write_both(root: Path) -> tuple[str, str]:
     """The page of a run and that of a comparison, as text."""
     directories = make_all(root)
-    write_report(collect({}, directories, {"gfpl seed 0": "round 1: <diverged>"}), root / "out", with_times=False)
+    write_report(
+        collect({}, folders(directories), {"gfpl seed 0": "round 1: <diverged>"}), root / "out", with_times=False
+    )
     both = root / "out" / "report.html"
     return report(directories[2]).read_text(encoding="utf-8"), both.read_text(encoding="utf-8")
 
@@ -188,7 +196,7 @@ def test_a_page_of_this_machine_says_when_by_which_code_and_how_it_was_made(tmp_
     header = json.loads((runs[0] / "config.json").read_text(encoding="utf-8"))
     known = {key: value for key, value in header.items() if key in ("identity", "config", "config_hash")}
     write_json(runs[0] / "config.json", sealed({**known, "environment": {"code_version": "c0ffee" * 6}}))
-    write_report(collect({}, runs), tmp_path / "out", command="protofl compare --methods fedavg,local")
+    write_report(collect({}, folders(runs)), tmp_path / "out", command="protofl compare --methods fedavg,local")
     head = text_of((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))[:1500]
     assert "runs ended: 1970-01-02" in head and "commit: c0ffeec0ffee " in head
     assert "command: protofl compare --methods fedavg,local" in head
@@ -260,7 +268,7 @@ def test_report_without_partition_configuration_and_traffic(tmp_path: Path) -> N
     """A silent method without a global model still has a page; missing values are dashes, never 0."""
     directory = make_run(tmp_path, "local", 0, None)
     (directory / "config.json").unlink()
-    text = text_of(write_run_page(directory, None).read_text(encoding="utf-8"))
+    text = text_of(write_run_page(RunFolder(directory), None).read_text(encoding="utf-8"))
     assert "global model top1_global \u2013" in text and "Nothing was sent." in text
     assert "Samples by client and class" not in text and "left out" not in text
 
@@ -271,7 +279,7 @@ def test_damaged_configuration_is_refused(tmp_path: Path) -> None:
     for content in ("{broken", "[]", "{}"):
         (directory / "config.json").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=r"config\.json"):
-            write_run_page(directory, None)
+            write_run_page(RunFolder(directory), None)
 
 
 def test_a_run_whose_partition_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +288,7 @@ def test_a_run_whose_partition_is_gone(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "partition-1" / "manifest.json").unlink()
     with pytest.raises(DataError, match="partition-1"):
         report(directories[1])
-    write_report(collect({}, directories), tmp_path / "out")
+    write_report(collect({}, folders(directories)), tmp_path / "out")
     assert "who holds what with seed 1" in caplog.text
     assert "Samples by client and class" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
@@ -290,8 +298,8 @@ def test_failed_runs_are_left_out_and_missing_ones_refused(tmp_path: Path) -> No
     directories = make_all(tmp_path)
     (directories[3] / "metrics.json").unlink()
     with pytest.raises(DataError, match="fedprox-1"):
-        collect({}, directories)
-    found = collect({}, directories, {"fedprox seed 1": "round 2: diverged"})
+        collect({}, folders(directories))
+    found = collect({}, folders(directories), {"fedprox seed 1": "round 2: diverged"})
     seeds = {row.method: row.seeds for row in found.methods}
     assert seeds == {"fedavg": (0, 1), "fedprox": (0,), "local": (0, 1)}
     assert found.failed == {"fedprox seed 1": "round 2: diverged"}
@@ -300,11 +308,11 @@ def test_failed_runs_are_left_out_and_missing_ones_refused(tmp_path: Path) -> No
 def test_baseline_and_target_are_those_of_the_parameters(tmp_path: Path) -> None:
     """And are checked: a key that nobody knows is named."""
     directories = make_all(tmp_path)
-    found = collect({"compare": {"baseline": "fedprox", "target_fraction": 0.5}}, directories)
+    found = collect({"compare": {"baseline": "fedprox", "target_fraction": 0.5}}, folders(directories))
     assert (found.baseline, found.target_fraction) == ("fedprox", 0.5)
     assert found.methods[0].differences["top1_global"].mean == pytest.approx(-0.06)
     with pytest.raises(ConfigError, match=r"compare\.base"):
-        collect({"compare": {"base": "fedprox"}}, directories)
+        collect({"compare": {"base": "fedprox"}}, folders(directories))
 
 
 def test_curves_of_all_runs_are_one_table(reports: tuple[str, str, Path]) -> None:
@@ -325,8 +333,9 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
         "import sys; from pathlib import Path\n"
         "from pipelines.reporting.comparison_report import collect, write_report\n"
         "from pipelines.reporting.run_report import report\n"
-        f"runs = [Path(run) for run in {directories!r}]\n"
-        f"write_report(collect({{}}, runs), Path({str(tmp_path / 'out')!r})); report(runs[0])\n"
+        "from pipelines.runs.folder import RunFolder\n"
+        f"runs = [RunFolder(Path(run)) for run in {directories!r}]\n"
+        f"write_report(collect({{}}, runs), Path({str(tmp_path / 'out')!r})); report(runs[0].directory)\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=120).returncode == 0
@@ -335,11 +344,11 @@ def test_pages_are_made_without_torch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_page_tells_times_unless_it_must_be_the_same_everywhere(tmp_path: Path) -> None:
     directories = make_all(tmp_path)
-    write_report(collect({}, directories), tmp_path / "told")
+    write_report(collect({}, folders(directories)), tmp_path / "told")
     told = text_of((tmp_path / "told" / "report.html").read_text(encoding="utf-8"))
     assert "Time, mean ± std over n seeds" in told and "123 ± 0" in told  # two seeds of 123.456 seconds
     assert (tmp_path / "told" / "times.csv").exists()
 
-    write_report(collect({}, directories), tmp_path / "told", with_times=False)
+    write_report(collect({}, folders(directories)), tmp_path / "told", with_times=False)
     assert "Time, mean" not in (tmp_path / "told" / "report.html").read_text(encoding="utf-8")
     assert not (tmp_path / "told" / "times.csv").exists()  # what is left of another time would pass for this one's

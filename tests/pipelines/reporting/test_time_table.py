@@ -21,7 +21,7 @@ def make_run(root: Path, method: str, seed: int, timing: dict[str, Any] | None) 
     """A finished run of four rounds that says these times."""
     run = write_run(root / f"{method}-{seed}", method=method, seed=seed, rounds=4)
     if timing is not None:
-        (run.directory / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
+        (run.folder.directory / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
     return run
 
 

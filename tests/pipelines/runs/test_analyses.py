@@ -18,6 +18,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from flcore.experiment.inputs import divide
 from flcore.io import disk
+from flcore.io.files import sealed
 from flcore.running import run as run_to_end
 from pipelines.cli import app as cli
 from pipelines.proof.results import result_files
@@ -26,7 +27,8 @@ from pipelines.reporting.figures.analyses import CAPTIONS, HEADINGS, draw_analys
 from pipelines.reporting.figures.style import svg_text
 from pipelines.runs import analyses
 from pipelines.runs.analyses import StoredAnalysis
-from pipelines.runs.layout import RunFiles, read_json
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.layout import RunFiles, read_json, write_json
 from tests.cases import quick
 
 RAW = {
@@ -104,14 +106,14 @@ def test_snapshots_are_analysed_as_they_were(tmp_path: Path) -> None:
         config = Config.from_mapping({**RAW, "local": local, "federation": {"rounds": rounds}, "evaluation": asked})
         run_to_end(config, folder)
         analyses.compute(config, folder / "prepared", folder / "partition", folder, analyses.asked(config))
-    run_report.write_run_page(two, two / "partition")
-    found = {entry.name: entry for entry in analyses.load(two)}
+    run_report.write_run_page(RunFolder(two), two / "partition")
+    found = {entry.name: entry for entry in analyses.load(RunFolder(two))}
     assert list(found) == [
         *("class_heatmap_round_0", "class_heatmap_round_1", "class_heatmap"),
         *("class_heatmap_trained_round_0", "class_heatmap_trained_round_1", "class_heatmap_trained"),
     ]
     assert found["class_heatmap_trained_round_0"].skipped == "no client has trained a model yet"
-    earlier = {entry.name: entry.rows for entry in analyses.load(one)}
+    earlier = {entry.name: entry.rows for entry in analyses.load(RunFolder(one))}
     for name in ("class_heatmap", "class_heatmap_trained"):
         assert found[f"{name}_round_1"].rows == earlier[name] != found[name].rows
     page = (two / "report.html").read_text(encoding="utf-8")
@@ -147,7 +149,7 @@ def test_a_finished_run_is_analysed_later(run: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["analyse", str(run), "--analyses", "class_heatmap"]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     assert cli.main(["analyse", str(run), "--analyses", "confusion,gradcam"]) == 0
-    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap", "confusion", "gradcam"]
+    assert [entry.name for entry in analyses.load(RunFolder(run))] == ["class_heatmap", "confusion", "gradcam"]
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.index("analysis-class_heatmap") < page.index("analysis-confusion") < page.index("analysis-gradcam")
     assert (run / "config.json").read_bytes() == before
@@ -180,9 +182,8 @@ def test_another_partition_is_refused(run: Path) -> None:
 
 def test_analyses_of_an_earlier_run_are_not_shown(run: Path) -> None:
     report(asking("class_heatmap"), run)
-    described = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**described, "config_hash": "another"}))
-    assert analyses.load(run) == []
+    write_json(run / "config.json", sealed({**RunFolder(run).header, "config_hash": "another"}))
+    assert analyses.load(RunFolder(run)) == []
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +204,14 @@ def test_analyses_of_a_run_that_was_trained_again_are_made_again(changed: str, r
     report(asked, run)
     assert analyses.left(asked, run) == []
     (run / "history.jsonl").rename(run / "kept")
-    assert analyses.load(run) == []
+    assert analyses.load(RunFolder(run)) == []
     (run / "kept").rename(run / "history.jsonl")
-    assert [entry.name for entry in analyses.load(run)] == ["class_heatmap"]
+    assert [entry.name for entry in analyses.load(RunFolder(run))] == ["class_heatmap"]
     shutil.copy(other_code / changed, run / changed)
-    assert (analyses.left(asked, run), analyses.load(run)) == (["class_heatmap"], [])
+    assert (analyses.left(asked, run), analyses.load(RunFolder(run))) == (["class_heatmap"], [])
     # One that is asked for later does not bring the others back.
     analyses.compute(asking("gradcam"), run / "prepared", run / "partition", run, ["gradcam"])
-    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
+    assert [entry.name for entry in analyses.load(RunFolder(run))] == ["gradcam"]
     assert analyses.left(asked, run) == ["class_heatmap"]
 
 
@@ -251,12 +252,12 @@ def test_stopped_while_it_is_done_again_an_analysis_is_whole_or_not_done(
                 stopped += 1
             else:
                 break
-        done = {entry.name: (entry.arrays["points"].tolist(), entry.rows) for entry in analyses.load(run)[1:]}
+        done = {entry.name: (entry.arrays["points"].tolist(), entry.rows) for entry in analyses.load(RunFolder(run))[1:]}
         assert done == ({} if stopped > 1 else {"tsne": ([0, 0], ({"model": "0"},))})
         assert analyses.left(asked, run) == ["tsne"] * (stopped > 1)
-        assert analyses.load(run)[0].name == "class_heatmap"
+        assert analyses.load(RunFolder(run))[0].name == "class_heatmap"
     assert stopped == 6
-    assert analyses.load(run)[1].rows == ({"model": "1"},)
+    assert analyses.load(RunFolder(run))[1].rows == ({"model": "1"},)
 
 
 def _killed_at(number: int, seen: Iterator[int], operation: Callable[..., None]) -> Callable[..., None]:
@@ -274,7 +275,7 @@ def test_an_analysis_without_its_data_is_not_done(run: Path) -> None:
     assert analyses.left(asking("class_heatmap", "gradcam"), run) == []
     (run / "analyses" / "class_heatmap.csv").unlink()
     assert analyses.left(asking("class_heatmap", "gradcam"), run) == ["class_heatmap"]
-    assert [entry.name for entry in analyses.load(run)] == ["gradcam"]
+    assert [entry.name for entry in analyses.load(RunFolder(run))] == ["gradcam"]
 
 
 def test_what_is_stored_is_read_back(run: Path) -> None:

@@ -21,7 +21,8 @@ from flcore.core.errors import DataError, RunError
 from flcore.experiment.run_folder import RunFiles
 from pipelines.runs import cache as caches
 from pipelines.runs.cache import Cache, Cost, has_finished, kind_of, place
-from pipelines.runs.inputs import Inputs, inputs_of, write_inputs
+from pipelines.runs.folder import RunFolder
+from pipelines.runs.inputs import Inputs, write_inputs
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -365,26 +366,26 @@ def test_inputs_are_found_where_they_are_said_to_be(cache: Cache, tmp_path: Path
     folder = tmp_path / "runs" / "one"
     running.run(config(), folder, prepared=inputs.prepared, partition=inputs.partition)
     with pytest.raises(DataError, match=r"its prepared data lay in .* and are not there any more; the command that"):
-        inputs_of(folder)
+        _ = RunFolder(folder).inputs
     write_inputs(folder, inputs)
     assert str(tmp_path) not in (folder / "inputs.json").read_text()
-    assert inputs_of(folder) == inputs
+    assert RunFolder(folder).inputs == inputs
     for damaged in ("x", "[]", "{}", '{"partition": "p", "preparee": "q"}', '{"partition": 1, "prepared": "q"}'):
         (tmp_path / "said.json").write_text((folder / "inputs.json").read_text())
         (folder / "inputs.json").write_text(damaged)
         with pytest.raises(DataError, match=r"inputs\.json: damaged, .*; the command that made the run makes them again"):
-            inputs_of(folder)
+            _ = RunFolder(folder).inputs
         (tmp_path / "said.json").replace(folder / "inputs.json")
     # Moved together, they are found again.
     tmp_path.joinpath("runs").rename(tmp_path / "kept")
-    assert inputs_of(tmp_path / "kept" / "one") == inputs
+    assert RunFolder(tmp_path / "kept" / "one").inputs == inputs
     write_inputs(
         tmp_path / "kept" / "one", Inputs(cache.prepared(config(data={"limit_per_class": 10})), inputs.partition)
     )
     with pytest.raises(DataError, match="is not what the run was made from"):
-        inputs_of(tmp_path / "kept" / "one")
+        _ = RunFolder(tmp_path / "kept" / "one").inputs
 
 
 def test_a_run_of_flcore_alone_has_its_inputs_beside_it(tmp_path: Path) -> None:
     running.run(config(), tmp_path / "run")
-    assert inputs_of(tmp_path / "run") == Inputs(tmp_path / "run" / "prepared", tmp_path / "run" / "partition")
+    assert RunFolder(tmp_path / "run").inputs == Inputs(tmp_path / "run" / "prepared", tmp_path / "run" / "partition")

@@ -21,7 +21,7 @@ from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
-from pipelines.runs.inputs import inputs_of
+from pipelines.runs.folder import RunFolder
 from pipelines.stages import commands
 from pipelines.stages.partition import partition
 from pipelines.stages.prepare import prepare
@@ -183,7 +183,7 @@ def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> No
             (artifacts / "runs" / run / name).unlink()
     assert trained(artifacts) == []
     assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
-    assert inputs_of(artifacts / "runs" / "fedavg-s0").prepared == artifacts / "prepared"
+    assert RunFolder(artifacts / "runs" / "fedavg-s0").inputs.prepared == artifacts / "prepared"
 
 
 def test_results_that_came_by_dvc_are_described_with_copies_of_plug_ins(artifacts: Path, plugin: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from flcore.io.files import sealed, write_json
 from pipelines.tracking.store import set_mlflow_environment
 
 set_mlflow_environment()
@@ -81,13 +82,14 @@ def write(
     method: str = "fedavg",
     seed: int = 3,
     began: int = BEGAN,
+    **sections: Any,
 ) -> Path:
-    """A run's folder after ``rounds`` rounds."""
+    """A run's folder after ``rounds`` rounds; ``sections`` of its configuration are not :data:`CONFIG`'s."""
     (run_dir / "checkpoint").mkdir(parents=True, exist_ok=True)
-    config = {**CONFIG, "seed": seed, "method": {"name": method}}
+    config = {**CONFIG, **sections, "seed": seed, "method": {"name": method}}
     identity = {section: values for section, values in config.items() if section != "engine"}
     header = {"config": config, "identity": identity, "config_hash": f"{seed:02d}{method:x<30}{'0' * 32}"}
-    (run_dir / "config.json").write_text(json.dumps({**header, "code": "c0de", "environment": ENVIRONMENT}))
+    write_json(run_dir / "config.json", sealed({**header, "code": "c0de", "environment": ENVIRONMENT}))
     history = "".join(json.dumps(record_of(n, shift)) + "\n" for n in range(1, rounds + 1))
     legs = [leg_of(n, began) for n in range(1, rounds + 1)]
     (run_dir / "checkpoint" / "history.jsonl").write_text(history)

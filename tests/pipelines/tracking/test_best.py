@@ -87,9 +87,7 @@ def test_what_cannot_be_ranked_is_refused(store: str, tmp_path: Path) -> None:
 def test_runs_of_several_experiments_are_not_ranked_together(
     store: str, tmp_path: Path, write_run: Write, reader: Any
 ) -> None:
-    run_dir = write_run(tmp_path / "other", 9, finished=True, seed=9)
-    text = (run_dir / "config.json").read_text().replace('"name": "dirichlet"', '"name": "shards"')
-    (run_dir / "config.json").write_text(text)
+    run_dir = write_run(tmp_path / "other", 9, finished=True, seed=9, partition={"name": "shards"})
     assert RunTracker(run_dir, uri=store).sync(final=True)
     with pytest.raises(ConfigError, match="--experiment: several have final/top1_global; choose from digits/diri"):
         best(store, "top1_global")
@@ -100,9 +98,8 @@ def test_own_data_with_a_title_are_an_experiment_of_their_own(
     store: str, tmp_path: Path, write_run: Write, reader: Any
 ) -> None:
     """Two data sets of images of one's own: the best of one is not sought among the other's runs."""
-    run_dir = write_run(tmp_path / "titled", 9, finished=True, seed=9)
-    text = (run_dir / "config.json").read_text().replace('"name": "digits"', '"name": "imagefolder", "title": "Ward 3"')
-    (run_dir / "config.json").write_text(text)
+    data = {"name": "imagefolder", "title": "Ward 3"}
+    run_dir = write_run(tmp_path / "titled", 9, finished=True, seed=9, data=data)
     assert RunTracker(run_dir, uri=store).sync(final=True)
     found = best(store, "top1_global", experiment="Ward 3/dirichlet")
     assert (found.among, found.value) == (1, pytest.approx(0.9))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flcore.core.errors import DataError
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking import description, store
 from pipelines.tracking.backfill import log_folder
 from pipelines.tracking.comparisons import log_comparison
@@ -29,6 +30,10 @@ def tables(folder: Path, text: str = "| method | top-1 |\n|---|---|\n") -> Path:
     return folder
 
 
+def folders(runs: Sequence[Path]) -> list[RunFolder]:
+    return [RunFolder(run) for run in runs]
+
+
 def by_name(reader: Any) -> dict[str, Any]:
     return {run.info.run_name: run for run in reader.runs()}
 
@@ -44,7 +49,7 @@ def test_a_comparison_reads_back(tmp_path: Path, reader: Any, write_run: Write) 
     for path in (*folder.glob("*.*"), *folder.glob("figures/*")):
         os.utime(path, (1_800_000_000, 1_800_000_000))
     began = 1_799_999_000_000
-    assert log_comparison(folder, runs, reader.uri, began_ms=began, source="protofl compare")
+    assert log_comparison(folder, folders(runs), reader.uri, began_ms=began, source="protofl compare")
 
     found = by_name(reader)
     assert set(found) == {"compared", "fedavg-s0-00fedavg", "fedavg-s1-01fedavg", "fedprox-s0-00fedpro"}
@@ -81,9 +86,9 @@ def test_a_comparison_reads_back(tmp_path: Path, reader: Any, write_run: Write) 
 def test_a_comparison_logged_again_changes_nothing(tmp_path: Path, reader: Any, write_run: Write) -> None:
     folder = tables(tmp_path / "compared")
     runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
-    assert log_comparison(folder, runs, reader.uri)
+    assert log_comparison(folder, folders(runs), reader.uri)
     before = reader.contents()
-    assert log_comparison(folder, runs, reader.uri)
+    assert log_comparison(folder, folders(runs), reader.uri)
     assert reader.contents() == before
 
 
@@ -94,14 +99,14 @@ def test_a_comparison_stays_one_and_takes_no_children_of_another(tmp_path: Path,
     other = write_run(folder / "runs" / "prox", 2, finished=True, seed=0, method="fedprox")
     for hour, compared in enumerate((runs[:1], runs, [*runs, other], [other])):
         os.utime(folder / "comparison.md", (1_900_000_000 + 3600 * hour,) * 2)
-        assert log_comparison(folder, compared, reader.uri)
+        assert log_comparison(folder, folders(compared), reader.uri)
         first = by_name(reader)["compared"]
         under = [run for run in reader.runs() if run.data.tags.get(PARENT) == first.info.run_id]
         assert len(under) == len(compared) == first.data.metrics["comparison/runs"]
     assert first.data.tags["methods"] == "fedprox"
 
-    assert log_comparison(folder, [*runs, other], reader.uri)
-    assert log_comparison(tables(tmp_path / "later"), [*runs, other], reader.uri)
+    assert log_comparison(folder, folders([*runs, other]), reader.uri)
+    assert log_comparison(tables(tmp_path / "later"), folders([*runs, other]), reader.uri)
     found = by_name(reader)
     later = found.pop("later").info
     found.pop("compared")
@@ -115,10 +120,11 @@ def test_a_comparison_over_partitions_has_a_parent_in_each_experiment(
 ) -> None:
     """MLflow shows children in their own experiment only; the links of each lead to all runs."""
     folder = tables(tmp_path / "swept")
-    runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in (0, 1)]
-    config = runs[1] / "config.json"
-    config.write_text(config.read_text().replace('"name": "dirichlet"', '"name": "shards"'))
-    assert log_comparison(folder, runs, reader.uri)
+    runs = [
+        write_run(folder / "runs" / name, 2, finished=True, seed=seed, partition={"name": name})
+        for seed, name in enumerate(("dirichlet", "shards"))
+    ]
+    assert log_comparison(folder, folders(runs), reader.uri)
     links, notes = [], []
     for experiment in ("digits/dirichlet", "digits/shards"):
         parent, child = sorted(reader.runs(experiment), key=lambda run: PARENT in run.data.tags)
@@ -135,8 +141,8 @@ def test_runs_that_are_compared_no_more_are_let_go_however_many(
     monkeypatch.setattr(store, "_RUNS_PER_REQUEST", 2)
     folder = tables(tmp_path / "compared")
     runs = [write_run(folder / "runs" / str(seed), 2, finished=True, seed=seed) for seed in range(4)]
-    assert log_comparison(folder, runs, reader.uri)
-    assert log_comparison(folder, runs[:1], reader.uri)
+    assert log_comparison(folder, folders(runs), reader.uri)
+    assert log_comparison(folder, folders(runs[:1]), reader.uri)
     found = by_name(reader)
     assert PARENT in found["fedavg-s0-00fedavg"].data.tags
     for seed in (1, 2, 3):
@@ -162,7 +168,7 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: W
     with pytest.raises(DataError, match="no comparison to log"):
         log_comparison(tables(tmp_path / "empty"), [], uri)
     with pytest.raises(DataError, match="no tables"):
-        log_comparison(tmp_path, [write_run(tmp_path / "runs" / "a", 2, finished=True)], uri)
+        log_comparison(tmp_path, [RunFolder(write_run(tmp_path / "runs" / "a", 2, finished=True))], uri)
     with pytest.raises(DataError, match="no run, comparison or study there"):
         log_folder(tmp_path, uri)
     (tmp_path / "sweep.json").write_text('{"runs": [{"config_hash": "gone"}]}')
@@ -177,5 +183,5 @@ def test_rows_are_called_as_the_comparison_calls_them(tmp_path: Path, reader: An
     named = zip(("fedavg (tuned)", "fedavg"), hashes, strict=True)
     rows = [{"method": name, "config_hash": hash} for name, hash in named]
     (folder / "comparison.json").write_text(json.dumps({"runs": rows}))
-    assert log_comparison(folder, runs, reader.uri)
+    assert log_comparison(folder, folders(runs), reader.uri)
     assert by_name(reader)["compared"].data.tags["methods"] == "fedavg (tuned), fedavg"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from flcore import run
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.sync import RunTracker
 
@@ -51,7 +52,7 @@ def by_library(folder: Path, uri: str) -> None:
     (folder / "out" / "report.html").write_text("<html/>")
     (folder / "out" / "figures").mkdir()
     (folder / "out" / "figures" / "accuracy.svg").write_text("<svg/>")
-    assert log_comparison(folder / "out", runs, uri)
+    assert log_comparison(folder / "out", [RunFolder(run) for run in runs], uri)
     for directory in runs:
         assert RunTracker(directory, uri=uri).finish(with_model=True)
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.runs.folder import read_folder
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking.metrics import SUMMARY_FIGURES, Times, points_by_round, round_metrics, summary_metrics, times_of
 
 from .conftest import undocumented
@@ -116,7 +116,7 @@ def test_rounds_end_when_their_last_leg_did(tmp_path: Path, write_run: Write) ->
     legs = [(1, 1000, 1400), (1, 1400, 2000), (2, 2100, 2600)]
     lines = [json.dumps({"round": n, "began_ms": began, "ended_ms": ended}) + "\n" for n, began, ended in legs]
     (run_dir / "checkpoint" / "timing.jsonl").write_text("".join(lines))
-    times = times_of(read_folder(run_dir))
+    times = times_of(RunFolder(run_dir))
     assert times == Times(1000, 2600, {1: 2000, 2: 2600})
     assert (times.of(1), times.of(3)) == (2000, 2600)
 
@@ -127,7 +127,7 @@ def test_without_times_of_day_a_run_ends_when_its_history_was_written(tmp_path: 
     timing["rounds"] = [{"round": leg["round"], "seconds": leg["seconds"]} for leg in timing["rounds"]]
     (run_dir / "timing.json").write_text(json.dumps(timing))
     os.utime(run_dir / "history.jsonl", (1_000_000, 1_000_000))
-    assert times_of(read_folder(run_dir)) == Times(1_000_000_000, 1_000_000_000, {})
+    assert times_of(RunFolder(run_dir)) == Times(1_000_000_000, 1_000_000_000, {})
 
 
 def test_the_cost_of_rounds_that_were_not_evaluated_is_not_lost(tmp_path: Path, write_run: Write) -> None:
@@ -135,7 +135,7 @@ def test_the_cost_of_rounds_that_were_not_evaluated_is_not_lost(tmp_path: Path, 
     run_dir = write_run(tmp_path / "run", 2)
     history = run_dir / "checkpoint" / "history.jsonl"
     history.write_text(history.read_text().splitlines(keepends=True)[1])
-    [(number, points)] = points_by_round(read_folder(run_dir), after=-1)
+    [(number, points)] = points_by_round(RunFolder(run_dir), after=-1)
     assert number == 2
     assert [(point.step, point.value) for point in points if point.name == "time/train-clients"] == [(1, 0.5), (2, 0.5)]
     assert points[-1].step == 2

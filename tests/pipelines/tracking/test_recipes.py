@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from flcore.io.files import sealed, write_json
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking.comparisons import log_comparison
 from pipelines.tracking.description import NOTE_TAG
 from pipelines.tracking.model import MODEL_URI_TAG
@@ -28,12 +29,12 @@ STUDY = "fedprox-ab3d3ac3"
 
 def about(run_dir: Path, rounds: int, **header: Any) -> Path:
     """Let a run's folder say how long it is and which commit made it."""
-    said = json.loads((run_dir / "config.json").read_text())
+    said = dict(RunFolder(run_dir).header)
     for section in ("config", "identity"):
         said[section]["federation"] = {"rounds": rounds}
     said["environment"]["code_version"] = "748b903" + 33 * "0" if rounds == 10 else 40 * "b"
     said["environment"]["compared_by"].append("federation.rounds")
-    (run_dir / "config.json").write_text(json.dumps(said | header))
+    write_json(run_dir / "config.json", sealed(said | header))
     return run_dir
 
 
@@ -51,7 +52,7 @@ def store(tmp_path: Path, uri: str, write_run: Write) -> str:
         about(write_run(folder / "runs" / "c", 4, finished=True, seed=0, method="fedpa"), 4),
     ]
     (folder / "comparison.csv").write_text("method\n")
-    assert log_comparison(folder, runs, uri)
+    assert log_comparison(folder, [RunFolder(run) for run in runs], uri)
     searched = about(write_run(tmp_path / "s" / "study", 1, finished=True, method="fedprox"), 1, study=STUDY)
     above = RunTracker(searched, uri=uri, extra_tags={"study": STUDY})
     assert above.sync(final=True)

@@ -19,6 +19,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from sqlalchemy.engine import create_engine
 
 from pipelines.orchestration import plans
+from pipelines.runs.folder import RunFolder
 from pipelines.tracking import store
 from pipelines.tracking.backfill import log_folder
 from pipelines.tracking.comparisons import log_comparison
@@ -112,7 +113,7 @@ def test_a_comparison_whose_store_is_away_costs_one_warning_and_is_logged_later(
     (folder / "comparison.json").write_text(json.dumps({"runs": [{"config_hash": name} for name in described]}))
     away = f"http://127.0.0.1:{closed_port()}"
     assert not any(RunTracker(run, uri=away).sync(final=True) for run in runs)
-    assert not log_comparison(folder, runs, away)
+    assert not log_comparison(folder, [RunFolder(run) for run in runs], away)
     assert len(warnings_of(caplog)) == 1
 
     assert not log_folder(folder, away)

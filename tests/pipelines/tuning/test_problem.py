@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.core.params import Search, param
 from flcore.methods import METHODS
 from flcore.methods.fedavg import FedAvg
-from pipelines.runs.folder import read_lines
+from pipelines.runs.folder import RunFolder
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.metrics import FIGURES, NESTED, PER_ROUND, value_of
 from pipelines.tuning.problem import Problem
@@ -54,8 +53,8 @@ def test_costs_are_minimised_and_what_every_round_has_can_prune(
 
 
 def test_any_number_of_a_finished_run_is_its_score(finished: Path) -> None:
-    run = StudyFiles(finished).trial(0)
-    metrics, history = json.loads(run.metrics.read_text()), read_lines(run.history)
+    run = RunFolder(StudyFiles(finished).trial(0).directory)
+    metrics, history = run.metrics, run.history
 
     def score(metric: str) -> float:
         return value_of(metric, metrics, history)
@@ -70,8 +69,8 @@ def test_any_number_of_a_finished_run_is_its_score(finished: Path) -> None:
 
 
 def test_a_figure_that_is_not_there_is_told_with_those_that_are(finished: Path) -> None:
-    run = StudyFiles(finished).trial(0)
-    metrics, history = json.loads(run.metrics.read_text()), read_lines(run.history)
+    run = RunFolder(StudyFiles(finished).trial(0).directory)
+    metrics, history = run.metrics, run.history
     with pytest.raises(ConfigError, match=r"did you mean bytes_up_by_kind\.model\b") as error:
         value_of("bytes_up_by_kind.modl", metrics, history)
     assert "bytes_up_by_kind.num_samples, bytes_up_per_round, client_std," in str(error.value)

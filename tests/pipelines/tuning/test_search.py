@@ -20,7 +20,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError
 from flcore.data.sources.digits import Digits
 from pipelines.plan.files import read_params
-from pipelines.runs.folder import read_lines
+from pipelines.runs.folder import RunFolder
 from pipelines.tuning import search as searching
 from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
@@ -56,8 +56,7 @@ def test_a_killed_process_is_gone_on_with_and_ends_as_an_uninterrupted_one(
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL
-    checkpoint = StudyFiles(killed).trial(1).checkpoint
-    began = [leg["began_ms"] for leg in read_lines(checkpoint / "timing.jsonl")]
+    began = [leg["began_ms"] for leg in RunFolder(StudyFiles(killed).trial(1).directory).legs]
     assert len(began) == 2
 
     config = config_with(federation={"rounds": 4})
@@ -170,7 +169,7 @@ def test_a_method_without_a_global_model_has_a_study_of_its_own_figure_and_bytes
 ) -> None:
     search(config_with(method={"name": "fedproto"}), 1, tmp_path, objective="accuracy,bytes")
     results = results_of(tmp_path)
-    last = read_lines(StudyFiles(tmp_path).trial(0).history)[-1]
+    last = RunFolder(StudyFiles(tmp_path).trial(0).directory).history[-1]
     assert results["metric"] == "mean_local"
     assert results["trials"][0]["accuracy"] == last["mean_local"]
     assert results["best"] == [0]

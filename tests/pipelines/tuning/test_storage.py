@@ -16,7 +16,7 @@ from optuna.trial import TrialState, create_trial
 from optuna_dashboard._storage_url import get_storage  # type: ignore[import-untyped]
 
 from flcore.core.errors import ConfigError, DataError
-from flcore.io.files import read_json
+from flcore.io.files import read_json, sealed, unsealed, write_json
 from pipelines.tuning.storage import JOURNAL, open_storage
 from tests.cases import quick
 
@@ -90,10 +90,11 @@ def test_the_study_of_an_earlier_version_is_refused_with_its_version(config_with
     config = config_with(federation={"rounds": 1})
     search(config, 1, Path("study"))
     record = Path("study/study/config.json")
-    described = json.loads(record.read_text())
+    described = unsealed(json.loads(record.read_text()))
+    assert described is not None
     del described["identity"]["tune"]
     described["environment"]["code_version"] = "0123456789abcdef"
-    record.write_text(json.dumps(described))
+    write_json(record, sealed(described))
     with pytest.raises(ConfigError, match=r"an earlier version \(01234567\) began this study; choose") as error:
         search(config, 2, Path("study"))
     assert "\n" not in str(error.value)

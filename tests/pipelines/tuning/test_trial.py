@@ -19,10 +19,8 @@ from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from flcore.core.loaded_code import EditedError
 from flcore.core.params import Search as Range
-from flcore.experiment.run_folder import RunFiles
 from flcore.io.files import sealed, unsealed
-from pipelines.runs.folder import read_lines
-from pipelines.runs.inputs import inputs_of
+from pipelines.runs.folder import RunFolder
 from pipelines.tuning import space, study
 from pipelines.tuning import trial as trials
 from pipelines.tuning.folder import StudyFiles
@@ -39,9 +37,9 @@ def test_a_trial_repeated_from_its_params_reaches_exactly_the_same(
     for key, value in trial["params"].items():
         section, name = key.split(".")
         mapping[section][name] = value
-    inputs = inputs_of(StudyFiles(finished).trial(1).directory)
+    inputs = RunFolder(StudyFiles(finished).trial(1).directory).inputs
     running.train(Config.from_mapping(mapping), inputs.prepared, inputs.partition, tmp_path)
-    history = read_lines(RunFiles(tmp_path).history)
+    history = RunFolder(tmp_path).history
     assert [record["top1_global"] for record in history] == list(trial["rounds"].values())
     assert history[-1]["top1_global"] == trial["accuracy"]
     assert sum(history[-1]["bytes_up"].values()) + sum(history[-1]["bytes_down"].values()) == trial["bytes"]
@@ -78,7 +76,7 @@ def test_a_trial_that_another_study_has_finished_is_not_trained_again(
     search(config_with(), 1, tmp_path / "one")
     monkeypatch.setattr(running, "run_rounds", interrupt)
     search(config_with(), 1, tmp_path / "two", metric="mean_local")
-    history = read_lines(StudyFiles(tmp_path / "one").trial(0).history)
+    history = RunFolder(StudyFiles(tmp_path / "one").trial(0).directory).history
     (found,) = results_of(tmp_path / "two")["trials"]
     assert found["rounds"] == {str(record["round"]): record["mean_local"] for record in history}
 
@@ -183,5 +181,5 @@ def test_a_pruned_trial_counts_and_leaves_its_history_alone(
     assert list(pruned["rounds"]) == ["1", "2"]
     left = sorted(path.name for path in StudyFiles(tmp_path).trial(1).directory.rglob("*"))
     assert left == ["checkpoint", "config.json", "history.jsonl", "inputs.json"]
-    rounds = [record["round"] for record in read_lines(StudyFiles(tmp_path).trial(1).checkpoint / "history.jsonl")]
+    rounds = [record["round"] for record in RunFolder(StudyFiles(tmp_path).trial(1).directory).history]
     assert rounds == [1, 2]

@@ -24,6 +24,7 @@ from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.params import with_variants
 from pipelines.reporting import comparison_report
 from pipelines.reporting.comparison_report import collect, write_report
+from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
 from pipelines.tuning import search
 from pipelines.tuning.tuned import tuned_comparison
@@ -46,7 +47,7 @@ class Comparing(NoFollower):
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any
     ) -> None:
         about = {key: facts.get(key) for key in ("rows", "draws", "tuning", "budget")}
-        write_report(collect(config, runs, facts["failed"], **about), directory)
+        write_report(collect(config, [RunFolder(run) for run in runs], facts["failed"], **about), directory)
 
 
 @pytest.fixture
