@@ -56,7 +56,11 @@ def _message(error: CycloptsError) -> str:
         case MissingArgumentError():
             return f"{error.keyword} needs a value"
         case RepeatArgumentError():
-            return f"{error.token.keyword} is given twice; {error.msg or 'remove one'}"
+            flag = str(error.token.keyword)
+            opposite = flag.replace("--no-", "--") if flag.startswith("--no-") else flag.replace("--", "--no-")
+            if opposite in (error.root_input_tokens or ()):
+                return f"{flag} contradicts {opposite}; remove one"
+            return f"{flag} is given twice; {error.msg or 'remove one'}"
         case CoercionError(token=token) if token is not None:
             choices = error.argument.get_choices() if error.argument else None
             why = error.msg or (_choose(token.value, list(choices)) if choices else "takes no value")

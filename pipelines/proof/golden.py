@@ -82,9 +82,10 @@ class Outcome:
     different: Sequence[str]
 
 
-def run_methods(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_methods(names: Sequence[str], engine: Mapping[str, Any] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run methods; yield each name with its result hashes (``files``) and some figures (``figures``).
 
+    ``engine`` is that section of the configuration; without it, clients are trained one by one, as for the record.
     ``metrics.json`` is hashed without the run's name, which changes with every new option although no number does.
     """
     with tempfile.TemporaryDirectory(prefix="protofl-golden-") as folder:
@@ -93,7 +94,8 @@ def run_methods(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         prepare_data(common, home / "prepared")
         divide(common, home / "prepared", home / "partition")
         for name in names:
-            metrics = run(_config(name), home / name, prepared=home / "prepared", partition=home / "partition")
+            config = {**_config(name), "engine": dict(engine or {})}
+            metrics = run(config, home / name, prepared=home / "prepared", partition=home / "partition")
             yield name, {"files": _hashes(home / name), "figures": {key: metrics[key] for key in _FIGURES}}
 
 

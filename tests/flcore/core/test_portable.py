@@ -60,6 +60,20 @@ def test_processors_of_two_makers_give_the_same_bytes(processor: str) -> None:
     assert answer(f"import flcore; {golden}", emulated)[:4] == ["golden:", "4", "of", "4"]
 
 
+@needs_avx2
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+@pytest.mark.parametrize("processor", ["Haswell", "EPYC-Rome"])
+def test_compiled_stacks_give_the_same_bytes_on_processors_of_two_makers(processor: str, tmp_path: Path) -> None:
+    """Emulated: programs that were compiled here, with other losses, a generator, and a server that calibrates."""
+    program = (
+        "import flcore; from pipelines.proof.golden import run_methods; "
+        "print(list(run_methods(['fedavg', 'fedproto', 'fedpa', 'ccvr'], {'stack': True, 'compile': 'default'})))"
+    )
+    here = answer(program, XDG_CACHE_HOME=str(tmp_path))
+    assert answer(program, ("qemu-x86_64", "-cpu", processor), XDG_CACHE_HOME=str(tmp_path)) == here
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_square_roots(dtype: type[np.floating]) -> None:
     """NumPy takes the exact instruction: equal in float32, within two last bits in float64."""

@@ -66,6 +66,8 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "compare --methods a --methods=b",
             "protofl compare: --methods is given twice; write one list, --methods A,B,...; see",
         ),
+        ("run --prefect --no-prefect", "protofl run: --no-prefect contradicts --prefect; remove one; see"),
+        ("run --no-wait --no-wait", "protofl run: --no-wait is given twice; remove one; see"),
         (
             "compare --seeds 0 --seeds 1",
             "protofl compare: --seeds is given twice; write one list, --seeds 0,1,...; see",
