@@ -222,7 +222,7 @@ def paper_keep(
     Args:
         folder: folder of the table, such as runs/papers/fedpa.table2
         into: folder of published figures (default: with the code)
-        again: replace published runs whose figures differ now
+        again: replace published runs that have other figures now
     """
     from pipelines.papers.publish import publish
     from pipelines.papers.published import PUBLISHED_DIR

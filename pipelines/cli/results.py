@@ -141,7 +141,7 @@ def archive(
     protofl archive runs/comparison                a comparison, with all its runs
     protofl archive artifacts                      the results of make run
 
-    The same folder gives the same bytes. Of the data it has name, source, licence and fingerprint, never an image.
+    The same folder gives the same bytes. It has name, source, licence and fingerprint of the data, never an image.
 
     Args:
         directory: folder of a finished run or comparison; or artifacts

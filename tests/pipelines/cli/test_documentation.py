@@ -26,24 +26,25 @@ def test_every_page_is_up_to_date(pages: dict[str, str]) -> None:
 
 def test_parameters_have_their_range_and_methods_a_page(pages: dict[str, str]) -> None:
     parameters, methods = pages["docs/reference/parameters.md"], pages["docs/reference/methods.md"]
-    assert "- `partition.num_clients`: K, the number of clients. Default `10`; int; >= 1.\n" in parameters
+    assert "- `partition.num_clients: 10`: K, the number of clients (>= 1).\n" in parameters
     assert "### partition.name: dirichlet" in parameters
     assert "`plugins`" in parameters
-    mu = "- `method.mu`: weight μ of the proximal term. Default `0.01`; float; >= 0; tuned: 0.001 to 1 (log).\n"
-    assert mu in methods
-    assert "- answers: each client with its own model; their majority vote is scored too\n" in methods
+    size = "- `data.size: null`: resize to this many pixels square; null keeps the stored size (int; 8 to 512).\n"
+    assert size in parameters
+    assert "- `method.mu: 0.01`: weight μ of the proximal term (>= 0; tuned: 0.001 to 1, log).\n" in methods
+    assert "Each client answers with its own model; their majority vote is scored too." in methods
     shared = keys(methods.split("\n## Shared parameters\n")[1].split("\n## ")[0])
     for name, cls in METHODS.items():
         section = methods.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert cls.citation in section.replace("\\*", "*")
-        also = re.findall(r"`(\w+)`", "".join(re.findall(r"^- shared: (.*)$", section, re.MULTILINE)))
+        also = re.findall(r"`(\w+)`", "".join(re.findall(r"Shared parameters: (.*)$", section, re.MULTILINE)))
         assert sorted([*keys(section), *also]) == sorted(parameter.name for parameter in declared(cls))
         assert {*also} <= {*shared}
 
 
 def keys(section: str) -> list[str]:
     """Names of the parameters that are listed."""
-    return re.findall(r"^- `method\.(\w+)`", section, re.MULTILINE)
+    return re.findall(r"^- `method\.(\w+): ", section, re.MULTILINE)
 
 
 def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str, str]) -> None:
@@ -52,7 +53,8 @@ def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str,
     assert "usage: protofl sweep [--params FILE] [--set KEY=VALUE]... [--vary KEY=A,B,...]... [--rows FILE]" in page
     assert "usage: protofl tune [--params FILE] [--set KEY=VALUE]... --method NAME [--trials N]" in page
     assert re.search(r"\n  --seed N +short for --set seed=N\n", page)
-    assert "  3 data missing or damaged   4 a run failed" in page
+    assert page.count("--no-wait`: exit once results are on disk") == 1
+    assert "\n  --no-wait " not in page
 
 
 def test_nothing_is_taken_for_a_tag_or_breaks_a_table(pages: dict[str, str]) -> None:
