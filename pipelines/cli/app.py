@@ -174,7 +174,7 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
     """Return message and exit code of a failed read or write; None for other errors."""
     if error.errno in _FULL:
         place = error.filename or "a file"
-        return f"{place}: the disk is full; make room, and the same command goes on", EXIT_CODES[ProtoflError]
+        return f"{place}: the disk is full; free space, and repeat the command to resume", EXIT_CODES[ProtoflError]
     if error.filename is None:
         return None
     if error.filename == STANDARD_OUTPUT:
@@ -182,7 +182,7 @@ def _about_file(error: OSError) -> tuple[str, int] | None:
     path = Path(os.fsdecode(error.filename))
     if error.errno in _DEFECTIVE:
         what = f"the disk, or the way to it, fails ({error.strerror})"
-        return f"{path}: {what}; when it works again, the same command goes on", EXIT_CODES[ProtoflError]
+        return f"{path}: {what}; when it works again, repeat the command to resume", EXIT_CODES[ProtoflError]
     if isinstance(error, PermissionError) and not _may_be_read(path):
         return f"{path}: cannot be read ({error.strerror}); allow it, or name another place", EXIT_CODES[DataError]
     # In a deleted working folder, no folder can be created.

@@ -318,7 +318,7 @@ def _prefect() -> Iterator[str]:
         yield _ok(f"Prefect: server answers at {where}")
     else:
         yield _miss(
-            f"Prefect: the server at {where} cannot be used: {problem}; runs go on without it",
+            f"Prefect: the server at {where} cannot be used: {problem}; runs continue without it",
             f"start one with `protofl up`, or take its address out of {address.source}",
         )
 
@@ -337,7 +337,7 @@ def _mlflow(config: Config) -> Iterator[str]:
             yield _ok(f"MLflow: server answers at {look}")
         else:
             yield _miss(
-                f"MLflow: no answer from {look} ({problem}); runs go on without it",
+                f"MLflow: no answer from {look} ({problem}); runs continue without it",
                 "start it, or unset tracking.uri and MLFLOW_TRACKING_URI; log runs later with `protofl track DIR`",
             )
         return

@@ -19,7 +19,7 @@ from pipelines.cli.options import DEFAULTS
 
 # Missing options that users expect, and advice.
 _INSTEAD = {
-    "--resume": "leave it out: the same command goes on where it stopped",
+    "--resume": "leave it out: the same command resumes where it stopped",
     "--rounds": "write --set federation.rounds=N",
     "--verbose": "there is --debug, which shows where an error comes from",
 }

@@ -110,7 +110,7 @@ class RunPool:
                 self._at[run.label] = worker
         return RunError(
             f"{run.label}: the process that carried it out was ended from outside ({death}), perhaps because "
-            "memory was short; the same command goes on where it stopped"
+            "memory was short; the same command resumes where it stopped"
         )
 
     def wait(self, seconds: float) -> None:
@@ -263,7 +263,7 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
 
 def _refused(error: OSError) -> tuple[str, str, str, str]:
     """Return the arguments of :func:`_error_of` for a system error, such as a full disk or a read-only folder."""
-    text = f"{error.filename or 'a file'}: {error.strerror or error}; mend that, and the same command goes on"
+    text = f"{error.filename or 'a file'}: {error.strerror or error}; mend that, and repeat the command to resume"
     return "RunError", text, "".join(traceback.format_exception(error)), str(error)
 
 

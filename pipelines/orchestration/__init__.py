@@ -1,1 +1,1 @@
-"""Who carries out what `pipelines/execution` says: plain calls or Prefect; the follower's process; servers."""
+"""How `pipelines/execution` is run: by plain calls or by Prefect; the follower's process; servers."""

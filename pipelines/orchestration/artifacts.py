@@ -105,4 +105,4 @@ class ProgressArtifact:
             if not is_lost(error):
                 raise
             self._is_lost = True
-            self.say(f"the Prefect server does not answer ({type(error).__name__}); the runs go on, its pages do not")
+            self.say(f"the Prefect server does not answer ({type(error).__name__}); runs continue, its pages do not")

@@ -63,7 +63,7 @@ def as_flow(operation: Operation, body: Callable[..., object], *, hidden: str | 
         lost = f"the Prefect server was lost on the way ({type(error).__name__})"
         if call.outcome is None:
             raise RunError(
-                f"{lost}; what is done is on disk, and the same command goes on, without the server while it is away"
+                f"{lost}; what is done is on disk, and the same command resumes it, without the server while it is away"
             ) from error
         operation.watcher.say(f"{lost}; results are complete, its pages are not")
     finally:

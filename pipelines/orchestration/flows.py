@@ -78,10 +78,10 @@ def federated_experiment(
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
         out: the run's folder; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
-            has a folder a night and a retry goes on in the same one. None: ``runs/<method>-s<seed>-<hash, 8>``.
-        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
+            has a folder a night; a retry resumes there. None: ``runs/<method>-s<seed>-<hash, 8>``.
+        restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
         The run's folder.
@@ -101,7 +101,7 @@ def federated_training(
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
-    """One run on data that are prepared and divided already, such as those of ``dvc repro``.
+    """One run on data that are prepared and divided already, for example by ``dvc repro``.
 
     Args:
         prepared: folder of the data.
@@ -109,9 +109,9 @@ def federated_training(
         out: the run's folder; ``{date}`` as for ``federated-experiment``.
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
+        restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
         The run's folder.
@@ -143,11 +143,11 @@ def compare(
         methods: default ``compare.methods``.
         seeds: default ``compare.seeds``.
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        restart: discard unusable checkpoints and damaged results.
         tuned: trials with which each method is tuned first; 0: none is.
         budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
         gate: limits such as ``{"fedavg.mean_local": 0.9}``; the flow fails where a mean over seeds is worse.
 
     Returns:
@@ -188,13 +188,13 @@ def sweep(
         overrides: ``KEY=VALUE`` assignments for all runs.
         vary: ``KEY=VALUE,VALUE,...`` assignments, see :mod:`pipelines.plan.grid`.
         seeds: default ``compare.seeds``.
-        baselines: methods to run beside the grid.
+        baselines: methods to run for comparison.
         metric: of table and figure.
         out: folder of the sweep; ``{date}`` as for ``federated-experiment``.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        restart: discard unusable checkpoints and damaged results.
         points: instead of ``vary``, each dotted keys with values.
         config: parameters instead of a file and overrides.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
         The sweep's folder.
@@ -232,7 +232,7 @@ def tune(
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
-        trials: how many ended trials are wanted in all; a study goes on where it stopped.
+        trials: total number of trials: finished, pruned or failed; the same parameters resume the study.
         objective: ``accuracy``, or ``accuracy,bytes`` for the front of it against bytes sent.
         metric: a number of ``metrics.json``; None: the method's own accuracy.
         storage: Optuna's storage as a URL without a password; None takes the worker's variable PROTOFL_STORAGE, else
@@ -240,8 +240,8 @@ def tune(
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         config: parameters instead of a file and overrides.
         max_bytes: the most that a result may send; None: any number.
-        max_steps: each trial has as many rounds as so many mini-batches are enough for; None: those given.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        max_steps: end each trial's rounds after this many mini-batches of its clients; None: federation.rounds.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
         The study's folder.
@@ -280,9 +280,9 @@ def retrain_on_new_data(
         overrides: ``KEY=VALUE`` assignments.
         out: folder of the runs, one for each state of configuration, data and code, and of ``last.json``, which names
             the last one.
-        restart: throw away a checkpoint that cannot be used, or damaged results; the rest is gone on with.
+        restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
         gate: limits such as ``{"mean_local": 0.9}``; the flow fails where a figure of the run is worse, every night
             until one passes.
         promote: make the model of a run that passes the champion of its registered model.

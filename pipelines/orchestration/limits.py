@@ -31,7 +31,7 @@ def time_limit(hours: float | None) -> Iterator[None]:
             yield
     except _TooLateError as late:
         raise RunError(
-            f"limit_hours = {hours:g}: the time is up; what was done is kept, and the same parameters go on from there"
+            f"limit_hours = {hours:g}: the time is up; what was done is kept, and the same parameters resume it"
         ) from late
 
 

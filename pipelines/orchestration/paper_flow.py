@@ -38,7 +38,7 @@ def paper_table(
     restart: bool = False,
     limit_hours: Hours | None = None,
 ) -> str | State[str]:
-    """A table of a paper: what can be run here, our figures beside the printed ones.
+    """A table of a paper: what can be run here, and our figures next to the printed ones.
 
     Args:
         id: of the table, such as ``fedpa.table2``.
@@ -50,10 +50,10 @@ def paper_table(
         assignments: ``KEY=VALUE`` for all cells, such as where data lie.
         max_hours: runs that are known to take longer on one core are refused; None: none.
         part: ``K/N``, every N-th of these runs from the K-th on; None: all.
-        not_kept: leave out runs whose figures are kept with the code.
+        not_kept: leave out runs with published figures.
         out: the table's folder; ``{date}`` as for ``federated-experiment``; None: ``runs/papers/<id>``.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
-        limit_hours: how long it may take; the same parameters go on from there. None: as long as it takes.
+        restart: discard unusable checkpoints and damaged results.
+        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
         The table's folder; where nothing is left that is not kept, a state that says so, with the folder as its data.

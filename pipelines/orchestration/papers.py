@@ -34,7 +34,7 @@ def run_paper(
         out: its folder; None: ``runs/papers/<id>``.
         part, not_kept: which of its runs, see :func:`pipelines.papers.shard.plan_shard`.
         prefect: whether as a flow; None: if a configured server answers.
-        restart: throw away what cannot be used: checkpoints, and damaged results.
+        restart: discard unusable checkpoints and damaged results.
         wait: for MLflow.
 
     Raises:

@@ -43,7 +43,7 @@ _WHAT = {
     "prefect": "flows: what runs, what ran, what is scheduled",
     "mlflow": "runs: metrics, figures, models",
     "dashboard": "studies of protofl tune",
-    "worker": "carries out what is scheduled",
+    "worker": "runs what is scheduled",
 }
 _HEALTHY = "healthy"
 _EXPORT = "export PREFECT_API_URL="

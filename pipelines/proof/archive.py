@@ -170,7 +170,7 @@ def _comparison_in(directory: Path) -> _Compared | None:
 def _run(run: RunFolder) -> _Run:
     config, made_by = stored_config(run.directory), run.environment
     if not run.is_finished:
-        raise DataError(f"{run.directory}: has not finished; the same command goes on with it")
+        raise DataError(f"{run.directory}: has not finished; repeat the command that began it")
     version = made_by.get("code_version")
     other = [
         what

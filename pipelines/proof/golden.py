@@ -64,7 +64,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 _MODEL = {"name": "fedgen_cnn", "feature_dim": 8}
 _FIGURES = ("top1_global", "top1_vote", "mean_local", "bytes_up", "bytes_down", "steps")
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
-_CURE = "record it anew with protofl reproduce --golden --record"
+_CURE = "record it again with protofl reproduce --golden --record"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("run --param x.yaml", "protofl run: no option --param; did you mean --params? see"),
         ("run --local.lr=1", "protofl run: no option --local.lr; did you mean --set local.lr=VALUE? see"),
         ("run local.lr=1", "protofl run: unexpected local.lr=1; did you mean --set local.lr=1? see"),
-        ("run --resume", "protofl run: no option --resume; leave it out: the same command goes on where it stopped;"),
+        ("run --resume", "protofl run: no option --resume; leave it out: the same command resumes where it stopped;"),
         ("run --rounds 3", "protofl run: no option --rounds; write --set federation.rounds=N; see"),
         ("sweep --nonsense", "protofl sweep: no option --nonsense; see"),
         ("--seed 1 run", "protofl: no option --seed here; options follow the command; see"),

@@ -165,7 +165,7 @@ def test_a_prefect_server_that_does_not_answer(address: str, monkeypatch: pytest
     line = about("Prefect")
     assert line.startswith("miss Prefect: the server at ")
     assert line.endswith(
-        "runs go on without it: start one with `protofl up`, or take its address out of the environment"
+        "runs continue without it: start one with `protofl up`, or take its address out of the environment"
     )
     assert "secret" not in line
 

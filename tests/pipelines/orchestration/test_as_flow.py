@@ -99,7 +99,7 @@ def test_a_page_that_cannot_be_brought_up_to_date_is_said_once(monkeypatch: pyte
         shown.round("fedavg seed 0", number, None)
     shown.end()
     assert asked == [25.0]  # the first of four rounds; nobody was asked again
-    assert watcher.lines == ["the Prefect server does not answer (ConnectError); the runs go on, its pages do not"]
+    assert watcher.lines == ["the Prefect server does not answer (ConnectError); runs continue, its pages do not"]
 
 
 def test_only_a_body_at_work_waits_for_a_server_that_has_gone() -> None:

@@ -189,7 +189,7 @@ def test_folders_that_are_no_finished_run_are_refused(finished: Path, tmp_path: 
     )
     write_json(copy / "config.json", sealed(header))
     (copy / "history.jsonl").unlink()
-    assert refused(copy) == "has not finished; the same command goes on with it"
+    assert refused(copy) == "has not finished; repeat the command that began it"
 
 
 @pytest.mark.parametrize("stray", ["x.py~", "x copy.py", "#x#"])
