@@ -117,8 +117,10 @@ def type_page(name: str, shell: Shell) -> None:
         if block.reason is None:
             shell.type_block(block, replaced)
             if "protofl up" in block.text:
+                printed = shell.printed
                 running = json.loads(shell.type("protofl status --json 2>/dev/null"))
                 replaced |= {USUAL[entry["name"]]: entry["address"] for entry in running if entry["name"] in USUAL}
+                shell.printed = printed
 
 
 def test_the_table_of_the_readme_is_of_the_last_comparison() -> None:
