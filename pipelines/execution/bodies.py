@@ -45,16 +45,13 @@ _WRITTEN = {"comparison": ("report.html", "comparison.md"), "sweep": ("sweep.png
 # ---- one run -----------------------------------------------------------------------------------------------------
 
 
-def experiment(
-    config: Config, out: Path | None, operation: Operation, *, restart: bool = False, inputs: Inputs | None = None
-) -> Outcome:
+def experiment(config: Config, out: Path | None, operation: Operation, *, inputs: Inputs | None = None) -> Outcome:
     """Prepare, divide, train, evaluate, report and log one configuration.
 
     Args:
         config: of the run.
         out: its folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
         operation: how to run the steps.
-        restart: discard an unusable checkpoint or damaged results; resume everything else.
         inputs: prepared and divided data; None: prepare and divide them.
 
     Raises:
@@ -67,13 +64,13 @@ def experiment(
     cache = Cache.here()
     if inputs is None:
         inputs = _inputs(config, {}, cache, operation)
-    run = placed(config, inputs, RUNS, directory=out, alone=True)
+    run = placed(config, inputs, RUNS, directory=out, alone=True, restart=operation.restart)
     was_here = RunFiles(run.directory).history.exists()
-    is_done = fetch(run, cache, restart=restart, copies=operation.copies)
+    is_done = fetch(run, cache, copies=operation.copies)
     if is_done and not was_here:  # a test of determinism must not compare a copy
         operation.watcher.say(f"{run.directory}: a copy of this run, which has finished before in another folder")
     if not is_done:
-        _train(run, cache, operation, restart)
+        _train(run, cache, operation)
     elif analyses.left(run.config, run.directory):
         carry_out(run, cache, orchestrator=operation.steps)
     operation.follower.finish(run.directory)
@@ -83,7 +80,7 @@ def experiment(
     return Outcome(run.directory, RunFiles(run.directory).report, found.get("store"), is_done)
 
 
-def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) -> None:
+def _train(run: PlacedRun, cache: Cache, operation: Operation) -> None:
     watcher = operation.watcher
     operation.follower.follow(run.directory)
     observers = Observers(
@@ -92,7 +89,7 @@ def _train(run: PlacedRun, cache: Cache, operation: Operation, restart: bool) ->
         on_start=partial(watcher.run, run.label, run.config.federation.rounds),
     )
     try:
-        carry_out(run, cache, orchestrator=operation.steps, observers=observers, restart=restart)
+        carry_out(run, cache, orchestrator=operation.steps, observers=observers)
     except ProtoflError as error:
         operation.follower.stop(run.directory, in_commands(str(error)))
         raise
@@ -114,14 +111,7 @@ def _inputs(config: Config, prepared: dict[str, Path], cache: Cache, operation: 
 # ---- many runs ---------------------------------------------------------------------------------------------------
 
 
-def comparison(
-    plan: ExperimentPlan,
-    out: Path,
-    operation: Operation,
-    facts: Mapping[str, Any],
-    *,
-    restart: bool = False,
-) -> Outcome:
+def comparison(plan: ExperimentPlan, out: Path, operation: Operation, facts: Mapping[str, Any]) -> Outcome:
     """Train runs, as many at once as the machine allows, and compare them.
 
     Finished runs are reused, from here or elsewhere; failed ones are reported and do not stop the others.
@@ -131,7 +121,6 @@ def comparison(
         out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
         operation: how to run the steps.
         facts: further JSON values that the follower needs for this kind.
-        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: the folder has other content.
@@ -140,36 +129,30 @@ def comparison(
     warning = heard_in_part(plan.runs)
     if warning is not None:
         operation.watcher.say(warning)
-    claim_folder(plan.kind, out)
-    # Commands for parts of a paper's table share a comparison's folder; compare_methods locks its own.
-    with run_lock(out) if plan.kind == "sweep" else nullcontext():
-        return _comparison(plan, out, operation, facts, restart)
-
-
-def _comparison(
-    plan: ExperimentPlan, out: Path, operation: Operation, facts: Mapping[str, Any], restart: bool
-) -> Outcome:
     kind = plan.kind
-    runs, failed = carry_out_all(plan.runs, out / "runs", operation, restart=restart)
-    facts = {**facts, "rows": [run.row for run in plan.runs], "draws": [run.draw for run in plan.runs]}
-    finished = [run.directory for run in runs if run.label not in failed]
-    if not finished:
-        first = Outcome(out, failed=failed).first_failure
-        raise FailedRunsError(f"all {len(failed)} runs failed; the first of them, {first}")
-    for text in replaced(kind, out, {run.hash for run in runs}):
-        operation.watcher.say(text)
-    facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
-    operation.follower.compare(kind, plan.parameters, [run.directory for run in runs], out, **facts)
-    if not operation.wait:
-        return Outcome(out, failed=failed)
-    found = operation.steps.call("compare", operation.follower.wait)
-    page, table = (out / name for name in _WRITTEN[kind])
-    markdown = table.read_text(encoding="utf-8") if table.exists() else ""
-    return Outcome(out, page, found.get("store"), table=found.get("table", ""), markdown=markdown, failed=failed)
+    claim_folder(kind, out)
+    # Commands for parts of a paper's table share a comparison's folder; compare_methods locks its own.
+    with run_lock(out) if kind == "sweep" else nullcontext():
+        runs, failed = carry_out_all(plan.runs, out / "runs", operation)
+        facts = {**facts, "rows": [run.row for run in plan.runs], "draws": [run.draw for run in plan.runs]}
+        finished = [run.directory for run in runs if run.label not in failed]
+        if not finished:
+            first = Outcome(out, failed=failed).first_failure
+            raise FailedRunsError(f"all {len(failed)} runs failed; the first of them, {first}")
+        for text in replaced(kind, out, {run.hash for run in runs}):
+            operation.watcher.say(text)
+        facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
+        operation.follower.compare(kind, plan.parameters, [run.directory for run in runs], out, **facts)
+        if not operation.wait:
+            return Outcome(out, failed=failed)
+        found = operation.steps.call("compare", operation.follower.wait)
+        page, table = (out / name for name in _WRITTEN[kind])
+        markdown = table.read_text(encoding="utf-8") if table.exists() else ""
+        return Outcome(out, page, found.get("store"), table=found.get("table", ""), markdown=markdown, failed=failed)
 
 
 def carry_out_all(
-    planned: Sequence[RunSpec], home: Path, operation: Operation, *, restart: bool = False
+    planned: Sequence[RunSpec], home: Path, operation: Operation
 ) -> tuple[list[PlacedRun], dict[str, str]]:
     """Train runs in parallel, the longest first.
 
@@ -177,11 +160,14 @@ def carry_out_all(
         All runs in the given order, and the reasons of failures by label.
     """
     inputs = inputs_of_runs(planned, operation)
-    runs = [placed(run.config, own, home, label=run.label) for run, own in zip(planned, inputs, strict=True)]
-    return runs, carry_out_placed(runs, operation, restart=restart)
+    runs = [
+        placed(run.config, own, home, label=run.label, restart=operation.restart)
+        for run, own in zip(planned, inputs, strict=True)
+    ]
+    return runs, carry_out_placed(runs, operation)
 
 
-def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart: bool = False) -> dict[str, str]:
+def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation) -> dict[str, str]:
     """Train runs with existing data in parallel; start the longest one that fits the machine.
 
     Returns:
@@ -194,7 +180,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
 
     def is_there(run: PlacedRun) -> bool:
         try:
-            return fetch(run, cache, restart=restart, copies=operation.copies)
+            return fetch(run, cache, copies=operation.copies)
         except DataError as error:  # damaged: the others need not wait; the store has the undamaged results
             failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")
@@ -223,7 +209,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation, *, restart
     if waiting:
         at_once = most_at_once([run.config for run in waiting])
         with RunPool(at_once, watcher) as pool:
-            side_by_side(pool, at_once, operation, begun, ended, runs=waiting, restart=restart)
+            side_by_side(pool, at_once, operation, begun, ended, runs=waiting)
     reasons = {run.directory: failed[run.label] for run in runs if run.label in failed}
     return {run.label: reasons[run.directory] for run in shared if run.directory in reasons}
 

@@ -61,6 +61,8 @@ class PlacedRun:
         directory: of its results.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: its name in messages.
+        restart: discard an unusable checkpoint and results that are damaged or of other code; resume a usable
+            checkpoint.
     """
 
     config: Config
@@ -69,6 +71,7 @@ class PlacedRun:
     hash: str
     code: str
     label: str
+    restart: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -82,7 +85,14 @@ class PlacedRun:
 
 
 def placed(
-    config: Config, inputs: Inputs, home: Path, *, label: str = "", directory: Path | None = None, alone: bool = False
+    config: Config,
+    inputs: Inputs,
+    home: Path,
+    *,
+    label: str = "",
+    directory: Path | None = None,
+    alone: bool = False,
+    restart: bool = False,
 ) -> PlacedRun:
     """Validate a run against its data, and determine its folder.
 
@@ -92,6 +102,7 @@ def placed(
         label: distinguishes it from other runs of the method and seed.
         directory: its folder, instead of one in ``home``.
         alone: no other run trains now, so ``engine.workers: null`` may give it all cores.
+        restart: of :class:`PlacedRun`.
 
     Raises:
         ConfigError: the configuration does not fit the data, or the folder has other content.
@@ -115,26 +126,25 @@ def placed(
         is_own = True  # by its name; `fetch` reports the damage, for this run alone
     if not is_own:  # the folder of this run's images does not matter
         refuse_other_run(experiment.config, found)
-    return PlacedRun(experiment.config, inputs, found, experiment.hash, code_fingerprint(config), name)
+    return PlacedRun(experiment.config, inputs, found, experiment.hash, code_fingerprint(config), name, restart)
 
 
-def fetch(run: PlacedRun, cache: Cache, *, restart: bool = False, copies: bool = True) -> bool:
+def fetch(run: PlacedRun, cache: Cache, *, copies: bool = True) -> bool:
     """Use the results of a run that has finished under the same code; False if there are none.
 
     If it has finished in its own folder, update the recorded folders of its data.
 
     Args:
         run: the run. cache: knows the folders of finished runs.
-        restart: ignore damaged results, which :func:`carry_out` discards.
         copies: also copy results from other folders.
 
     Raises:
-        DataError: the run has finished here, and its results are damaged.
+        DataError: the run has finished here, its results are damaged, and it may not be restarted.
     """
     try:
         is_here = run.is_finished
     except DataError:
-        if not restart:
+        if not run.restart:
             raise
         return False
     if is_here:
@@ -180,7 +190,6 @@ def carry_out(
     *,
     orchestrator: Orchestrator | None = None,
     observers: Observers | None = None,
-    restart: bool = False,
 ) -> None:
     """Train or resume a run, and evaluate it; for a finished run, only compute missing analyses.
 
@@ -189,8 +198,6 @@ def carry_out(
         cache: receives its folder and its cost.
         orchestrator: of the parts of a round; None: plain calls.
         observers: of progress.
-        restart: discard an unusable checkpoint and results that are damaged or of other code; resume a usable
-            checkpoint.
 
     Raises:
         RunError: training failed, other code has finished it, or another process is using the folder. An observer
@@ -198,49 +205,39 @@ def carry_out(
         DataError: data are damaged.
     """
     with run_lock(run.directory):
-        _carry_out(run, cache, orchestrator, observers, restart)
-
-
-def _carry_out(
-    run: PlacedRun,
-    cache: Cache,
-    orchestrator: Orchestrator | None,
-    observers: Observers | None,
-    restart: bool,
-) -> None:
-    files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
-    folders = (run.inputs.prepared, run.inputs.partition, run.directory)
-    if restart:
-        _throw_away_damaged(run.directory)
-    is_new = not run.is_finished
-    if is_new:
-        memory.reset_peak()
-        if run.was_finished_by_other_code:
-            if not restart:
-                raise RunError(
-                    f"{run.directory}: was finished by a different version of the code and cannot be compared; choose "
-                    "another folder, or --restart, which trains it again"
-                )
-            forget_results(run.directory)
-        write_inputs(run.directory, run.inputs)
-        train = partial(
-            running.train,
-            run.config,
-            *folders,
-            orchestrator=orchestrator,
-            observers=observers,
-            restart=restart,
-            environment=environment(run.config),
-        )
-        cache.on_whole_data(run.config, run.inputs.prepared, train)
-        steps.call("evaluate", _silent(running.evaluate), run.config, *folders)
-        cache.note_run(run.directory, run.config)
-    missing = analyses.left(run.config, run.directory)
-    if missing:
-        steps.call("analyse", analyses.compute, run.config, *folders, missing)
-        disk.remove(files.report, missing_ok=True)  # it shows the old analyses
-    if is_new:
-        cache.note_peak(run.config, memory.peak())
+        files, steps = RunFiles(run.directory), orchestrator or InlineOrchestrator()
+        folders = (run.inputs.prepared, run.inputs.partition, run.directory)
+        if run.restart:
+            _throw_away_damaged(run.directory)
+        is_new = not run.is_finished
+        if is_new:
+            memory.reset_peak()
+            if run.was_finished_by_other_code:
+                if not run.restart:
+                    raise RunError(
+                        f"{run.directory}: was finished by a different version of the code and cannot be compared; "
+                        "choose another folder, or --restart, which trains it again"
+                    )
+                forget_results(run.directory)
+            write_inputs(run.directory, run.inputs)
+            train = partial(
+                running.train,
+                run.config,
+                *folders,
+                orchestrator=orchestrator,
+                observers=observers,
+                restart=run.restart,
+                environment=environment(run.config),
+            )
+            cache.on_whole_data(run.config, run.inputs.prepared, train)
+            steps.call("evaluate", _silent(running.evaluate), run.config, *folders)
+            cache.note_run(run.directory, run.config)
+        missing = analyses.left(run.config, run.directory)
+        if missing:
+            steps.call("analyse", analyses.compute, run.config, *folders, missing)
+            disk.remove(files.report, missing_ok=True)  # it shows the old analyses
+        if is_new:
+            cache.note_peak(run.config, memory.peak())
 
 
 def _throw_away_damaged(directory: Path) -> None:

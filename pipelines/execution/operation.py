@@ -27,6 +27,7 @@ class Operation:
         follower: draws and logs run folders, in a subprocess.
         wait: whether to wait for the follower.
         copies: whether the results of a run that has finished in another folder are copied, instead of training again.
+        restart: whether unusable checkpoints and damaged results are discarded.
         console: target of printed tables.
         command: as typed, for pages; None if another program calls.
     """
@@ -36,5 +37,6 @@ class Operation:
     follower: Follower
     wait: bool = True
     copies: bool = True
+    restart: bool = False
     console: PrintTarget = field(default_factory=lambda: PrintTarget(width=150, terminal=False))
     command: str | None = None

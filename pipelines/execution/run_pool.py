@@ -67,12 +67,8 @@ class RunPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
+    def carry_out(self, run: PlacedRun) -> ProtoflError | None:
         """Train a run and wait for its end; called from as many threads as there are processes.
-
-        Args:
-            run: the run.
-            restart: discard unusable checkpoints and damaged results.
 
         Returns:
             Its error, or None; a RunError if its process was killed twice.
@@ -86,7 +82,7 @@ class RunPool:
             return error
         worker = self._take(run.label)
         try:
-            failure = self._try_on(worker, run, restart=restart)
+            failure = self._try_on(worker, run)
         except BaseException:  # of a watcher: the process trains on, and its messages would pass for the next run's
             worker = self._at.pop(run.label)
             worker.end()
@@ -99,11 +95,11 @@ class RunPool:
             self._changed.notify()
         return failure
 
-    def _try_on(self, worker: _Worker, run: PlacedRun, *, restart: bool) -> ProtoflError | None:
+    def _try_on(self, worker: _Worker, run: PlacedRun) -> ProtoflError | None:
         """Train a run in a process, and again in a new one if that was killed."""
         for _ in range(_TRIES):
             try:
-                return worker.carry_out(run, self._watcher, self._prune, restart=restart)
+                return worker.carry_out(run, self._watcher, self._prune)
             except _DiedError as error:
                 death = str(error)
                 worker = self._new(worker.place)
@@ -181,7 +177,7 @@ class ThisProcess:
     def __exit__(self, *error: object) -> None:
         """Do nothing."""
 
-    def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
+    def carry_out(self, run: PlacedRun) -> ProtoflError | None:
         """Train a run, as :meth:`RunPool.carry_out` does."""
         watcher, rounds = self._watcher, run.config.federation.rounds
 
@@ -193,7 +189,7 @@ class ThisProcess:
         observers = Observers(on_round, on_start=partial(watcher.run, run.label, rounds))
         try:
             with alone():
-                carry_out(run, Cache.here(), observers=observers, restart=restart)
+                carry_out(run, Cache.here(), observers=observers)
         except ProtoflError as raised:
             return raised
         except OSError as raised:
@@ -225,10 +221,10 @@ class _Worker:
         self._process = WorkerProcess(_work, place, source(sys.argv, os.environ)["name"])
         self._pipe, self.number = self._process.pipe, self._process.pid
 
-    def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None, *, restart: bool) -> ProtoflError | None:
+    def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None) -> ProtoflError | None:
         """Train one run and forward its progress."""
         with self._alive():
-            self._pipe.send((_as_values(run), restart))
+            self._pipe.send(_as_values(run))
         while True:
             with self._alive():  # only around this pipe: a watcher has its own
                 kind, *content = self._pipe.recv()
@@ -257,7 +253,7 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
     return {
         "config": run.config.to_mapping(),
         "folders": [str(run.inputs.prepared), str(run.inputs.partition), str(run.directory)],
-        "named": [run.hash, run.code, run.label],
+        "others": [run.hash, run.code, run.label, run.restart],
     }
 
 
@@ -293,22 +289,21 @@ def _work(pipe: Connection, place: int, command: str) -> None:
             return
         if message == _STOP:  # for a run that has just ended
             continue
-        values, restart = message
         try:
-            run = _run_of(values)
+            run = _run_of(message)
         except ProtoflError as raised:  # a plug-in was edited since
             pipe.send(("ended", (type(raised).__name__, str(raised), "", "")))
         else:
-            _carry_out(run, restart, pipe)
+            _carry_out(run, pipe)
 
 
 def _run_of(values: Mapping[str, Any]) -> PlacedRun:
     prepared, partition, directory = map(Path, values["folders"])
     config = Config.from_mapping(values["config"])
-    return PlacedRun(config, Inputs(prepared, partition), directory, *values["named"])
+    return PlacedRun(config, Inputs(prepared, partition), directory, *values["others"])
 
 
-def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
+def _carry_out(run: PlacedRun, pipe: Connection) -> None:
     """Train one run; send its rounds and its end through the pipe."""
     rounds = run.config.federation.rounds
 
@@ -323,7 +318,7 @@ def _carry_out(run: PlacedRun, restart: bool, pipe: Connection) -> None:
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
     error: tuple[str, str, str, str] | None = None
     try:
-        carry_out(run, Cache.here(), observers=observers, restart=restart)
+        carry_out(run, Cache.here(), observers=observers)
     except ProtoflError as raised:
         refused = str(raised) if is_of_the_machine(raised) else ""
         error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused

@@ -28,7 +28,6 @@ def side_by_side(
     name: Callable[[PlacedRun], str] | None = None,
     runs: Sequence[PlacedRun] = (),
     more: More | None = None,
-    restart: bool | Callable[[PlacedRun], bool] = False,
 ) -> None:
     """Train runs in parallel, in the order and number of :class:`Admission`, and wait for all of them.
 
@@ -40,19 +39,18 @@ def side_by_side(
             a StoppedError if the pool was closed because of another error. Not called if the run will be retried.
         name: of a run's task; None: its method, seed and point.
         runs: known runs. more: returns later ones.
-        restart: discard unusable checkpoints, of all runs or of some.
     """
     watcher, delays = operation.watcher, operation.steps.delays
 
     def attempt(run: PlacedRun) -> ProtoflError | None:
         try:
             for delay in delays:
-                error = pool.carry_out(run, restart=restart(run) if callable(restart) else restart)
+                error = pool.carry_out(run)
                 if not was_stopped_by_the_machine(error):
                     return error
                 watcher.say(f"{run.label}: {error}; tried again in {delay:g} s")
                 pool.wait(delay)
-            return pool.carry_out(run, restart=restart(run) if callable(restart) else restart)
+            return pool.carry_out(run)
         except StoppedError as stopped:
             return stopped
 

@@ -54,7 +54,7 @@ def run(
     Returns:
         The content of ``metrics.json``.
     """
-    with operation(raw, quiet=quiet, wait=wait, copies=copies) as (how, config):
+    with operation(raw, quiet=quiet, wait=wait, copies=copies, restart=restart) as (how, config):
         if uses_prefect(prefect, how):
             from pipelines.orchestration import flows
 
@@ -64,7 +64,7 @@ def run(
         else:
             from pipelines.execution.bodies import experiment
 
-            outcome = experiment(config, out, how, restart=restart)
+            outcome = experiment(config, out, how)
     from pipelines.runs.folder import RunFolder
 
     metrics = dict(RunFolder(outcome.directory).metrics)
@@ -100,7 +100,7 @@ def compare(
         ConfigError: an entry cannot be run, or a claim is about something else.
         RunError: runs failed; the results of the others are written and printed first.
     """
-    with operation(raw, wait=wait, copies=copies) as (how, _):
+    with operation(raw, wait=wait, copies=copies, restart=restart) as (how, _):
         from pipelines.plan.comparison import comparison_plan
         from pipelines.tuning.comparing import check_claims, compare_methods
 
@@ -113,7 +113,7 @@ def compare(
             asked |= {"tuned": tuned, "budget": budget}
             outcome = as_flow(how, flows.compare, **asked, restart=restart, config=plan.parameters)
         else:
-            outcome = compare_methods(plan, out, how, tuned=tuned, budget=budget, restart=restart)
+            outcome = compare_methods(plan, out, how, tuned=tuned, budget=budget)
     say_table(outcome, len(plan.runs) * (2 if tuned else 1))
 
 
@@ -136,7 +136,7 @@ def sweep(
         ConfigError: a key, a value or the metric is wrong; nothing has been read or written.
         RunError: runs failed; the results of the others are written and printed first.
     """
-    with operation(raw, wait=wait) as (how, _):
+    with operation(raw, wait=wait, restart=restart) as (how, _):
         from pipelines.execution.bodies import comparison
         from pipelines.plan.grid import sweep_plan
         from pipelines.tuning.metrics import check_metric
@@ -150,7 +150,7 @@ def sweep(
 
             outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=plan.parameters)
         else:
-            outcome = comparison(plan, out, how, {**asked, "name": out.name}, restart=restart)
+            outcome = comparison(plan, out, how, {**asked, "name": out.name})
     say_table(outcome, len(plan.runs))
 
 
@@ -184,7 +184,7 @@ def tune(
 
 @contextmanager
 def operation(
-    raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, copies: bool = True
+    raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, copies: bool = True, restart: bool = False
 ) -> Iterator[tuple[Operation, Config]]:
     """Yield execution settings and the validated configuration.
 
@@ -211,7 +211,7 @@ def operation(
                 watcher.say(text)
 
             steps = InlineSteps(config.engine.worker_count)
-            yield Operation(steps, watcher, follower, wait, copies, _console(), _command()), config
+            yield Operation(steps, watcher, follower, wait, copies, restart, _console(), _command()), config
             if not wait:
                 follower.leave()
         finally:

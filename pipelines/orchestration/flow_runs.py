@@ -164,6 +164,7 @@ def operation(
     tags: Sequence[str],
     *,
     limit_hours: float | None = None,
+    restart: bool = False,
     experiment_of: Config | None = None,
 ) -> Iterator[Operation]:
     """Tag the flow run, show its progress and enforce its limits; yield the settings of its body.
@@ -172,6 +173,7 @@ def operation(
         config: has the store of runs, for a flow that no command has started, and the device.
         tags: added to the flow run's.
         limit_hours: maximum duration; None: unlimited.
+        restart: whether unusable checkpoints and damaged results are discarded.
         experiment_of: the configuration, if the flow is a single run.
 
     Raises:
@@ -194,7 +196,7 @@ def operation(
         stack.callback(watcher.end)
         _show_workers(config)
         stack.enter_context(gpus_held(config.engine.device, log.say))
-        yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher)
+        yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher, restart=restart)
 
 
 def lines_to(logger: Logger | LoggerAdapter[Any]) -> Callable[[str], None]:

@@ -159,8 +159,8 @@ def compare(
     rows = {run.name: run.config.method for run in plan.runs}
     check_gate(gate or {}, rows | {tuned_name(row): method for row, method in rows.items() if tuned})
     tags = ["comparison", plan.base.source.display_name]
-    with operation(plan.base, tags, limit_hours=limit_hours) as how:
-        outcome = compare_methods(plan, folder, how, tuned=tuned, budget=budget, restart=restart)
+    with operation(plan.base, tags, limit_hours=limit_hours, restart=restart) as how:
+        outcome = compare_methods(plan, folder, how, tuned=tuned, budget=budget)
         show_table(outcome)
     directory = finish_all(outcome, len(plan.runs) * (2 if tuned else 1))
     pass_comparison(gate or {}, outcome.directory)
@@ -206,9 +206,9 @@ def sweep(
     asked = {"vary": list(vary or []), "seeds": list(plan.seeds), "baselines": list(baselines or ())}
     asked |= {"points": list(points or ())}
     tags = ["sweep", plan.base.source.display_name]
-    with operation(plan.base, tags, limit_hours=limit_hours) as how:
+    with operation(plan.base, tags, limit_hours=limit_hours, restart=restart) as how:
         facts = {**asked, "metric": metric, "name": folder.name}
-        outcome = comparison(plan, folder, how, facts, restart=restart)
+        outcome = comparison(plan, folder, how, facts)
         show_table(outcome)
     return finish_all(outcome, len(plan.runs))
 
@@ -295,7 +295,7 @@ def retrain_on_new_data(
     if promote and not checked.tracking.enabled:
         raise ConfigError("promote: models are registered in MLflow; set tracking.enabled = true")
     tags = ["retrain", checked.method.name, checked.source.display_name]
-    with operation(checked, tags, limit_hours=limit_hours, experiment_of=checked) as how:
+    with operation(checked, tags, limit_hours=limit_hours, restart=restart, experiment_of=checked) as how:
         prepared = how.steps.call("prepare-data", Cache.here().prepared, checked)
         inputs = Inputs(prepared, how.steps.call("partition-data", Cache.here().partition, checked, prepared))
         asked = Experiment.open(checked, inputs.prepared, inputs.partition)
@@ -312,7 +312,7 @@ def retrain_on_new_data(
             was = f"the last run was {home / before['run']}"
             why = "changed configuration or code, " * (before["data_fingerprint"] == data) + why
         create_markdown_artifact(f"{why}; {was}", key=artifact_key("data"))
-        outcome = experiment(checked, folder, how, restart=restart, inputs=inputs)
+        outcome = experiment(checked, folder, how, inputs=inputs)
         show_run(outcome)
         passed = pass_run(gate or {}, outcome.directory)
         if promote:
@@ -330,7 +330,7 @@ def _one_run(
     config: Config, out: Path | None, restart: bool, limit_hours: float | None, inputs: Inputs | None = None
 ) -> str:
     tags = [config.method.name, config.source.display_name]
-    with operation(config, tags, limit_hours=limit_hours, experiment_of=config) as how:
-        outcome = experiment(config, out, how, restart=restart, inputs=inputs)
+    with operation(config, tags, limit_hours=limit_hours, restart=restart, experiment_of=config) as how:
+        outcome = experiment(config, out, how, inputs=inputs)
         show_run(outcome)
     return publish_result(outcome)

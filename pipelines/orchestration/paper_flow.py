@@ -73,7 +73,7 @@ def paper_table(
     if planned.is_kept:
         return Completed(name="Unchanged", message=nothing_to_do(planned), data=str(folder))
     config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
-    with operation(config, ["paper", id.partition(".")[0]], limit_hours=limit_hours) as how:
-        outcome = run_table(planned, folder, how, restart=restart)
+    with operation(config, ["paper", id.partition(".")[0]], limit_hours=limit_hours, restart=restart) as how:
+        outcome = run_table(planned, folder, how)
         show_table(outcome)
     return finish_all(outcome, planned.num_runs)

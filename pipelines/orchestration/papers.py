@@ -47,14 +47,14 @@ def run_paper(
         return
     folder = out or folder_of(planned)
     first: Mapping[str, Any] = planned.settings[0].parameters if planned.settings else {}
-    with operation(first, wait=wait) as (how, _):
+    with operation(first, wait=wait, restart=restart) as (how, _):
         if uses_prefect(prefect, how):
             from pipelines.orchestration.paper_flow import paper_table
 
             which = {**asdict(_to_be_kept(selection)), "part": part, "not_kept": not_kept}
             outcome = as_flow(how, paper_table, id=id, out=str(folder), restart=restart, **which)
         else:
-            outcome = run_table(planned, folder, how, restart=restart)
+            outcome = run_table(planned, folder, how)
     say_table(outcome, planned.num_runs)
 
 

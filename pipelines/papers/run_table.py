@@ -37,14 +37,13 @@ def folder_of(planned: TablePlan) -> Path:
     return default_folder(planned.table.id, planned.selection.rounds_scale)
 
 
-def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: bool = False) -> Outcome:
+def run_table(planned: TablePlan, out: Path, operation: Operation) -> Outcome:
     """Run the settings of a plan; reuse finished runs, also from earlier commands in the folder.
 
     A failed setting does not stop the others.
 
     Args:
         planned: the table's plan. out: its folder. operation: how to run.
-        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: nothing can be run as requested, or the folder contains something else, such as another budget.
@@ -69,7 +68,7 @@ def run_table(planned: TablePlan, out: Path, operation: Operation, *, restart: b
         whole = replace(operation, wait=True)  # the table is read from what the follower writes
         home = out / setting.name
         try:
-            outcome = _compare(planned, setting, home, whole, restart)
+            outcome = _compare(planned, setting, home, whole)
         except RunError as error:
             failed[titles] = str(error)
             operation.watcher.say(f"{titles} failed: {error}")
@@ -106,7 +105,7 @@ def _refuse_other_table(planned: TablePlan, out: Path) -> None:
         )
 
 
-def _compare(planned: TablePlan, setting: Setting, home: Path, operation: Operation, restart: bool) -> Outcome:
+def _compare(planned: TablePlan, setting: Setting, home: Path, operation: Operation) -> Outcome:
     """Compare a setting's runs, and those that other commands have finished existing.
 
     Another command may run a part of the table in the same folder, so look again after writing; but not after failed
@@ -124,7 +123,7 @@ def _compare(planned: TablePlan, setting: Setting, home: Path, operation: Operat
                 "put together with these; its options bring them back to the table"
             )
         compared = len(whole.runs)
-        outcome = comparison(whole, home, operation, {"name": setting.name}, restart=restart)
+        outcome = comparison(whole, home, operation, {"name": setting.name})
 
 
 def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tuple[ExperimentPlan, int]:

@@ -45,11 +45,11 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
     _refuse_missing(name, configs if name == "compare" else chosen, out)
     _claim(name, out)
     if name in ("train", "compare"):
-        with operation(raw) as (how, _):
+        with operation(raw, restart=restart) as (how, _):
             if name == "compare":
                 _compare(raw, configs, out, how)
             else:
-                _train(configs, chosen, out, how, restart)
+                _train(configs, chosen, out, how)
         return
     if name == "prepare":
         from pipelines.stages.prepare import prepare
@@ -116,11 +116,11 @@ def _refuse_others(option: str, value: str | int | None, key: str, there: Sequen
         raise ConfigError(f"{option} {value}: not in compare.{key}; there are {those}")
 
 
-def _train(comparison: Sequence[Config], chosen: Sequence[Config], out: Path, how: Operation, restart: bool) -> None:
+def _train(comparison: Sequence[Config], chosen: Sequence[Config], out: Path, how: Operation) -> None:
     from pipelines.stages.train import train
 
     places = (out / "prepared", out / "partitions", out / "runs")
-    train(chosen, *places, how, comparison=comparison, restart=restart)
+    train(chosen, *places, how, comparison=comparison)
 
 
 def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation) -> None:

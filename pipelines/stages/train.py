@@ -41,7 +41,6 @@ def train(
     operation: Operation,
     *,
     comparison: Sequence[Config] = (),
-    restart: bool = False,
 ) -> list[Path]:
     """Train and evaluate runs into ``<directory>/<method>-s<seed>``; remove folders of other runs.
 
@@ -50,7 +49,6 @@ def train(
         directory: of the runs; ``<directory>.json`` names their runs and code.
         operation: how to run the steps.
         comparison: all its runs, including ``configs``; results of the others remain.
-        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: a partition was made with other parameters.
@@ -63,7 +61,11 @@ def train(
     for config in configs:
         refuse_other_division(config, partitions)
         inputs = Inputs(prepared, partition_folder(partitions, config))
-        runs.append(replace(placed(config, inputs, directory), directory=run_folder(directory, config)))
+        runs.append(
+            replace(
+                placed(config, inputs, directory, restart=operation.restart), directory=run_folder(directory, config)
+            )
+        )
     own = {run.directory.name for run in runs}
     others = {run_folder(directory, config).name for config in comparison} - own
     # The other runs are checked when they are trained: their partitions may be missing now.
@@ -79,7 +81,7 @@ def train(
                     remove_others(run.directory, [".running", ".running.holder"])
     if directory.exists():
         remove_others(directory, sorted(own | others))
-    failed = carry_out_placed(runs, operation, restart=restart)
+    failed = carry_out_placed(runs, operation)
     ended = {run.directory.name: _named(run) for run in runs if run.label not in failed}
     write_json(ledger, elsewhere | ended, durable=True)
     if failed:

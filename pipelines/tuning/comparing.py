@@ -47,13 +47,7 @@ def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
 
 
 def compare_methods(
-    plan: ExperimentPlan,
-    out: Path,
-    operation: Operation,
-    *,
-    tuned: int = 0,
-    budget: str = "rounds",
-    restart: bool = False,
+    plan: ExperimentPlan, out: Path, operation: Operation, *, tuned: int = 0, budget: str = "rounds"
 ) -> Outcome:
     """Run methods × seeds, then write their table.
 
@@ -62,7 +56,6 @@ def compare_methods(
         out: its folder. operation: how to run.
         tuned: number of trials to tune each method with first; 0: no tuning.
         budget: budget that all runs share: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or the folder contains something else.
@@ -72,7 +65,7 @@ def compare_methods(
     if tuned:  # several processes may share studies, so no lock
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
-        return tuned_comparison(plan, tuned, out, operation, budget=budget, restart=restart)
+        return tuned_comparison(plan, tuned, out, operation, budget=budget)
     with run_lock(out):  # a second command would take runs from this one, which would report them as failed
         spent, fitted = within_budget(budget, plan, out, operation)
-        return comparison(fitted, out, operation, {"name": out.name, "budget": spent.words}, restart=restart)
+        return comparison(fitted, out, operation, {"name": out.name, "budget": spent.words})

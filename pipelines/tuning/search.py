@@ -112,7 +112,6 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
             ended,
             name=lambda run: run.label,
             more=more,
-            restart=lambda run: run.label in by_label,
         )
 
 

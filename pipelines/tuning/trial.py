@@ -85,8 +85,8 @@ class TrialRuns:
         if self.problem.max_steps is not None:
             config = within_steps(config, self.inputs, self.problem.max_steps)
         self._clear(config, files)
-        run = placed(config, self.inputs, self.files.directory, directory=files.directory)
-        return run, fetch(run, self.cache, restart=True, copies=self.copies)
+        run = placed(config, self.inputs, self.files.directory, directory=files.directory, restart=True)
+        return run, fetch(run, self.cache, copies=self.copies)
 
     def end(self, number: int, pruned_at: int | None, error: ProtoflError | None) -> TrialEnd:
         """Return a trial's result, and delete files that only its resumption would need.

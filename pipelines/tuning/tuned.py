@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def tuned_comparison(
-    plan: ExperimentPlan, trials: int, out: Path, operation: Operation, *, budget: str = "rounds", restart: bool = False
+    plan: ExperimentPlan, trials: int, out: Path, operation: Operation, *, budget: str = "rounds"
 ) -> Outcome:
     """Tune every method, and compare them.
 
@@ -46,7 +46,6 @@ def tuned_comparison(
         out: its folder; studies are in ``tuning/<method>`` there.
         operation: how to run.
         budget: budget that all runs and trials share: one of :data:`~pipelines.execution.budget.BUDGETS`.
-        restart: discard unusable checkpoints and damaged results.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or trials is below 1.
@@ -71,7 +70,7 @@ def tuned_comparison(
     results = [_result(name, search, out) for name, search in zip(names, searches, strict=True)]
     planned = plan.with_runs(_with_tuned_runs(as_given, results, spent))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in results], "budget": spent.words}
-    return comparison(planned, out, operation, facts, restart=restart)
+    return comparison(planned, out, operation, facts)
 
 
 def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) -> list[PlacedRun]:

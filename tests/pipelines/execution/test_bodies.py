@@ -86,6 +86,11 @@ def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, NoFoll
     return Operation(steps or InlineSteps(), watcher or Silence(), told), told  # type: ignore[arg-type]
 
 
+def restarting() -> Operation:
+    """One that discards what is damaged or of other code."""
+    return replace(operation()[0], restart=True)
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in RESULTS}
 
@@ -388,7 +393,7 @@ def test_results_of_other_code_stay_until_restart_is_said(monkeypatch: pytest.Mo
     ):
         experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert every_result(Path("one")) == before
-    assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), restarting()).was_finished
     assert every_result(Path("one")) == before
 
 
@@ -402,9 +407,9 @@ def test_damaged_results_are_refused_until_restart_is_said() -> None:
     with pytest.raises(DataError, match=r"^one/history\.jsonl: damaged, .*; run it again with restart=True"):
         experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
     assert every_result(Path("one")) == before
-    assert not experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert not experiment(Config.from_mapping(SMALL), Path("one"), restarting()).was_finished
     assert every_result(Path("one")) == expected
-    assert experiment(Config.from_mapping(SMALL), Path("one"), operation()[0], restart=True).was_finished
+    assert experiment(Config.from_mapping(SMALL), Path("one"), restarting()).was_finished
 
 
 def test_results_of_which_nothing_says_whose_they_are_stay() -> None:
@@ -438,7 +443,7 @@ def compared(
     steps: Any = None, out: str = "all", raw: Mapping[str, Any] = SMALL, *, restart: bool = False
 ) -> tuple[Outcome, NoFollower]:
     how, told = operation(steps)
-    return comparison(comparison_plan(raw), Path(out), how, {"name": out}, restart=restart), told
+    return comparison(comparison_plan(raw), Path(out), replace(how, restart=restart), {"name": out}), told
 
 
 @pytest.mark.slow

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flcore.config.schema import Config
-from flcore.core.errors import ConfigError
+from flcore.core.errors import ConfigError, RunError
 from flcore.data.partition import Partition
 from flcore.io.files import read_tensors
 from pipelines.execution import admission
@@ -71,7 +72,8 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
 ) -> None:
     """Of M bytes a model, a client is sent M a round and sends M + 8, the 8 being its count.
 
-    Two of four clients in each of six rounds: 12 (2 M + 8). Of all four that is three rounds.
+    Two of four clients in each of six rounds: 12 (2 M + 8). Of all four that is three rounds. A measured run that is
+    damaged is an error, or is measured again.
     """
     monkeypatch.setattr(admission, "physical_cores", lambda: 1)
     raw = {**RAW, "evaluation": {"every": every}, "tracking": {"enabled": False}}
@@ -85,6 +87,10 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
     assert budget.bytes == 12 * (2 * model + 8)
     assert budget.words is not None and f"may send {format_bytes(budget.bytes)}, as fedavg does" in budget.words
     assert {run.name: run.config.federation.rounds for run in plan.runs} == {"fedavg": 6, "all four": 3}
+    (folder / "history.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"could not be measured: \S+history\.jsonl: damaged"):
+        within_budget("bytes", comparison_plan(raw), tmp_path, operation)
+    assert within_budget("bytes", comparison_plan(raw), tmp_path, replace(operation, restart=True)) == (budget, plan)
 
 
 def config_with(**local: Any) -> Config:

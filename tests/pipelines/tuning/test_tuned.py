@@ -126,11 +126,11 @@ def test_runs_take_the_cores_that_no_trial_can_use(
     ended = {"fedavg seed 0": threading.Event()}
 
     class Threads(ThisProcess):
-        def carry_out(self, run: PlacedRun, *, restart: bool = False) -> ProtoflError | None:
-            assert restart == ("trial" in run.label)
+        def carry_out(self, run: PlacedRun) -> ProtoflError | None:
+            assert run.restart == ("trial" in run.label)
             if run.label == "fedproto: trial 1":
                 assert all(event.wait(120) for event in ended.values())
-            error = super().carry_out(run, restart=restart)
+            error = super().carry_out(run)
             if run.label in ended:
                 ended[run.label].set()
             return error
