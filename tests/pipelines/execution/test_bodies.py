@@ -518,7 +518,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
     Patient.delays = delays
     how, told = operation(Patient(), Heard())
     runs, failed = carry_out_all(comparison_plan(SMALL, ["fedavg"], [0]).runs, Path("all"), how)
-    reason = "state.json: No space left on device; mend that, and the same command goes on"
+    reason = "state.json: No space left on device; mend that, and repeat the command to resume"
     again = [f"fedavg seed 0: {reason}; tried again in {delay:g} s" for delay in delays]
     is_outlived = refusals == len(delays)
     assert Heard.said == again + [f"fedavg seed 0 failed: {reason}"] * (not is_outlived)
