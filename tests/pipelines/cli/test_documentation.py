@@ -50,7 +50,7 @@ def keys(section: str) -> list[str]:
 def test_commands_stand_with_their_arguments_and_what_they_mean(pages: dict[str, str]) -> None:
     page = pages["docs/reference/commands.md"]
     assert "\n## protofl list\n\n```text\nusage: protofl list KIND [--params FILE] [--json]\n" in page
-    assert "usage: protofl sweep [--params FILE] [--set KEY=VALUE]... [--vary KEY=A,B,...]... [--rows FILE]" in page
+    assert "usage: protofl sweep [--params FILE] [--set KEY=VALUE]... [--vary KEY=A,B,...]..." in page
     assert "usage: protofl tune [--params FILE] [--set KEY=VALUE]... --method NAME [--trials N]" in page
     assert re.search(r"\n  --seed N +short for --set seed=N\n", page)
     assert page.count("--no-wait`: exit once results are on disk") == 1
