@@ -21,7 +21,7 @@ WITH_SERVERS = ("mlflow", "schedule")
 ELSEWHERE = ("fifteen-minutes",)
 """Pages with a test of their own."""
 
-AS_SHIPPED = ("first-run", "compare", "own-method", "latex-table")
+AS_SHIPPED = ("first-run", "compare", "own-method", "latex-table", "failed-client")
 """Pages that print results: typed with the project's params.yaml. The others have fewer images and rounds."""
 
 USUAL = {
