@@ -114,7 +114,7 @@ def test_who_counts() -> None:
 
 @pytest.mark.parametrize(("absent_classes", "third"), [("masked", 6), ("zeros", 0)])
 def test_mean_of_the_knowledge(lab: Any, absent_classes: Any, third: float) -> None:
-    """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: nobody, keeps 6, or gets zeros."""
+    """Class 0: (30·1 + 90·5)/120 = 4; class 1: client 0 alone, 2; class 2: no client, keeps 6, or gets zeros."""
     setting = replace(lab.experiment().setting, num_classes=3)
     known = torch.tensor([True, True, absent_classes == "masked"])
     server = Record({KNOWLEDGE: Prototypes(torch.tensor([[9.0], [9.0], [6.0]]), known)})

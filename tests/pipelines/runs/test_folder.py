@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
 
 
 def test_each_file_is_read_once_and_when_it_is_needed(tmp_path: Path) -> None:
-    """Files that are damaged later are not read again, and one that nobody asks for is not read at all."""
+    """Files that are damaged later are not read again, and a file that is not asked for is not read at all."""
     folder = begun(tmp_path / "run")
     (folder / "history.jsonl").write_text('{"round": 1}\n')
     (folder / "metrics.json").write_text('{"top1_global": 0.5}')
@@ -92,7 +92,7 @@ def test_each_file_is_read_once_and_when_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_rounds_and_results_are_of_one_moment(tmp_path: Path) -> None:
-    """A run that ends after its rounds were read is unfinished until it is looked at anew."""
+    """A run that ends after its rounds were read is unfinished until its folder is read again."""
     folder = begun(tmp_path / "run")
     (folder / "checkpoint" / "history.jsonl").write_text('{"round": 1}\n')
     run = RunFolder(folder)
