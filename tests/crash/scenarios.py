@@ -170,9 +170,11 @@ class InThisProcess:
         from pipelines.reporting import comparison_files, comparison_report
         from pipelines.reporting.figures.sets import write_csv
         from pipelines.reporting.frame import curves_table
+        from pipelines.runs.folder import RunFolder
 
+        folders = [RunFolder(run) for run in runs]
         found = comparison_report.collect(
-            config, runs, facts.get("failed"), rows=facts.get("rows", ()), draws=facts.get("draws", ())
+            config, folders, facts.get("failed"), rows=facts.get("rows", ()), draws=facts.get("draws", ())
         )
         comparison_files.write(found, directory)
         write_csv(curves_table(found.runs), directory / "curves.csv")
