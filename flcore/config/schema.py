@@ -73,7 +73,7 @@ _UNSAID_AT_DEFAULT: Mapping[str, frozenset[str]] = {
     "aggregation": frozenset(key.name for key in declared(Aggregation)),
     "federation": frozenset({"sampler", "sampler_options", "poisoned", "poisoned_clients", "attack", "attack_scale"}),
     "data": frozenset({"mean", "std"}),
-    "method": frozenset({"absent_clients", "absent_classes", "images"}),
+    "method": frozenset({"absent_clients", "absent_classes", "images", "covariance"}),
     "local": frozenset({"batches"}),
     "evaluation": frozenset({"snapshots"}),
     "engine": frozenset({"numerics"}),

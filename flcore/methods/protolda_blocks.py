@@ -29,8 +29,8 @@ from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes.discriminant import Margins, directions, head, next_block, solved, standardised_products
 from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods import types as fl
+from flcore.methods.closed_head import DELIVERY_LEG, LDA_HEAD, STATISTICS_LEG
 from flcore.methods.kit.patch_sums import ASKS_ONCE, CLASS_WEIGHTS, FILTERS, PatchSums
-from flcore.methods.protolda import DELIVERY_LEG, LDA_HEAD, STATISTICS_LEG
 
 MARGINS = Key("margins", TensorDict)
 """``counts`` float64 [C], ``sums`` [C, D], ``squares`` [D] of a client; at the server, in float64, of all."""
@@ -68,7 +68,7 @@ class ProtoLDABlocks(PatchSums, name="protolda_blocks", citation="protofl, 2026"
         statistics = replace(delivery, name=STATISTICS_LEG, server_steps=("begin-basis",))
         numbers = range(1, self.exchanges + 1)
         products = (replace(delivery, name=f"products-{i}", server_steps=("extend-basis",)) for i in numbers)
-        dictionary = (replace(exchange, participants="all") for exchange in self.dictionary_legs())
+        dictionary = (replace(exchange, participants="all") for exchange in self.first_legs())
         return (*dictionary, statistics, *products, delivery)
 
     def broadcast(self, server: Record, client: int, ctx: fl.RoundContext) -> Payloads:

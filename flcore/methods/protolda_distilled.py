@@ -30,9 +30,10 @@ from flcore.io.records import Key, Payloads, Record
 from flcore.math.losses.alignment import softmax_divergence
 from flcore.math.losses.basic import cross_entropy, weighted_mean
 from flcore.methods import types as fl
+from flcore.methods.closed_head import DELIVERY_LEG, LDA_HEAD
 from flcore.methods.fedavg_q import FedAvgQ
 from flcore.methods.kit.patch_sums import ASKS_ONCE, FILTERS
-from flcore.methods.protolda import DELIVERY_LEG, LDA_HEAD, ProtoLDA
+from flcore.methods.protolda import ProtoLDA
 from flcore.models import build_model
 from flcore.models.base import extract_weights
 from flcore.models.network import Network
@@ -73,8 +74,7 @@ class ProtoLDADistilled(FedAvgQ, name="protolda_distilled", citation="protofl, 2
 
     def spec(self, shape: tuple[int, int, int]) -> PatchDictionary:
         """Return the teacher's feature extractor for images of shape (C, H, W)."""
-        patch = max(1, round(min(shape[1:]) * PatchDictionary.patch / _SIDE))
-        return build(PatchDictionary, {"patch": patch, **self._section("model")}, "method.teacher: model")
+        return build(PatchDictionary, self._section("model"), "method.teacher: model")
 
     def _section(self, name: str) -> dict[str, Any]:
         prefix = f"{name}."

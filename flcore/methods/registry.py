@@ -40,6 +40,8 @@ METHODS: Registry[type[Method]] = Registry(
         "ditto": "flcore.methods.ditto:Ditto",
         "fedavg_q": "flcore.methods.fedavg_q:FedAvgQ",
         "lda_head": "flcore.methods.lda_head:LdaHead",
+        "closed_head": "flcore.methods.closed_head:ClosedHead",
+        "linear_probe": "flcore.methods.linear_probe:LinearProbe",
         "protolda": "flcore.methods.protolda:ProtoLDA",
         "protolda_distilled": "flcore.methods.protolda_distilled:ProtoLDADistilled",
         "protolda_blocks": "flcore.methods.protolda_blocks:ProtoLDABlocks",

@@ -21,6 +21,8 @@ MODELS: Registry[type[ModelSpec]] = Registry(
         "fedmlp_cnn": "flcore.models.cnn:FedMlpCnn",
         "fedcspc_cnn": "flcore.models.cnn:FedCspcCnn",
         "pfl_cnn": "flcore.models.cnn:PflCnn",
+        "fedavg_cnn": "flcore.models.cnn:FedAvgCnn",
+        "pixels": "flcore.models.cnn:Pixels",
         "patch_dictionary": "flcore.models.patch_dictionary:PatchDictionary",
         "resnet18": "flcore.models.resnet:ResNet18",
         "resnet50": "flcore.models.resnet:ResNet50",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
@@ -148,6 +149,38 @@ class FedCspcCnn(ModelSpec, name="fedcspc_cnn"):
         linear = (nn.Linear(flat_size(convolutions, shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU())
         projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, self.projection_dim))
         return Backbone(nn.Sequential(*convolutions, *linear), projection, nn.Linear(self.projection_dim, num_classes))
+
+
+@dataclass(frozen=True)
+class FedAvgCnn(ModelSpec, name="fedavg_cnn"):
+    """2 conv 5×5 (32, 64) with pooling + hidden layer + head; the ordinary CNN of federated learning on MNIST.
+
+    McMahan et al.'s (AISTATS 2017) network without padding: 832 + 51,264 + 524,800 + 5,130 = 582,026 parameters for
+    1×28×28 images and 10 classes; with ``hidden: 0`` 832 + 51,264 + 10,250 = 62,346.
+    """
+
+    hidden: int = param(512, "units of the hidden layer, the feature; 0: the head reads the pooled maps", low=0)
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        convolutions = nn.Sequential(
+            *(nn.Conv2d(shape[0], 32, 5), nn.ReLU(), MaxPool()),
+            *(nn.Conv2d(32, 64, 5), nn.ReLU(), MaxPool(), nn.Flatten()),
+        )
+        dim = flat_size(convolutions, shape)
+        hidden = (nn.Linear(dim, self.hidden), nn.ReLU()) if self.hidden else ()
+        encoder = nn.Sequential(*convolutions, *hidden)
+        return Backbone(encoder, nn.Identity(), nn.Linear(self.hidden or dim, num_classes))
+
+
+@dataclass(frozen=True)
+class Pixels(ModelSpec, name="pixels"):
+    """No hidden layer: the pixels are the features.
+
+    7,850 parameters for 1×28×28 images and 10 classes.
+    """
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
+        return Backbone(nn.Flatten(), nn.Identity(), nn.Linear(prod(shape), num_classes))
 
 
 _WIDTHS = (32, 64, 64, 128, 128)

@@ -20,6 +20,7 @@ from flcore.core.portable import square_root
 from flcore.models.base import Backbone, ModelSpec
 
 _ROOT_OFFSET = 1e-6  # keeps the gradient of the square root finite where nothing passes the threshold
+_SHARE = 10 / 28  # of an image's side, a patch's: 10 pixels of MNIST's 28
 _CACHED = 2**20  # values of a map at a time: larger ones do not stay in the cache, and cost three times as much
 
 
@@ -108,7 +109,7 @@ class PatchDictionary(ModelSpec, name="patch_dictionary"):
     """
 
     atoms: int = param(111, "K, filters of the dictionary", low=1)
-    patch: int = param(10, "p, side of a patch in pixels", low=1)
+    patch: int | None = param(None, "p, side of a patch in pixels; null: 10/28 of the image's", low=1)
     grid: int = param(3, "g, cells in each direction over which features are averaged", low=1)
     threshold: float = param(0.5, "what a product with a filter must exceed to count", low=0)
     signs: Literal["absolute", "both"] = param("absolute", "size of a product alone, or both signs apart (twice D)")
@@ -120,13 +121,14 @@ class PatchDictionary(ModelSpec, name="patch_dictionary"):
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> Backbone:
         """Assemble the network; raise ValueError if a patch, or the grid over positions, does not fit the image."""
-        positions = min(shape[1:]) - self.patch + 1
+        patch = max(1, round(min(shape[1:]) * _SHARE)) if self.patch is None else self.patch
+        positions = min(shape[1:]) - patch + 1
         if positions < self.grid:
             raise ValueError(
                 f"images of {shape[1]}x{shape[2]} have {max(positions, 0)} positions of a patch in a row; lower patch "
-                f"(now {self.patch}) or grid (now {self.grid})"
+                f"(now {patch}) or grid (now {self.grid})"
             )
-        dictionary = nn.Conv2d(shape[0], self.atoms, self.patch)
+        dictionary = nn.Conv2d(shape[0], self.atoms, patch)
         encoder = PatchFeatures(
             dictionary, self.grid, self.threshold, self.signs, self.contrast, self.mirror, self.root
         )

@@ -28,12 +28,15 @@ class _ResNet(ModelSpec):
 
     ``projection_dim`` adds FedCSPC's two-layer projection before the head: e → e, ReLU, → d, e the length of the
     network's output (fedcspc.md section 2). With ``pretrained`` everything but the stem's convolution, its BatchNorm
-    and the classifier starts from a file under torchvision's names (gfpl.md section 2); nothing is downloaded.
+    and the classifier starts from a file under torchvision's names (gfpl.md section 2), with ``stem: pretrained`` all
+    but the classifier, as frozen features need; nothing is downloaded.
     """
 
     ENCODED: ClassVar[int]
 
-    stem: Literal["small", "imagenet"] = param("small", "small: 3×3 stride 1 for images of 28 to 64 pixels")
+    stem: Literal["small", "imagenet", "pretrained"] = param(
+        "small", "small: 3×3 stride 1 for images of 28 to 64 pixels; pretrained: ImageNet's, from the file too"
+    )
     projection_dim: int | None = param(None, "length d of a projection, which the head reads then; null: none", low=1)
     pretrained: str | None = param(
         None,
@@ -43,7 +46,9 @@ class _ResNet(ModelSpec):
     pretrained_sha256: str | None = param(None, "SHA-256 that the file must have, in hexadecimal; null: any")
 
     def __post_init__(self) -> None:
-        """Refuse a checksum that is malformed or without a file."""
+        """Refuse a pretrained stem or a checksum without a file, and a malformed checksum."""
+        if self.stem == "pretrained" and self.pretrained is None:
+            raise ValueError("stem = pretrained: set pretrained, the file that has it")
         if self.pretrained_sha256 is not None:
             if self.pretrained is None:
                 raise ValueError("pretrained_sha256 is given without pretrained, the file that has it")
@@ -67,7 +72,8 @@ class _ResNet(ModelSpec):
             network.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
         network.fc = nn.Identity()
         if self.pretrained_file is not None:
-            load_pretrained(network, self.pretrained_file, _LEFT_OUT)
+            left_out = ("fc.",) if self.stem == "pretrained" else _LEFT_OUT
+            load_pretrained(network, self.pretrained_file, left_out)
         encoded, width = self.ENCODED, self.projection_dim or self.ENCODED
         projection: nn.Module = nn.Identity()
         if self.projection_dim is not None:

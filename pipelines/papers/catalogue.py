@@ -55,7 +55,8 @@ from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
 DIVISION = "partition"  # the picture that every run has: the partition of the data
-PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl")
+PAPERS = ("fedpg", "fedcspc", "fedmlp", "fedpa", "gfpl", "protolda")
+"""The five papers, and this project's own method, which is judged as they are."""
 _OF_A_FILE = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 

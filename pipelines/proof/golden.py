@@ -54,6 +54,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "fedpg": {"method": {**_GENERATOR, "n_virtual": 8, "virtual_batch": 16}},
     "gfpl": {"method": {"interval": 1, "first_exchange": 1}},
     "scaffold": {"local": {"momentum": 0.0}},
+    "linear_probe": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
     "protolda": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
     "protolda_blocks": {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 3, "grid": 2}},
     "protolda_distilled": {"method": {"teacher": {"model.atoms": 6}}},

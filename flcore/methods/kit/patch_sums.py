@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ from flcore.io.messages import Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes import dictionary
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
-from flcore.math.prototypes.release import clip_to_norm, privacy_spent
+from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods import types as fl
-from flcore.methods.api import Method
+from flcore.methods.kit.noisy_sums import NoisySums
 from flcore.models.base import Backbone
 from flcore.models.patch_dictionary import PatchFeatures
 
@@ -56,15 +56,13 @@ MOMENTS_LEG = "patch-moments"
 ASKS_ONCE = "asks every client once and cannot follow tasks; set it to none, or take another method, such as protolda"
 """Reason to refuse a stream of tasks, for :attr:`flcore.methods.api.Method.task_stream_error`."""
 
-_SECURE = "secure aggregation: no single message is visible, and every client of a cohort answers"
-
 
 @dataclass(frozen=True)
-class PatchSums(Method):
+class PatchSums(NoisySums):
     """Fit a dictionary first; a subclass adds its exchanges, messages and server steps."""
 
-    trains_locally: ClassVar[bool] = False
     required_config: ClassVar[Mapping[str, tuple[Any, ...]]] = {"model.name": ("patch_dictionary",)}
+    first_covers: ClassVar[str] = "patch moments, assigned patches, "
 
     eps: float = param(
         0.5,
@@ -74,18 +72,8 @@ class PatchSums(Method):
     )
     steps: int = param(5, "s, steps of the dictionary's k-means; 0: random directions", low=0, search=Search(0, 20))
     stride: int = param(3, "positions between the patches that moments and k-means look at", low=1)
-    wire: Literal["float64", "float32", "float16", "int8"] = param(
-        "float16", "precision in which second moments travel; int8: of their Cholesky factor"
-    )
     balance: bool = param(False, "weight samples by one over the size of their class in the first round", switch=True)
-    clip: float = param(30.0, "largest norm of a feature, where noise is added", above=0)
     patch_clip: float = param(10.0, "largest norm of a patch, where noise is added", above=0)
-    noise_multiplier: float = param(0.0, "Gaussian noise on every message, in units of its sensitivity; 0: none", low=0)
-    noise_of: Literal["message", "sum"] = param(
-        "message",
-        "the noise is on every message, or on a cohort's sum, which needs secure aggregation (simulated here)",
-    )
-    delta: float = param(1e-5, "δ of the account of noise", above=0, below=1)
 
     def __post_init__(self) -> None:
         """Refuse options that the account of noise does not cover."""
@@ -93,7 +81,11 @@ class PatchSums(Method):
         if self.noise_multiplier and self.balance:
             raise ValueError("balance tells class counts without noise; use noise_multiplier = 0 with it")
 
-    def dictionary_legs(self) -> tuple[fl.Exchange, ...]:
+    @property
+    def first_messages(self) -> int:  # type: ignore[override]
+        return 1 + self.steps
+
+    def first_legs(self) -> tuple[fl.Exchange, ...]:
         steps = (
             fl.Exchange(f"dictionary-{step}", phases=(), server_steps=("fit-dictionary",))
             for step in range(1, self.steps + 1)
@@ -149,28 +141,6 @@ class PatchSums(Method):
             patches = setting.network.call(partial(_patches_of, block, self.stride), {})
             yield clip_to_norm(patches.mT, self.patch_clip).mT if self.noise_multiplier else patches
 
-    def _noise(
-        self, ctx: fl.ClientContext, purpose: str, shape: torch.Size | tuple[int, ...], moved: float
-    ) -> Tensor | float:
-        """Return Gaussian noise for a sum that one image changes by at most ``moved``; 0 without noise.
-
-        With ``noise_of: sum`` each of the m sampled clients adds 1/m of the variance, so that the sum has all of it.
-        """
-        if not self.noise_multiplier:
-            return 0.0
-        # The key has the exchange's name, also in the first exchange of a round.
-        stream = ctx.stream(purpose if ctx.is_later_leg else f"{purpose}, {ctx.exchange}")
-        drawn = torch.randn(shape, generator=stream, dtype=torch.float64)
-        share = 1.0 if self.noise_of == "message" else 1 / math.sqrt(ctx.setting.cohort_size)
-        return drawn * self.noise_multiplier * moved * share
-
-    def _symmetric(self, ctx: fl.ClientContext, purpose: str, dim: int, moved: float) -> Tensor | float:
-        drawn = self._noise(ctx, purpose, (dim * (dim + 1) // 2,), moved)
-        return from_upper_triangles(drawn) if isinstance(drawn, Tensor) else drawn
-
-    def _sent(self, values: Tensor) -> Tensor:
-        return values if self.wire == "float64" else values.float()
-
     def whiten(self, server: Record, replies: fl.Replies, ctx: fl.RoundContext) -> tuple[Record, fl.Metrics]:
         """Whiten patches, and draw directions. Metric: share of the patches' variance that ε leaves whitened."""
         setting, sent = ctx.setting, list(replies.of(PATCH_MOMENTS).values())
@@ -199,20 +169,6 @@ class PatchSums(Method):
         atoms, stayed = dictionary.moved_atoms(before, sums, signs, mean, matrix)
         facts = {"atoms_turned": float((1 - (atoms * before).sum(1)).mean()), "empty_atoms": float(stayed.sum())}
         return server | _dictionary(atoms, mean, matrix, ctx.setting), facts
-
-    def account(self, later: int, covers: str) -> Mapping[str, Any] | None:
-        """Return the account of all noisy messages: 1 + s for the dictionary, and ``later`` more."""
-        if not self.noise_multiplier:
-            return None
-        messages = 1 + self.steps + later
-        return {
-            "epsilon": privacy_spent(self.noise_multiplier, messages, self.delta),
-            "delta": self.delta,
-            "unit": "sample",
-            "covers": f"patch moments, assigned patches, {covers}; not class counts",
-            "releases": messages,
-            **({} if self.noise_of == "message" else {"assumes": _SECURE}),
-        }
 
 
 def _rows(shape: tuple[int, int, int], stride: int, model: Backbone) -> int:

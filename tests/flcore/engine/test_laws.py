@@ -24,7 +24,7 @@ from flcore.data.partitioners.imported import Imported
 from flcore.methods import METHODS
 
 # What a method does in a round depends on how many there will be: a rate or weight that falls, work in the last one.
-_LOOKS_AHEAD = {"ccvr", "fedpg", "fedproc", "lda_head", "protolda", "protolda_blocks"}
+_LOOKS_AHEAD = {"ccvr", "fedpg", "fedproc", "closed_head", "lda_head", "protolda", "protolda_blocks"}
 _QUICK = ("fedavg", "gfpl", "moon")
 _OTHERS = sorted(set(METHODS) - _LOOKS_AHEAD - set(_QUICK))
 SAMPLED: dict[str, Any] = {"federation__participation": 0.6, "local__momentum": 0.5}

@@ -118,6 +118,7 @@ def test_what_the_methods_fold() -> None:
     folds = {name: " ".join(sorted(cls().aggregates)) for name, cls in METHODS.items()}
     both = {"fedpa", "fedpg", "fedproc", "fedmlp"}
     nothing = {"local", "gfpl", "fesem", "feddc", "fedavg_q", "protolda", "protolda_blocks", "protolda_distilled"}
+    nothing |= {"closed_head", "linear_probe"}
     assert {name for name, kinds in folds.items() if kinds == "prototypes weights"} == both
     assert {name for name, kinds in folds.items() if kinds == "prototypes"} == {"fedproto"}
     assert {name for name, kinds in folds.items() if not kinds} == nothing

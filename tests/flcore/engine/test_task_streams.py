@@ -109,6 +109,7 @@ def test_too_few_rounds_are_refused(lab: Any, on_disk: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
+        {"name": "linear_probe"},
         {"name": "protolda_blocks"},
         {"name": "protolda_distilled"},
         {"name": "lda_head", "base": "protolda_distilled"},

@@ -22,8 +22,9 @@ from flcore.io.records import Record
 from flcore.math.prototypes.dictionary import PatchMoments, whitening
 from flcore.math.prototypes.discriminant import ClassSums, discriminant, discriminant_sums, reweighted
 from flcore.math.prototypes.gaussians import from_upper_triangles
+from flcore.methods.closed_head import CLASS_STATISTICS, EACH, LDA_HEAD, OWN, TOTALS
 from flcore.methods.kit.patch_sums import ASSIGNED, DICTIONARY, FILTERS, PATCH_MOMENTS, WHITENING
-from flcore.methods.protolda import CLASS_STATISTICS, EACH, LDA_HEAD, OWN, TOTALS, ProtoLDA
+from flcore.methods.protolda import ProtoLDA
 from flcore.methods.types import MODEL, ClientContext, Replies, RoundContext
 from tests.cases import quick
 

@@ -31,13 +31,16 @@ def count(module: torch.nn.Module) -> int:
         ("fedgen_cnn", GREY, 26, {}, 984 + 25_120 + 858),
         ("fedproto_cnn", GREY, 10, {}, 260 + 5_020 + 16_050 + 510),
         ("fedcspc_cnn", COLOUR, 10, {}, 61_156 + 28_900 + 2_570),
+        ("fedavg_cnn", GREY, 10, {}, 832 + 51_264 + 524_800 + 5_130),
+        ("fedavg_cnn", GREY, 10, {"hidden": 0}, 832 + 51_264 + 10_250),
+        ("pixels", GREY, 10, {}, 7_850),
         ("resnet18", COLOUR, 10, {}, 11_173_962),
         ("resnet18", COLOUR, 10, {"stem": "imagenet"}, 11_181_642),
     ],
 )
 def test_parameter_counts(name: str, shape: Any, classes: int, options: Any, parameters: int) -> None:
     """26,434 and 26,962 (fedpa.md 2), 21,840 (baselines.md 15), 92,626 (fedcspc.md 2), ResNet-18 (data.md 1.4)."""
-    published = {26_434, 26_962, 21_840, 92_626, 11_173_962, 11_181_642}
+    published = {26_434, 26_962, 21_840, 92_626, 11_173_962, 11_181_642, 582_026, 62_346, 7_850}
     assert parameters in published
     module = make(name, shape, classes, **options)
     assert count(module) == parameters == extract_weights(module).num_parameters

@@ -92,4 +92,10 @@ def test_any_method_may_train_it() -> None:
 @pytest.mark.parametrize(("shape", "positions"), [((1, 8, 8), 0), ((1, 11, 28), 2)])
 def test_an_image_that_is_too_small_is_refused(shape: tuple[int, int, int], positions: int) -> None:
     with pytest.raises(ValueError, match=f"have {positions} positions of a patch in a row; lower patch"):
-        model(shape)
+        model(shape, patch=10)
+
+
+def test_a_patch_is_a_share_of_the_image() -> None:
+    """10/28 of the shorter side: 10 of 28, 11 of 32 (11.4), 3 of 8 (2.9)."""
+    for shape, size in (((1, 28, 28), 10), ((3, 32, 32), 11), ((1, 8, 20), 3)):
+        assert model(shape, atoms=2).encoder.dictionary.kernel_size == (size, size)

@@ -38,7 +38,7 @@ def test_every_method_is_searched_around_what_is_given(config_with: Configure) -
     for method in METHODS:
         problem = Problem.of(config_with(method={"name": method}), "accuracy")
         given = problem.given_values
-        sums_alone = method in ("protolda", "protolda_blocks")
+        sums_alone = method in ("closed_head", "protolda", "protolda_blocks")
         shared = [] if sums_alone else [key for key in SHARED if key not in problem.config.method.required_config]
         assert [key for key in given if key.startswith("local.")] == shared
         assert problem.starts[0] == given

@@ -43,7 +43,8 @@ MODELS = {
 
 
 # Methods that train in steps; but for one that rounds to a few codes, which makes a step of a rounding.
-TRAINED = [method for method in METHODS if method != "fedavg_q" and not method.startswith("protolda")]
+_OTHERWISE = ("fedavg_q", "closed_head", "linear_probe", "protolda")  # no whole model comes back
+TRAINED = [method for method in METHODS if not method.startswith(_OTHERWISE)]
 
 STACKED = {"stack": True}
 ENGINES = {
