@@ -126,6 +126,7 @@ def run(
                 prepare_data(resolved, data)
             if partition is None:
                 divide(resolved, data, division)
+            make_durable(files.inputs())  # once the run has finished, nobody would notice that they are damaged
             inputs = (resolved, data, division, files.directory)
             train(*inputs, orchestrator=orchestrator, observers=observers, restart=restart)
             evaluate(*inputs)

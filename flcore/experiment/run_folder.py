@@ -66,6 +66,12 @@ class RunFiles:
         """Return the path of the state of ``server`` or ``client.<id>`` after a round; 0: before the first."""
         return self.snapshots / f"{number:04d}.{name}.safetensors"
 
+    def inputs(self) -> list[Path]:
+        """Return the existing files of :attr:`prepared` and :attr:`partition`, and what was asked for."""
+        requests = self.directory.glob("*.request.json")
+        found = (path for folder in (self.prepared, self.partition) for path in folder.glob("*") if path.is_file())
+        return sorted([*requests, *found])
+
     def records(self) -> list[Path]:
         """Return the existing files of :attr:`clients` and :attr:`snapshots`; fingerprints of runs use this order."""
         return [path for folder in (self.clients, self.snapshots) for path in sorted(folder.glob("*.safetensors"))]

@@ -178,6 +178,15 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, me
     assert not (tmp_path / "run").exists()
 
 
+def test_every_file_of_a_finished_run_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own prepared data and partition too: once it has finished, they would not be made again."""
+    synced: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
+    run(RAW, tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".running"]
+    assert [path.name for path in files if path.stat().st_ino not in synced] == []
+
+
 def test_data_and_partition_may_be_given(finished: Path, tmp_path: Path) -> None:
     config = Config.from_mapping(RAW)
     prepare_data(config, tmp_path / "data")
