@@ -237,7 +237,9 @@ class ClosedHead(
         model = setting.initial
         if float(totals.counts.sum()) > 0:
             used = totals if holders is None else spread_of_means(totals, holders)
-            shrinkage = lda.cross_validated(used, lda.GRID) if self.shrinkage is None else self.shrinkage
+            # Cross-validation does not see what the wire rounds, and would take λ from among these errors.
+            grid = [value for value in lda.GRID if value > 0.99 * lda.ROUNDING[self.wire]]
+            shrinkage = lda.cross_validated(used, grid) if self.shrinkage is None else self.shrinkage
             facts["shrinkage"] = shrinkage
             weight, bias = self._head(used, shrinkage)
             head = Weights({"head.weight": weight.float(), "head.bias": bias.float()})

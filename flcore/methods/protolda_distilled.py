@@ -46,7 +46,6 @@ _PREFIX = "teacher_"
 """Prefix of the teacher's payloads, exchanges and server steps."""
 
 _BLOCK = 256  # images at a time
-_SIDE = 28  # pixels of images that the default patch size is for
 
 E = TypeVar("E", bound=fl.RoundContext)
 
@@ -57,23 +56,22 @@ class ProtoLDADistilled(FedAvgQ, name="protolda_distilled", citation="protofl, 2
 
     weight: float = param(1.0, "λ, weight of the teacher's answers", low=0, search=Search(0.1, 10.0, log=True))
     temperature: float = param(3.0, "T of both softmaxes", above=0, search=Search(1.0, 10.0, log=True))
-    teacher: Mapping[str, Any] = param(
-        {}, "keys of protolda and patch_dictionary: {method.shrinkage: 0.003}; default model.patch: 10/28 of the side"
-    )
+    teacher: Mapping[str, Any] = param({}, "keys of protolda and patch_dictionary: {method.shrinkage: 0.003}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in self.teacher:
             if not str(key).startswith(("method.", "model.")):
                 raise ValueError(f"teacher: {key}: expected keys such as method.shrinkage or model.atoms")
-        _ = self.teaching, self.spec((1, _SIDE, _SIDE))
+        _ = self.teaching, self.spec
 
     @cached_property
     def teaching(self) -> ProtoLDA:
         return build(ProtoLDA, self._section("method"), "method.teacher: method")
 
-    def spec(self, shape: tuple[int, int, int]) -> PatchDictionary:
-        """Return the teacher's feature extractor for images of shape (C, H, W)."""
+    @cached_property
+    def spec(self) -> PatchDictionary:
+        """The teacher's feature extractor."""
         return build(PatchDictionary, self._section("model"), "method.teacher: model")
 
     def _section(self, name: str) -> dict[str, Any]:
@@ -175,7 +173,7 @@ class ProtoLDADistilled(FedAvgQ, name="protolda_distilled", citation="protofl, 2
 
     def _lesson(self, setting: fl.FederationContext) -> fl.FederationContext:
         """Return the teacher's setting: its network, all clients, one round."""
-        network, initial = _network(self.spec(setting.image_shape), setting.image_shape, setting.num_classes)
+        network, initial = _network(self.spec, setting.image_shape, setting.num_classes)
         teacher: dict[str, Any] = {"network": network, "initial": initial, "feature_dim": network.feature_dim}
         return replace(setting, **teacher, rounds=1, cohort_size=setting.num_clients)
 

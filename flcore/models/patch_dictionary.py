@@ -111,7 +111,7 @@ class PatchDictionary(ModelSpec, name="patch_dictionary"):
     atoms: int = param(111, "K, filters of the dictionary", low=1)
     patch: int | None = param(None, "p, side of a patch in pixels; null: 10/28 of the image's", low=1)
     grid: int = param(3, "g, cells in each direction over which features are averaged", low=1)
-    threshold: float = param(0.5, "what a product with a filter must exceed to count", low=0)
+    threshold: float = param(0.25, "what a product with a filter must exceed to count", low=0)
     signs: Literal["absolute", "both"] = param("absolute", "size of a product alone, or both signs apart (twice D)")
     contrast: float | None = param(
         None, "added to each patch's variance in its normalisation, in normalised pixels; null: none", above=0

@@ -16,9 +16,9 @@ from pipelines.reporting.tables import markdown_table
 _HEAD = """\
 # What the papers claim, and what holds
 
-Sentences of abstracts, contributions and conclusions, judged by finished tables (`protofl paper run`). A sentence
-**holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do not, and is
-**undecided** otherwise.
+Sentences of abstracts, contributions and conclusions, and of this project's own page on ProtoLDA, judged by finished
+tables (`protofl paper run`). A sentence **holds** if all its pairs hold (more than half, where most are needed),
+**does not hold** if too many do not, and is **undecided** otherwise.
 
 A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
 p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,19 @@ def test_means_alone_send_no_second_moment(lab: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(done.state.server[MODEL].params["head.weight"], weight.float())
     with pytest.raises(ValueError, match="covariance = means"):
         ClosedHead(covariance="means", noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(("wire", "least"), [("float32", 1e-5), ("float16", 1e-3), ("int8", 1e-2)])
+def test_cross_validation_stays_above_the_rounding(lab: Any, tmp_path: Path, wire: str, least: float) -> None:
+    """The first pixel is 4 times the class: regression on it leaves no error as λ falls, so the least λ is taken."""
+    pixels, labels = [[0, 1], [4, 2], [0, 3], [4, 1], [0, 2], [4, 3]], [0, 1] * 3
+    dataset = lab.toy_dataset(pixels, labels, None, None)
+    partition = lab.by_hand(dataset, [[0, 1, 2], [3, 4, 5]], [[0, 1]] * 2)
+    method = {"name": "closed_head", "wire": wire, "shrinkage": None}
+    experiment = lab.experiment(dataset, partition, model={"name": "pixels"}, method=method, federation={"rounds": 1})
+    last = lab.run(experiment, tmp_path / "run").history[-1]
+    (found,) = re.findall(r'"shrinkage": ([0-9.e-]+)', json.dumps(last))
+    assert float(found) == pytest.approx(least)
 
 
 @pytest.mark.slow

@@ -133,10 +133,3 @@ def test_what_it_refuses(lab: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             lab.config(method={"name": "protolda_distilled", "teacher": teacher})
-
-
-@pytest.mark.parametrize(("side", "patch"), [(28, 10), (32, 11), (8, 3)])
-def test_patches_of_other_images(side: int, patch: int) -> None:
-    """10/28 of the side: 32·10/28 = 11.4, 8·10/28 = 2.9."""
-    assert ProtoLDADistilled().spec((1, side, side)).patch == patch
-    assert ProtoLDADistilled(teacher={"model.patch": 4}).spec((1, side, side)).patch == 4

@@ -20,7 +20,7 @@ def model(shape: tuple[int, int, int], **settings: Any) -> Any:
 
 def single(**settings: Any) -> Any:
     """One filter of one pixel, weight 2 and bias -1: products -1, 1, 3 and -3 on the image above."""
-    found = model((1, 2, 2), atoms=1, patch=1, grid=1, **settings)
+    found = model((1, 2, 2), atoms=1, patch=1, grid=1, **{"threshold": 0.5, **settings})
     with torch.no_grad():
         found.encoder.dictionary.weight.fill_(2)
         found.encoder.dictionary.bias.fill_(-1)
