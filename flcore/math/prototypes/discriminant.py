@@ -31,7 +31,7 @@ LinearMap = tuple[Tensor, Tensor]
 GRID = tuple(10.0 ** (exponent / 2) for exponent in range(-10, 1))
 """Values of λ for :func:`cross_validated`: 1e-5 to 1, two per decade."""
 
-ROUNDING: Mapping[Wire, float] = {"float64": 0.0, "float32": 0.0, "float16": 1e-3, "int8": 1e-2}
+ROUNDING: Mapping[Wire, float] = {"float64": 0.0, "float32": 0.0, "float16": 1e-3, "int8": 1e-3}
 """The least λ of :data:`GRID` that is above the rounding of a second moment of 1,000 features, from tens of clients."""
 
 NEVER = -1e4

@@ -85,7 +85,7 @@ def test_means_alone_send_no_second_moment(lab: Any, tmp_path: Path) -> None:
         ClosedHead(covariance="means", noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize(("wire", "least"), [("float32", 1e-5), ("float16", 1e-3), ("int8", 1e-2)])
+@pytest.mark.parametrize(("wire", "least"), [("float32", 1e-5), ("float16", 1e-3), ("int8", 1e-3)])
 def test_cross_validation_stays_above_the_rounding(lab: Any, tmp_path: Path, wire: str, least: float) -> None:
     """The first pixel is 4 times the class: regression on it leaves no error as λ falls, so the least λ is taken."""
     pixels, labels = [[0, 1], [4, 2], [0, 3], [4, 1], [0, 2], [4, 3]], [0, 1] * 3
