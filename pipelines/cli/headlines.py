@@ -37,7 +37,7 @@ SHOWN = {kind.removesuffix("s"): kind for kind in (*TABLES, "engines")}
 
 @dataclass(frozen=True)
 class Headline:
-    """A one-line description of a registry entry."""
+    """A registry entry, described in a line."""
 
     name: str
     summary: str
@@ -49,42 +49,25 @@ class Headline:
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of the package's own entries of a kind, in order.
-
-    Args:
-        kind: one of :data:`KINDS`.
-    """
-    return list(places(kind)) if kind in TABLES else [entry.name for entry in headlines(kind)]
-
-
-def places(kind: str) -> dict[str, str]:
-    """Return the package's own entries of a registry, in order: name → ``module:Class``.
-
-    Args:
-        kind: one of :data:`TABLES`.
-    """
-    return _table(_ROOT / TABLES[kind])
+    """Return the names of the package's own entries of one of :data:`KINDS`, in order."""
+    return [*_places(kind)] if kind in TABLES else [entry.name for entry in headlines(kind)]
 
 
 def headlines(kind: str) -> list[Headline]:
-    """Return the package's own entries of a kind, in order, without plug-ins.
-
-    Args:
-        kind: one of :data:`KINDS`.
-    """
+    """Return the package's own entries of one of :data:`KINDS`, in order, without plug-ins."""
     if kind not in TABLES:
         return [Headline(name, summary) for name, summary in (ENGINES if kind == "engines" else SUMMARIES).items()]
-    found = []
-    for name, place in places(kind).items():
+    entries = []
+    for name, place in _places(kind).items():
         module, _, attribute = place.partition(":")
         texts = _texts(_ROOT.parent.joinpath(*module.split(".")).with_suffix(".py"), attribute)
-        found.append(Headline(name, texts.get("summary", ""), texts.get("citation", "")))
-    return found
+        entries.append(Headline(name, texts.get("summary", ""), texts.get("citation", "")))
+    return entries
 
 
-def _table(path: Path) -> dict[str, str]:
+def _places(kind: str) -> dict[str, str]:
     """Return name → ``module:Class`` from the call of ``Registry`` in a source."""
-    calls = (node for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(_parsed(_ROOT / TABLES[kind])) if isinstance(node, ast.Call))
     places = next(call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Registry")
     table: dict[str, str] = ast.literal_eval(places)
     return table
@@ -97,11 +80,8 @@ def _texts(path: Path, name: str) -> dict[str, str]:
     pairs += [
         (ast.unparse(each.target), each.value) for each in node.body if isinstance(each, ast.AnnAssign) and each.value
     ]
-    named = {str(key): value.value for key, value in pairs if isinstance(value, ast.Constant)}
-    return {
-        "summary": first_line(ast.get_docstring(node) or ""),
-        **{k: v for k, v in named.items() if isinstance(v, str)},
-    }
+    texts = {str(key): v.value for key, v in pairs if isinstance(v, ast.Constant) and isinstance(v.value, str)}
+    return {"summary": first_line(ast.get_docstring(node) or ""), **texts}
 
 
 @cache

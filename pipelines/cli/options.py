@@ -14,7 +14,7 @@ from cyclopts import ArgumentCollection, Group, Parameter, Token
 from cyclopts.exceptions import RepeatArgumentError
 
 from flcore.core.errors import ConfigError
-from flcore.core.text import shorten
+from flcore.core.text import shorten, unknown_key
 from pipelines.cli.headlines import names as names_of
 from pipelines.plan.files import dated
 
@@ -211,20 +211,16 @@ class Values(Common):
         method: str | None = None,
         more: Sequence[Given] = (),
     ) -> dict[str, Any]:
-        """Return the parameters, not yet validated.
-
-        Only keys are checked here (:mod:`pipelines.cli.typos`): the follower must start before torch is imported.
+        """Return the parameters; only sections without a ``name`` are validated, which needs no torch.
 
         Args:
             options: the command's own options that set keys: flag → key and value, None if not given.
             without_effect: keys that the command ignores → reason.
             method: replaces the file's; values in ``--set`` are this method's.
             more: further options that set keys.
-
-        Raises:
-            ConfigError: a file cannot be read, or two options contradict each other.
         """
-        from pipelines.cli.typos import refuse_typos
+        from flcore.config.sections import PLAIN, SECTIONS
+        from flcore.core.params import build
         from pipelines.plan.files import read_params, with_plugins
         from pipelines.plan.params import override, with_values
 
@@ -238,17 +234,17 @@ class Values(Common):
         raw = with_plugins(read_params(self.params), self.plugins)
         if method:
             raw = with_values(raw, {"method.name": method}, "--method: ")
-        refuse_typos(raw := override(raw, self.assignments, typed))
+        raw = override(raw, self.assignments, typed)
+        for key, section in raw.items():
+            if key not in SECTIONS:
+                raise ConfigError(unknown_key(shorten(key), key, SECTIONS))
+            if key in PLAIN and isinstance(section, Mapping):
+                build(PLAIN[key], section, key)
         return raw
 
 
 def refuse_without_effect(assignments: Iterable[str], keys: Mapping[str, str]) -> None:
-    """Refuse ``--set`` of keys that the command ignores; in a file they may be for other commands.
-
-    Args:
-        assignments: ``KEY=VALUE``.
-        keys: key, or ``section.*`` → reason.
-    """
+    """Refuse ``--set`` of keys, or ``section.*``, that the command ignores; a file may have them for other commands."""
     for key in (assignment.partition("=")[0].strip() for assignment in assignments):
         section = "" if key.startswith("compare.settings") else f"{key.partition('.')[0]}.*"
         why = keys.get(key) or keys.get(section)
