@@ -39,19 +39,17 @@ in all of these share their runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, StringConstraints, ValidationError
+from pydantic import BeforeValidator, ConfigDict, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from flcore.config.analyses import SUMMARIES, without_round
 from flcore.core.errors import ConfigError
-from flcore.methods import METHODS
 
 _Entry = TypeVar("_Entry", "Row", "Column")
 DIVISION = "partition"  # the picture that every run has: the partition of the data
@@ -66,6 +64,11 @@ class Printed:
 
     value: float
     spread: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The figure as a table shows it."""
+        return f"{self.value:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f}")
 
 
 def _printed(value: Any) -> Any:
@@ -213,7 +216,7 @@ def tables() -> Mapping[str, PaperTable]:
     """Return all tables by id, ordered by paper, then as printed."""
     folder = files("pipelines.papers") / "tables"
     parsed = [
-        table_of(yaml.safe_load(path.read_text("utf-8")), path.name)
+        table_of(yaml.safe_load(path.read_text("utf-8")))
         for path in sorted(folder.iterdir(), key=lambda path: path.name)
         if path.name.endswith(".yaml")
     ]
@@ -227,15 +230,8 @@ def table_named(id: str) -> PaperTable:
     return tables()[id]
 
 
-def table_of(values: Mapping[str, Any], file_name: str) -> PaperTable:
-    """Return a table from the content of its file.
-
-    Args:
-        values: the content. file_name: the file's name, for messages.
-
-    Raises:
-        ConfigError: a key is missing, unknown or inconsistent with others.
-    """
+def table_of(values: Mapping[str, Any]) -> PaperTable:
+    """Return a table from the content of its file; pydantic's ValidationError if a key is missing or unknown."""
     values_given = {key: value for key, value in values.items() if value is not None}
     shared = {key: values_given.pop(key) for key in ("metric", "scale") if key in values_given}
     rows, printed = values_given.get("rows", {}), values_given.get("printed", {})
@@ -246,47 +242,7 @@ def table_of(values: Mapping[str, Any], file_name: str) -> PaperTable:
     values_given["printed"] = {
         (row, column): value for row, entry in printed.items() for column, value in entry.items() if value is not None
     }
-    try:
-        table = PaperTable(**{"baseline": next(iter(rows), ""), **values_given})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(f"{file_name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    if problem := next(_problems(table), None):
-        raise ConfigError(f"{file_name}: {problem}")
-    return table
-
-
-def _problems(table: PaperTable) -> Iterator[str]:
-    """Yield inconsistencies between the keys of a table."""
-    rows, columns = {row.key for row in table.rows}, {column.key for column in table.columns}
-    if table.paper not in PAPERS:
-        yield f"id = {table.id}: must begin with one of {', '.join(PAPERS)}"
-    if table.baseline not in rows:
-        yield f"baseline = {table.baseline}: is no row"
-    named = [("printed", {row}, {column}) for row, column in table.printed]
-    named += [("cells", {*one.rows}, {*one.columns}) for one in table.cells]
-    reasons = (("missing", table.missing), ("unlike", table.unlike))
-    named += [
-        (n, {one.row or table.baseline}, {one.column or table.columns[0].key}) for n, each in reasons for one in each
-    ]
-    named += [("printed_as", {row.printed_as or row.key}, set()) for row in table.rows]
-    named += [("printed_as", set(), {column.printed_as or column.key}) for column in table.columns]
-    for name, row_keys, column_keys in named:
-        for key in (row_keys - rows) | (column_keys - columns):
-            yield f"{name}: {key}: no such row or column"
-    locations = [(f"rows.{row.key}", row.values) for row in table.rows]
-    for name, values in (*locations, *(("cells", one.values) for one in table.cells if one.rows)):
-        for key in values:
-            if key.startswith(("data.", "partition.")):
-                yield f"{name}: {key}: all rows of a column have the same; set it there"
-    for row in table.rows:
-        if row.method is not None and row.method not in METHODS:
-            yield f"rows.{row.key}: method = {row.method}: is not known"
-        if row.key in METHODS and row.method not in (None, row.key):
-            yield f"rows.{row.key}: is the name of another method than {row.method}; choose another key"
-    for name in table.pictures:
-        if name != DIVISION and without_round(name)[0] not in SUMMARIES:
-            yield f"pictures: {name}: expected {DIVISION}, {', '.join(SUMMARIES)}, or NAME_round_N"
+    return PaperTable(**{"baseline": next(iter(rows), ""), **values_given})
 
 
 def _named(key: str, among: Sequence[_Entry], what: str) -> _Entry:

@@ -33,7 +33,7 @@ A lead is a weighted sum of cells, one per seed and partition::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -42,15 +42,10 @@ from typing import Any, Literal
 
 import yaml
 
-from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, PaperTable, table_named
 from pipelines.papers.results import TableResults
 from pipelines.reporting.formats import listed
 from pipelines.reporting.statistics import PairedDifference, paired_difference
-
-_NEEDED = ("table", "column", "better")
-_KEYS = (*_NEEDED, "than", "says", "by", "times", "lower", "than_column", "wider_than")
-_OF_A_SENTENCE = ("id", "says", "where", "holds_if", "flags", "takes", "in_print", "pairs", "stand_in")
 
 Keys = tuple[str, ...]
 """Rows or columns to average; usually one."""
@@ -130,74 +125,53 @@ class Sentence:
 def sentences() -> tuple[Sentence, ...]:
     """Return all sentences by paper, in file order."""
     folder = files("pipelines.papers") / "claims"
-    names = [f"{paper}.yaml" for paper in PAPERS]
-    return tuple(
-        one for name in names for one in sentences_of(yaml.safe_load((folder / name).read_text("utf-8")), name)
-    )
+    contents = (yaml.safe_load((folder / f"{paper}.yaml").read_text("utf-8")) for paper in PAPERS)
+    return tuple(one for content in contents for one in sentences_of(content))
 
 
-def sentences_of(entries: Any, file_name: str) -> list[Sentence]:
+def sentences_of(entries: Iterable[Mapping[str, Any]]) -> list[Sentence]:
     """Return the sentences of a file's content.
 
     Raises:
-        ConfigError: a key is missing or unknown, or names no row or column of the table.
+        TypeError: a key is missing or unknown. ConfigError: one names no row or column of the table.
     """
-    parsed: list[Sentence] = []
-    for entry in entries or ():
-        where = f"{file_name}: {entry.get('id', 'a sentence') if isinstance(entry, Mapping) else entry}"
-        _check(entry, _OF_A_SENTENCE[:3], _OF_A_SENTENCE, where)
-        if entry.get("holds_if", "all") not in ("all", "most"):
-            raise ConfigError(f"{where}: holds_if = {entry['holds_if']}: expected all or most")
-        leads = {key: tuple(_leads(entry.get(key, ()), entry["id"], where)) for key in ("pairs", "stand_in")}
+    parsed = []
+    for entry in entries:
+        leads = {
+            key: tuple(lead for pair in entry.get(key, ()) for lead in _leads(entry["id"], **pair))
+            for key in ("pairs", "stand_in")
+        }
         parsed.append(Sentence(**{**entry, **leads, "flags": tuple(entry.get("flags", ()))}))
-        if any(one.id == parsed[-1].id for one in parsed[:-1]):
-            raise ConfigError(f"{where}: two sentences have this id")
     return parsed
 
 
-def _leads(entries: Sequence[Any], id: str, where: str) -> Iterator[Lead]:
-    for entry in entries:
-        _check(entry, _NEEDED, _KEYS, where)
-        if "than" not in entry and "by" not in entry:
-            raise ConfigError(f"{where}: neither than nor by is given: what is the figure of better set against?")
-        yield from _each(entry, id, where)
-
-
-def _check(entry: Any, needed: Sequence[str], known: Sequence[str], where: str) -> None:
-    if not isinstance(entry, Mapping) or not {*entry} <= {*known}:
-        raise ConfigError(f"{where}: expected the keys {', '.join(known)}")
-    if lacking := [key for key in needed if key not in entry]:
-        raise ConfigError(f"{where}: {', '.join(lacking)} not given")
-
-
-def _each(entry: Mapping[str, Any], id: str, where: str) -> Iterator[Lead]:
-    """Yield the leads of an entry: one per column, pair of rows and ``wider_than`` column."""
-    table, times = table_named(entry["table"]), entry.get("times", 1.0)
-    part = table.id.removeprefix(f"{table.paper}.")
-    for column in _choices(entry["column"], where):
-        by = _for_column(entry, "by", column, where, 0.0)
-        for name, value in (("times", times), ("by", by)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{where}: {name} = {value}: expected a number for {_named(column)}")
-        than_column = _one(_for_column(entry, "than_column", column, where), where)
-        choices = (entry["better"], entry.get("than"), _for_column(entry, "wider_than", column, where))
-        for better, than, wider_than in product(*(_choices(value, where) for value in choices)):
-            if better == than and (than_column or column) == column:
+def _leads(
+    id: str,
+    *,
+    table: str,
+    column: Any,
+    better: Any,
+    than: Any = None,
+    says: str | None = None,
+    by: Any = 0.0,
+    times: float = 1.0,
+    lower: bool = False,
+    than_column: Any = None,
+    wider_than: Any = None,
+) -> Iterator[Lead]:
+    """Yield the leads of a pair of the file: one per column, two rows and ``wider_than`` column."""
+    of = table_named(table)
+    part = of.id.removeprefix(f"{of.paper}.")
+    for at in _choices(column):
+        other = _keys(_for_column(than_column, at))
+        for one, rival, wider in product(_choices(better), _choices(than), _choices(_for_column(wider_than, at))):
+            if one == rival and (other or at) == at:
                 continue
-            lead = Lead(
-                ".".join(_named(keys) for keys in ((id,), (part,), column, better, than, wider_than) if keys),
-                "",
-                table.id,
-                column,
-                better,
-                than,
-                float(by),
-                entry.get("lower", False) is True,
-                float(times),
-                than_column,
-                wider_than,
+            name = ".".join("+".join(keys) for keys in ((id,), (part,), at, one, rival, wider) if keys)
+            lead_by = float(_for_column(by, at))
+            yield _with_words(
+                Lead(name, "", table, at, one, rival, lead_by, lower, float(times), other, wider), of, says
             )
-            yield _with_words(lead, table, entry.get("says"))
 
 
 def _with_words(lead: Lead, table: PaperTable, says: str | None) -> Lead:
@@ -214,32 +188,21 @@ def _with_words(lead: Lead, table: PaperTable, says: str | None) -> Lead:
     return replace(lead, says=says.format(**titles))
 
 
-def _choices(value: Any, where: str) -> list[Keys]:
+def _choices(value: Any) -> list[Keys]:
     """Return one item per list element; a single key, a mean or None gives one item."""
-    return [_one(one, where) for one in value] if isinstance(value, list) else [_one(value, where)]
+    return [_keys(one) for one in value] if isinstance(value, list) else [_keys(value)]
 
 
-def _one(value: Any, where: str) -> Keys:
+def _keys(value: Any) -> Keys:
     """Return one key, the keys of a mean, or none."""
     if isinstance(value, Mapping):
-        if {*value} != {"mean"} or not isinstance(value["mean"], list) or not value["mean"]:
-            raise ConfigError(f"{where}: {dict(value)}: expected mean with a list of keys")
         return tuple(map(str, value["mean"]))
     return () if value is None else (str(value),)
 
 
-def _for_column(entry: Mapping[str, Any], name: str, column: Keys, where: str, default: Any = None) -> Any:
-    """Return an entry's value, or its value for a column."""
-    value = entry.get(name, default)
-    if not isinstance(value, Mapping) or "mean" in value:
-        return value
-    if _named(column) not in value:
-        raise ConfigError(f"{where}: {name} = {dict(value)}: nothing is said for {_named(column)}")
-    return value[_named(column)]
-
-
-def _named(keys: Keys) -> str:
-    return "+".join(keys)
+def _for_column(value: Any, column: Keys) -> Any:
+    """Return a value of the file, or its value for a column."""
+    return value["+".join(column)] if isinstance(value, Mapping) and "mean" not in value else value
 
 
 def _title(titles: Sequence[str]) -> str:

@@ -54,7 +54,7 @@ RUNS: dict[str, Any] = {
 
 def tiny(**changes: Any) -> PaperTable:
     """The table, with other keys at its top."""
-    return table_of({**TINY, **changes}, "tiny.yaml")
+    return table_of({**TINY, **changes})
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from flcore.config.analyses import with_snapshots
-from flcore.core.errors import ConfigError
-from pipelines.papers.catalogue import PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
+from flcore.config.analyses import SUMMARIES, with_snapshots, without_round
+from flcore.methods import METHODS
+from pipelines.papers.catalogue import DIVISION, PAPERS, Column, PaperTable, Printed, table_named, table_of, tables
 from pipelines.papers.metrics import TO_TARGET
 from pipelines.papers.plan import TableSelection, cells, plan_table
 
@@ -179,15 +180,55 @@ def test_columns_with_the_same_runs_are_one_setting() -> None:
     assert apart.values_of(apart.row("near"), apart.column("even")) == {"method.mu": 0.1}
 
 
+def problems(table: PaperTable) -> Iterator[str]:
+    """What does not fit together in a file: keys of rows and columns, methods, pictures, and data of a row."""
+    rows, columns = {row.key for row in table.rows}, {column.key for column in table.columns}
+    if table.paper not in PAPERS:
+        yield f"id = {table.id}: must begin with one of {', '.join(PAPERS)}"
+    if table.baseline not in rows:
+        yield f"baseline = {table.baseline}: is no row"
+    named = [("printed", {row}, {column}) for row, column in table.printed]
+    named += [("cells", {*one.rows}, {*one.columns}) for one in table.cells]
+    reasons = (("missing", table.missing), ("unlike", table.unlike))
+    named += [
+        (n, {one.row or table.baseline}, {one.column or table.columns[0].key}) for n, each in reasons for one in each
+    ]
+    named += [("printed_as", {row.printed_as or row.key}, set()) for row in table.rows]
+    named += [("printed_as", set(), {column.printed_as or column.key}) for column in table.columns]
+    for name, row_keys, column_keys in named:
+        for key in (row_keys - rows) | (column_keys - columns):
+            yield f"{name}: {key}: no such row or column"
+    locations = [(f"rows.{row.key}", row.values) for row in table.rows]
+    for name, values in (*locations, *(("cells", one.values) for one in table.cells if one.rows)):
+        for key in values:
+            if key.startswith(("data.", "partition.")):
+                yield f"{name}: {key}: all rows of a column have the same; set it there"
+    for row in table.rows:
+        if row.method is not None and row.method not in METHODS:
+            yield f"rows.{row.key}: method = {row.method}: is not known"
+        if row.key in METHODS and row.method not in (None, row.key):
+            yield f"rows.{row.key}: is the name of another method than {row.method}; choose another key"
+    for name in table.pictures:
+        if name != DIVISION and without_round(name)[0] not in SUMMARIES:
+            yield f"pictures: {name}: expected {DIVISION}, {', '.join(SUMMARIES)}, or NAME_round_N"
+
+
+def test_every_file_fits_together() -> None:
+    """Its keys are those of its rows and columns, its methods and pictures are known."""
+    assert [f"{table.id}: {problem}" for table in tables().values() for problem in problems(table)] == []
+
+
+def changed(changes: dict[str, Any]) -> PaperTable:
+    values = {**TINY, "printed": {}, "missing": [], **changes}
+    return table_of({"baseline": next(iter(values["rows"])), **values})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"id": "nobody.table1"}, "id = nobody.table1: must begin with one of"),
-        ({"colour": "red"}, "tiny.yaml: colour: "),
-        ({"scale": "much"}, r"tiny.yaml: columns\.0\.scale: "),
         ({"baseline": "moon"}, "baseline = moon: is no row"),
-        ({"printed": {"fedavg": {"odd": 1.0}}}, "tiny.yaml: printed: odd: no such row or column"),
-        ({"printed": {"fedavg": {"even": [1, 2, 3]}}}, "expected a number, or a number and its spread"),
+        ({"printed": {"fedavg": {"odd": 1.0}}}, "printed: odd: no such row or column"),
         ({"cells": [{"rows": ["moon"], "values": {}}]}, "cells: moon: no such row or column"),
         (
             {"rows": {"fedavg": {"method": "fedavg", "values": {"partition.num_clients": 5}}}},
@@ -201,10 +242,18 @@ def test_columns_with_the_same_runs_are_one_setting() -> None:
         ({"rows": {"new": {"method": "fednothing"}}}, "method = fednothing: is not known"),
     ],
 )
-def test_a_file_that_does_not_fit_is_told(changes: dict[str, Any], message: str) -> None:
-    """By its name and key."""
-    with pytest.raises(ConfigError, match=message):
-        table_of(
-            {**TINY, "printed": {}, "missing": [], "baseline": next(iter({**TINY, **changes}["rows"])), **changes},
-            "tiny.yaml",
-        )
+def test_a_file_that_does_not_fit_together_is_found(changes: dict[str, Any], message: str) -> None:
+    assert message in next(problems(changed(changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"scale": "much"}, r"columns\.0\.scale"),
+        ({"printed": {"fedavg": {"even": [1, 2, 3]}}}, "expected a number, or a number and its spread"),
+    ],
+)
+def test_a_file_with_another_key_or_type_is_refused(changes: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=place):
+        changed(changes)

@@ -326,7 +326,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
 def test_what_was_run_here_stands_above_what_is_kept(tmp_path: Path) -> None:
     """FedPA is one point ahead in what is kept and seven in the folder, over three seeds each."""
     pair = {"table": TABLE, "column": "mnist_0.1", "better": "fedpa", "than": "fedavg"}
-    sentence = sentences_of([{"id": "fedpa.some", "says": "", "where": "", "pairs": [pair]}], "some.yaml")
+    sentence = sentences_of([{"id": "fedpa.some", "says": "", "where": "", "pairs": [pair]}])
     publish(leave(tmp_path / "table", {"fedavg": 95, "fedpa": 96}, seeds=(0, 1, 2)), tmp_path)
     home = leave(tmp_path / "home" / TABLE, {"fedavg": 90, "fedpa": 97}, seeds=(0, 1, 2)).parent
     places = [(None, None), (None, tmp_path), (home, None), (home, tmp_path)]

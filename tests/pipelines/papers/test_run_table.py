@@ -38,7 +38,7 @@ from pipelines.papers.catalogue import table_of
 from pipelines.papers.plan import TableSelection, plan_table
 
 if __name__ == "__main__":
-    table = table_of(json.loads(sys.argv[1]), "tiny.yaml")
+    table = table_of(json.loads(sys.argv[1]))
     planned = plan_table(table, TableSelection(seeds=(0, 1), rounds_scale=0.2, assignments=("tracking.enabled=false",)))
     with operation(planned.settings[0].parameters, wait=False) as (how, _):
         run_table(planned, Path(sys.argv[2]), how)

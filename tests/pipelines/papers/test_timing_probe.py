@@ -23,7 +23,7 @@ from pipelines.papers.plan import TableSelection, plan_table, estimated_duration
 from pipelines.papers.timing_probe import measure
 
 if __name__ == "__main__":
-    table = table_of(json.loads(sys.argv[1]), "tiny.yaml")
+    table = table_of(json.loads(sys.argv[1]))
     selection = TableSelection(seeds=(0, 1), rounds_scale=float(sys.argv[2]))
     planned = plan_table(table, selection)
     with operation({"tracking": {"enabled": False}}) as (how, _):
