@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,15 +70,14 @@ class Selection:
         of_partitions = {"partition.seed": "the seeds of partitions come from --partition-seeds"}
         refuse_without_effect(self.assignments, {**SEVERAL_RUNS, **(of_partitions if self.partition_seeds else {})})
         override({}, self.assignments)  # refuse contradictions once, not for every cell
-        return TableSelection(
-            self.rows,
-            self.columns,
-            self.seeds,
-            self.partition_seeds,
-            self.rounds_scale,
-            self.assignments,
-            self.max_hours,
-        )
+        return TableSelection(**{field.name: getattr(self, field.name) for field in fields(TableSelection)})
+
+    def plan(self, table_id: str) -> Any:
+        """Return the plan of these runs of a table."""
+        from pipelines.papers.catalogue import table_named
+        from pipelines.papers.shard import plan_shard
+
+        return plan_shard(table_named(table_id), self.request(), self.part, not_kept=self.not_kept)
 
 
 def paper_list(*, as_json: Json = False, common: Common = Common()) -> int:
@@ -146,20 +144,19 @@ def paper_show(
         measure: time three rounds of each kind of run that has not finished here yet
         as_json: print an object, and nothing else, on standard output
     """
-    from pipelines.papers.catalogue import table_named
     from pipelines.papers.caveats import budget, changed
     from pipelines.papers.listing import listing
     from pipelines.papers.plan import cells, estimated_duration, refused_by_reason
-    from pipelines.papers.shard import plan_shard
 
-    planned = partial(
-        plan_shard, table_named(table_id), selection.request(), selection.part, not_kept=selection.not_kept
-    )
-    plan = planned()
+    plan = selection.plan(table_id)
     if measure:
-        from pipelines.orchestration.papers import learn_times
+        from pipelines.orchestration.commands import operation
+        from pipelines.papers.run_table import folder_of
+        from pipelines.papers.timing_probe import measure as learn_times
 
-        plan = planned() if learn_times(plan) else plan
+        with operation({**plan.parameters, "tracking": {"enabled": False}}) as (how, _):
+            if learn_times(plan, folder_of(plan) / "trial", how):
+                plan = selection.plan(table_id)
     table = plan.table
     if as_json:
         settings = [{"columns": [c.key for c in s.columns], "parameters": s.parameters} for s in plan.settings]
@@ -202,10 +199,29 @@ def paper_run(
     Args:
         out: the table's folder; {date} becomes today's date (UTC) (default: runs/papers/<id>)
     """
-    from pipelines.orchestration.papers import run_paper
+    from pipelines.orchestration import commands
+    from pipelines.orchestration.as_flow import as_flow, uses_prefect
+    from pipelines.papers.run_table import folder_of, run_table
+    from pipelines.papers.shard import nothing_to_do
 
-    part, not_kept = selection.part, selection.not_kept
-    run_paper(table_id, selection.request(), out, part=part, not_kept=not_kept, restart=restart, **flow.how())
+    plan = selection.plan(table_id)
+    if plan.is_kept:
+        print(nothing_to_do(plan))
+        return 0
+    folder, options = out or folder_of(plan), flow.how()
+    with commands.operation(plan.parameters, wait=options["wait"], restart=restart) as (how, _):
+        if uses_prefect(options["prefect"], how):
+            from pipelines.orchestration.paper_flow import paper_table
+
+            # Prefect keeps parameters: the address of a store may hold a password, and the follower has it already.
+            shown = [
+                one for one in selection.assignments if one.partition("=")[0].strip().partition(".")[0] != "tracking"
+            ]
+            parameters = {**asdict(replace(selection, assignments=tuple(shown))), "id": table_id, "out": str(folder)}
+            outcome = as_flow(how, paper_table, restart=restart, **parameters)
+        else:
+            outcome = run_table(plan, folder, how)
+    commands.say_table(outcome, plan.num_runs)
     return 0
 
 

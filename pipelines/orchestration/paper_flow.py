@@ -72,7 +72,7 @@ def paper_table(
     folder = folder_of(planned) if out is None else Path(dated(out))
     if planned.is_kept:
         return Completed(name="Unchanged", message=nothing_to_do(planned), data=str(folder))
-    config = Config.from_mapping(planned.settings[0].parameters if planned.settings else {})
+    config = Config.from_mapping(planned.parameters)
     with operation(config, ["paper", id.partition(".")[0]], limit_hours=limit_hours, restart=restart) as how:
         outcome = run_table(planned, folder, how)
         show_table(outcome)

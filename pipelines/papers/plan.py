@@ -26,9 +26,8 @@ class TableSelection:
     Attributes:
         rows, columns: their keys; None: all.
         seeds: of every cell. partition_seeds: each is combined with every seed; None: as the table defines.
-        rounds_scale: factor on the printed rounds; 1 is the paper's budget.
+        rounds_scale: factor on the printed rounds. max_hours: longer runs are refused; None: no limit.
         assignments: ``KEY=VALUE`` for all cells, such as a data folder; see :func:`pipelines.papers.overrides.check`.
-        max_hours: limit for one run; longer ones are refused. None: no limit.
     """
 
     rows: Sequence[str] | None = None
@@ -49,10 +48,9 @@ class Setting:
     """Columns that share their runs.
 
     Attributes:
-        name: name of its folder: the table's first such column. rows: those that can be run.
-        parameters: of the comparison.
+        name: of its folder: the table's first such column. rows: those that can be run.
+        parameters: of the comparison. overrides: assignments that change its results.
         seconds: estimate for all its runs on one core, from earlier runs or trials; None: unknown.
-        overrides: assignments that change its results.
         only: the runs to make; None: all (:mod:`pipelines.papers.shard`).
     """
 
@@ -107,6 +105,11 @@ class TablePlan:
         """True if all runs are kept."""
         return bool(self.left_out) and not self.settings
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The parameters of the first comparison, which have the store of all runs."""
+        return self.settings[0].parameters if self.settings else {}
+
     def nothing_to_run(self) -> ProtoflError:
         """Return the error for a plan without settings, of the type that all refusals share."""
         kinds = set(self.error_types.values())
@@ -120,12 +123,9 @@ class TablePlan:
 
 
 def plan_table(table: PaperTable, selection: TableSelection, *, with_data: bool = True) -> TablePlan:
-    """Plan the cells that can be run.
+    """Plan the cells that can be run; ConfigError if a row or column is unknown, or an assignment is not allowed.
 
     ``with_data`` prepares the data and refuses cells without data; otherwise cells only need a valid configuration.
-
-    Raises:
-        ConfigError: a row or column is unknown, or an assignment is not allowed.
     """
     rows = [table.row(key) for key in selection.rows] if selection.rows is not None else list(table.rows)
     wanted = {table.column(key).key for key in selection.columns or [column.key for column in table.columns]}
@@ -207,8 +207,8 @@ def _known_seconds(
         return config
     seconds = Cache.here().cost(kind_of(config)).seconds if look_up else None
     if selection.max_hours is not None and seconds is not None and seconds > 3600 * selection.max_hours:
-        hours = f"takes about {seconds / 3600:.1f} hours on one core, above --max-hours {selection.max_hours:g}"
-        return RunError(hours)
+        takes = f"takes about {seconds / 3600:.1f} hours on one core"
+        return RunError(f"{takes}, above --max-hours {selection.max_hours:g}")
     return seconds
 
 

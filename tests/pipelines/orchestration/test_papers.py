@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from flcore.core.errors import ConfigError
+from pipelines.cli.paper import Selection, paper_run
 from pipelines.execution.outcome import Outcome
-from pipelines.orchestration import papers
 from pipelines.orchestration.paper_flow import paper_table
-from pipelines.papers.plan import TableSelection
 
 SECRET = "http://me:hidden@127.0.0.1:1"
 
@@ -25,13 +24,12 @@ def test_the_address_of_a_store_is_no_parameter_of_the_flow(monkeypatch: pytest.
         told.update(parameters)
         return Outcome(tmp_path)
 
-    monkeypatch.setattr(papers, "as_flow", as_flow)
-    monkeypatch.setattr(papers, "uses_prefect", lambda *_: True)
+    monkeypatch.setattr("pipelines.orchestration.as_flow.as_flow", as_flow)
+    monkeypatch.setattr("pipelines.orchestration.as_flow.uses_prefect", lambda *_: True)
     monkeypatch.chdir(tmp_path)
-    assignments = ("data.root=images", f"tracking.uri={SECRET}", " tracking.uri =x", "tracking.enabled=false")
-    papers.run_paper(
-        "fedpa.table2", TableSelection(columns=("mnist_1",), assignments=assignments), tmp_path, part="1/2"
-    )
+    assignments = ("data.root=images", f"tracking.uri={SECRET}", "tracking.enabled=false")
+    selection = Selection(columns=("mnist_1",), assignments=assignments, part="1/2")
+    paper_run("fedpa.table2", selection=selection, out=tmp_path)
     assert told["assignments"] == ("data.root=images",)
     assert "hidden" not in str(told)
     assert (told["part"], told["not_kept"]) == ("1/2", False)
