@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +34,7 @@ _CONNECTION = ("PREFECT_API_", "PREFECT_CLIENT_")
 
 @dataclass(frozen=True)
 class Address:
-    """A configured server.
-
-    Attributes:
-        url: of its API.
-        source: where it is configured, for messages.
-    """
+    """A configured server: the URL of its API, and where it is configured, for messages."""
 
     url: str
     source: str
@@ -55,63 +50,42 @@ class Address:
         password = known_password() if _is_own(self.url) else None
         return {"PREFECT_API_URL": self.url} | ({} if password is None else {"PREFECT_API_AUTH_STRING": password})
 
-
-@dataclass(frozen=True)
-class Choice:
-    """Whether a command runs as a flow.
-
-    Attributes:
-        address: of the Prefect server; None: none is used.
-        warning: the reason why a configured server is not used.
-    """
-
-    address: Address | None = None
-    warning: str | None = None
-
-    @property
-    def uses_prefect(self) -> bool:
-        """Whether the command runs as a flow."""
-        return self.address is not None
-
-    def apply(self) -> None:
+    def set_variables(self) -> None:
         """Set the variables that Prefect reads in this process."""
-        if self.address is not None:
-            os.environ |= self.address.variables
-            os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-            os.environ.setdefault("DO_NOT_TRACK", "true")
+        os.environ |= self.variables
+        os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+        os.environ.setdefault("DO_NOT_TRACK", "true")
 
 
-def choose(wanted: bool | None) -> Choice:
-    """Choose whether a command runs as a flow; ask the configured server for two seconds, or for five if it must run.
+def choose(wanted: bool | None, say: Callable[[str], None]) -> Address | None:
+    """Return the Prefect server of a command; None: it runs without one.
 
     Args:
-        wanted: False: no server. None: the configured server if it responds, else a warning. True: it must respond.
+        wanted: False: no server. None: the configured one if it responds, else a warning. True: it must respond.
+        say: receives the warning.
 
     Raises:
         ConfigError: it must respond, and does not or is not configured; or a settings file is invalid.
     """
     if wanted is False:
-        return Choice()
+        return None
     must = wanted is True
     address = configured()
     if address is None:
         if must:
             raise ConfigError("--prefect: no server is configured; start one with `protofl up`, or set PREFECT_API_URL")
-        return Choice()
+        return None
     reason = problem_with(address, _LONG_PATIENCE_SECONDS if must or _runs_here(address) else _PATIENCE_SECONDS)
     if reason is None:
-        return Choice(address)
+        return address
     silent = f"the Prefect server at {address.shown} (from {address.source}) cannot be used: {reason}"
     if must:
-        raise ConfigError(f"--prefect: {silent}\n{_hint(address)}")
+        instead = f"start it, or take its address out of {address.source} and start one with `protofl up`"
+        hint = "`protofl up` starts it again; see `protofl status`" if address.source == _OWN else instead
+        raise ConfigError(f"--prefect: {silent}\n{hint}")
     forget = "" if address.source != _OWN else " (`protofl up` starts it again, `protofl down` forgets it)"
-    return Choice(warning=f"{silent}; going on without it{forget}")
-
-
-def _hint(address: Address) -> str:
-    if address.source == _OWN:
-        return "`protofl up` starts it again; see `protofl status`"
-    return f"start it, or take its address out of {address.source} and start one with `protofl up`"
+    say(f"{silent}; going on without it{forget}")
+    return None
 
 
 def _runs_here(address: Address) -> bool:
@@ -135,11 +109,7 @@ def started_here(url: str) -> Address:
 
 
 def configured() -> Address | None:
-    """Return the server that Prefect would use, else the one that ``protofl up`` started here, else None.
-
-    Raises:
-        ConfigError: ``prefect.toml`` or ``pyproject.toml`` is invalid.
-    """
+    """Return the server that Prefect would use, else the one that ``protofl up`` started here, else None."""
     url, source = next(((str(url), source) for source, url in _urls() if url), (None, _OWN))
     if url is None:
         url = next((service.url for service in recorded() if service.name == "prefect"), None)
@@ -198,9 +168,7 @@ def _profile(path: Path) -> tuple[str, Mapping[str, Any]]:
 def problem_with(address: Address, patience_seconds: float) -> str | None:
     """Return why a server cannot be used; None if it responds as a Prefect server and accepts the credentials.
 
-    Args:
-        address: of the server.
-        patience_seconds: for everything but the import of Prefect. A thread asks, as looking up a name has no limit.
+    The import of Prefect does not count. A thread asks, because looking up a name has no time limit.
     """
     refused = _refused_here(address.url)
     if refused is not None:
@@ -208,11 +176,7 @@ def problem_with(address: Address, patience_seconds: float) -> str | None:
     if (wrong := _import_prefect(address)) is not None:
         return wrong
     answers = [f"no answer within {patience_seconds:g} s"]
-
-    def ask() -> None:
-        answers.append(_ask(address, patience_seconds) or "")
-
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=lambda: answers.append(_ask(address, patience_seconds) or ""), daemon=True)
     asking.start()
     asking.join(patience_seconds)
     return answers[-1] or None
@@ -221,7 +185,7 @@ def problem_with(address: Address, patience_seconds: float) -> str | None:
 def _import_prefect(address: Address) -> str | None:
     """Import Prefect with the variables of a server, which it reads then; return what is wrong with its settings."""
     before = dict(os.environ)
-    Choice(address).apply()
+    address.set_variables()
     try:
         import prefect.client.orchestration  # noqa: F401
     except ValueError as error:  # of pydantic
@@ -285,8 +249,8 @@ def _client(address: Address, seconds: float, retries: int | None = None) -> Ite
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, Settings
 
     updates: dict[Any, Any] = {PREFECT_API_URL: address.url}
-    if "PREFECT_API_AUTH_STRING" in address.variables:
-        updates[PREFECT_API_AUTH_STRING] = address.variables["PREFECT_API_AUTH_STRING"]
+    if (password := address.variables.get("PREFECT_API_AUTH_STRING")) is not None:
+        updates[PREFECT_API_AUTH_STRING] = password
     if retries is not None:
         updates[PREFECT_CLIENT_MAX_RETRIES] = retries
     settings = Settings().copy_with_update(updates)
@@ -301,11 +265,7 @@ def _client(address: Address, seconds: float, retries: int | None = None) -> Ite
 
 @contextmanager
 def connected(address: Address) -> Iterator[SyncPrefectClient]:
-    """Yield Prefect's client of a server.
-
-    Raises:
-        RunError: the server does not respond, or refuses a request.
-    """
+    """Yield Prefect's client of a server; RunError if it does not respond or refuses a request."""
     import httpx
 
     try:
@@ -327,10 +287,7 @@ def connection_variables(address: Address) -> dict[str, str]:
 
 
 def is_lost(error: BaseException | None) -> bool:
-    """Return whether Prefect's client failed because a server does not respond properly.
-
-    The client raises httpx's errors after half a minute, or an error of its own with such a cause.
-    """
+    """Return whether Prefect's client failed because a server does not respond: httpx's error, or one caused by it."""
     from httpx import HTTPError
 
     return error is not None and (isinstance(error, HTTPError) or is_lost(error.__cause__))

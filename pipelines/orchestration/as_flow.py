@@ -20,25 +20,18 @@ if TYPE_CHECKING:
 
 def uses_prefect(wanted: bool | None, how: Operation) -> bool:
     """Return whether a command runs as a flow: as requested, or if a server responds."""
-    choice = choose(wanted)
-    if choice.warning:
-        how.watcher.say(choice.warning)
-    if choice.uses_prefect:
-        choice.apply()
-    return choice.uses_prefect
+    address = choose(wanted, how.watcher.say)
+    if address is not None:
+        address.set_variables()
+    return address is not None
 
 
 def as_flow(operation: Operation, body: Callable[..., object], *, hidden: str | None = None, **parameters: Any) -> Any:
     """Run a flow in this process and return the outcome of its body.
 
     Heartbeats are off: their thread sleeps for whole seconds, and every flow joins it. Requests are repeated once, but
-    as often as Prefect repeats them by default while the body runs (`flow_runs.operation`).
-
-    Args:
-        operation: execution settings of the body.
-        body: the flow.
-        hidden: storage of a study; Prefect would store it as a parameter.
-        parameters: of the flow.
+    as often as Prefect repeats them by default while the body runs (`flow_runs.operation`). ``hidden`` is the storage
+    of a study, which Prefect would store as a parameter.
 
     Raises:
         RunError: Prefect's server was lost before the body ended.
@@ -79,11 +72,7 @@ def _say_once_that_it_is_lost() -> None:
     logging.raiseExceptions = False  # "--- Error logging to API ---"
     for sender in ("prefect._internal.concurrency", "EventsWorker", "APILogWorker"):
         # A filter, not a level: Prefect sets all levels again when a flow begins.
-        logging.getLogger(sender).addFilter(_is_no_failure)
-
-
-def _is_no_failure(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.WARNING
+        logging.getLogger(sender).addFilter(lambda record: record.levelno < logging.WARNING)
 
 
 def _log_on_the_page() -> None:

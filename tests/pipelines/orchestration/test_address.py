@@ -86,34 +86,40 @@ def closed() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}/api"
 
 
+def choose(wanted: bool | None) -> tuple[address.Address | None, str | None]:
+    """The chosen server, and the warning."""
+    lines: list[str] = []
+    found = address.choose(wanted, lines.append)
+    return found, next(iter(lines), None)
+
+
 def started_by_up(url: str) -> None:
     record([Service("prefect", url, 1, 0.0, "log", 0)])
 
 
 def test_where_nothing_is_configured_work_is_inline_and_a_server_that_must_be_there_has_a_cure() -> None:
-    found = address.choose(None)
-    assert (found.uses_prefect, found.warning) == (False, None)
+    assert choose(None) == (None, None)
     with pytest.raises(ConfigError, match="protofl up"):
-        address.choose(True)
+        choose(True)
 
 
 def test_a_silent_server_is_one_line_for_auto_an_error_for_prefect_and_nothing_to_inline(
     closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", closed.replace("//", "//me:hidden@"))
-    found = address.choose(None)
-    assert not found.uses_prefect
-    assert found.warning is not None and "\n" not in found.warning
-    assert "refused" in found.warning and "the environment" in found.warning and "hidden" not in found.warning
+    found, warning = choose(None)
+    assert found is None
+    assert warning is not None and "\n" not in warning
+    assert "refused" in warning and "the environment" in warning and "hidden" not in warning
     with pytest.raises(ConfigError) as error:
-        address.choose(True)
+        choose(True)
     assert len(str(error.value).splitlines()) == 2 and "protofl up" in str(error.value)
     assert "hidden" not in str(error.value)
-    assert address.choose(False) == address.Choice()
+    assert choose(False) == (None, None)
     monkeypatch.delenv("PREFECT_API_URL")
     started_by_up(closed)
-    found = address.choose(None)
-    assert found.warning is not None and "`protofl down` forgets it" in found.warning
+    _, warning = choose(None)
+    assert warning is not None and "`protofl down` forgets it" in warning
 
 
 def test_the_sources_are_read_in_prefects_order(host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,23 +179,23 @@ def test_prefect_reads_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_file_that_prefect_could_not_read_either_is_named() -> None:
     Path("prefect.toml").write_text("[api\n")
     with pytest.raises(ConfigError, match=r"prefect\.toml"):
-        address.choose(None)
-    assert not address.choose(False).uses_prefect
+        choose(None)
+    assert choose(False)[0] is None
 
 
 def test_credentials_are_sent_and_refused_ones_are_said(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/api")
-    found = address.choose(None)
-    assert found.warning is not None and "PREFECT_API_AUTH_STRING" in found.warning
+    _, warning = choose(None)
+    assert warning is not None and "PREFECT_API_AUTH_STRING" in warning
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "someone:else")
-    assert not address.choose(None).uses_prefect
+    assert choose(None)[0] is None
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", TOKEN)
     monkeypatch.setenv("PREFECT_API_KEY", "is not sent beside it")
-    assert address.choose(True).uses_prefect
+    assert choose(True)[0] is not None
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     monkeypatch.delenv("PREFECT_API_KEY")
     monkeypatch.setenv("PREFECT_API_URL", f"http://{TOKEN}@{host}/api")
-    assert address.choose(None).uses_prefect
+    assert choose(None)[0] is not None
 
 
 def test_headers_that_a_gateway_asks_for_are_sent(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,28 +204,28 @@ def test_headers_that_a_gateway_asks_for_are_sent(host: str, monkeypatch: pytest
     monkeypatch.setenv("PREFECT_API_KEY", "is not what the gateway takes")
     login = f"Basic {base64.b64encode(TOKEN.encode()).decode()}"
     monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", json.dumps({"authorization": login}))
-    assert address.choose(True).uses_prefect
+    assert choose(True)[0] is not None
     for wrong in ("authorization=x", '["authorization"]', '{"authorization": 1}'):
         monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", wrong)
-        found = address.choose(None)
-        assert found.warning is not None and "custom_headers" in found.warning
+        _, warning = choose(None)
+        assert warning is not None and "custom_headers" in warning
 
 
 @pytest.mark.parametrize("path", ["page", "moved", "nowhere"])
 def test_whatever_else_answers_is_no_prefect_server(path: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/{path}")
-    found = address.choose(None)
-    assert not found.uses_prefect and found.warning is not None
+    found, warning = choose(None)
+    assert found is None and warning is not None
 
 
 @pytest.mark.slow
 def test_two_seconds_are_waited_and_not_more(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{host}/slow")
     before = time.monotonic()
-    found = address.choose(None)
-    assert found.warning is not None and "2 s" in found.warning
+    _, warning = choose(None)
+    assert warning is not None and "2 s" in warning
     assert time.monotonic() - before < 3.5  # the machine may be busy; the server takes four
-    assert address.choose(True).uses_prefect  # which one asked for is worth waiting for
+    assert choose(True)[0] is not None  # which one asked for is worth waiting for
 
 
 @pytest.mark.slow
@@ -228,37 +234,34 @@ def test_a_server_that_is_known_to_run_here_may_be_slow(host: str) -> None:
     own = start("prefect", f"http://{host}/slow", [sys.executable, "-c", "import time; time.sleep(600)"], {})
     try:
         record([own])
-        assert address.choose(None).uses_prefect
+        assert choose(None)[0] is not None
     finally:
         stop("prefect")
-    found = address.choose(None)
-    assert found.warning is not None and "2 s" in found.warning
+    _, warning = choose(None)
+    assert warning is not None and "2 s" in warning
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[", "ftp://host/api", "http://no.such.host.invalid/api"])
 def test_what_is_no_address_is_a_warning(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    found = address.choose(None)
-    assert not found.uses_prefect and found.warning is not None and "\n" not in found.warning
+    found, warning = choose(None)
+    assert found is None and warning is not None and "\n" not in warning
 
 
-def test_a_choice_is_applied_to_this_process(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefect_reads_the_chosen_server_in_this_process(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_URL", "PREFECT_SERVER_ANALYTICS_ENABLED", "DO_NOT_TRACK"):
         monkeypatch.setenv(name, "put back when the test has ended")
         monkeypatch.delenv(name)
     started_by_up(f"http://{host}/open")
-    found = address.choose(None)
-    assert found.uses_prefect
-    found.apply()
+    found, _ = choose(None)
+    assert found is not None
+    found.set_variables()
     assert os.environ["PREFECT_API_URL"] == f"http://{host}/open"
-    before = dict(os.environ)
-    address.Choice().apply()
-    assert dict(os.environ) == before
 
 
 def test_choosing_imports_neither_prefect_nor_torch() -> None:
     code = (
-        "import sys; from pipelines.orchestration.address import choose; choose(None); "
+        "import sys; from pipelines.orchestration.address import choose; choose(None, print); "
         "print([name for name in ('prefect', 'torch', 'mlflow', 'pydantic', 'yaml', 'psutil') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
