@@ -47,7 +47,6 @@ class ProgressArtifact:
             other.step(name)
 
     def runs(self, total: int, done: int) -> None:
-        """Store the number of runs."""
         for other in self._others:
             other.runs(total, done)
         self._total, self._ended = total, done
@@ -68,7 +67,7 @@ class ProgressArtifact:
             if due:
                 self._last = time.monotonic()
         if due:
-            self._update()
+            self.update()
 
     def run_ended(self, label: str) -> None:
         for other in self._others:
@@ -85,10 +84,6 @@ class ProgressArtifact:
         for other in self._others:
             other.close()
 
-    def end(self) -> None:
-        """Update the artifact for the last time."""
-        self._update()
-
     @property
     def share(self) -> float:
         """The share of finished runs; running ones count by their rounds."""
@@ -96,7 +91,8 @@ class ProgressArtifact:
             under_way = sum(done / rounds for done, rounds in self._rounds.values() if rounds)
             return min((self._ended + under_way) / max(self._total, 1), 1.0)
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Send the share to Prefect, until its server is lost."""
         if self._is_lost:
             return
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import get_client, get_run_logger
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from pydantic import Field, WithJsonSchema
@@ -28,7 +28,6 @@ from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration.artifacts import ProgressArtifact, artifact_key
-from pipelines.orchestration.gpus import visible_gpus, worker_devices
 from pipelines.orchestration.limits import gpus_held, time_limit
 from pipelines.orchestration.prefect_steps import PrefectSteps
 from pipelines.plan import files
@@ -50,10 +49,9 @@ class Call:
     """A flow that a command calls, with what must not be a parameter or a result, which Prefect would store.
 
     Attributes:
-        operation: execution settings of the body.
+        operation: execution settings of the body. outcome: the result.
         storage: of a study; its address may hold a password.
         patience: maximum number of repetitions of a request to the server while the body runs.
-        outcome: the result.
     """
 
     operation: Operation
@@ -113,8 +111,7 @@ def refuse_stores(parameter: str, assignments: Iterable[str], instead: str) -> N
     """Refuse assignments that name a store.
 
     Args:
-        parameter: of the flow. assignments: its value.
-        instead: where the address belongs.
+        parameter: of the flow. assignments: its value. instead: where the address belongs.
 
     Raises:
         ConfigError: there is one.
@@ -172,12 +169,9 @@ def operation(
     Args:
         config: has the store of runs, for a flow that no command has started, and the device.
         tags: added to the flow run's.
-        limit_hours: maximum duration; None: unlimited.
+        limit_hours: maximum duration, above which the flow fails; None: unlimited.
         restart: whether unusable checkpoints and damaged results are discarded.
         experiment_of: the configuration, if the flow is a single run.
-
-    Raises:
-        RunError: it took longer.
     """
     with get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
@@ -191,10 +185,11 @@ def operation(
             stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: call.patience}))
             watcher = ProgressArtifact(given.watcher, log)
         else:
-            given = Operation(InlineSteps(), log, stack.enter_context(_follower(config, log.say)))
+            follower = stack.enter_context(Follower(config.tracking.enabled, log.say))
+            follower.configure(config.to_mapping()["tracking"])
+            given = Operation(InlineSteps(), log, follower)
             watcher = ProgressArtifact(log)
-        stack.callback(watcher.end)
-        _show_workers(config)
+        stack.callback(watcher.update)
         stack.enter_context(gpus_held(config.engine.device, log.say))
         yield replace(given, steps=PrefectSteps(whole_rounds=whole_rounds), watcher=watcher, restart=restart)
 
@@ -207,23 +202,6 @@ def lines_to(logger: Logger | LoggerAdapter[Any]) -> Callable[[str], None]:
             logger.info(text)
 
     return write
-
-
-@contextmanager
-def _follower(config: Config, say: Any) -> Iterator[Follower]:
-    with Follower(config.tracking.enabled, say) as follower:
-        follower.configure(config.to_mapping()["tracking"])
-        yield follower
-
-
-def _show_workers(config: Config) -> None:
-    """Show the device of each worker as a table; nothing if this process trains on the CPU."""
-    devices = worker_devices(config.engine, visible_gpus())
-    if devices:
-        table = [{"worker": place, "device": device} for place, device in enumerate(devices)]
-        create_table_artifact(
-            table, key=artifact_key("workers"), description="which device each worker of a run is bound to"
-        )
 
 
 # ---- at its end --------------------------------------------------------------------------------------------------

@@ -20,11 +20,7 @@ class _TooLateError(TimeoutError):
 def time_limit(hours: float | None) -> Iterator[None]:
     """Interrupt the block, in a main thread, when its time is up; its runs can be resumed, as after Ctrl-C.
 
-    Args:
-        hours: None: no limit.
-
-    Raises:
-        RunError: the time is up.
+    ``hours`` None is no limit. Raises a RunError when the time is up.
     """
     try:
         with timeout(None if hours is None else 3600 * hours, timeout_exc_type=_TooLateError):
@@ -40,11 +36,7 @@ def gpus_held(device: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold a slot of Prefect's concurrency limit of each visible GPU; wait while others hold all.
 
     ``protofl up`` and ``protofl deploy`` create the limits; a GPU without one is not limited. The slot of a killed
-    process is free again when its lease expires.
-
-    Args:
-        device: ``engine.device``; the CPU has no slots.
-        say: receives the names of the limits.
+    process is free again when its lease expires. ``device`` is ``engine.device``: the CPU has no slots.
     """
     names = [limit_name(gpu) for gpu in visible_gpus()] if device == "cuda" else []
     with concurrency(names):

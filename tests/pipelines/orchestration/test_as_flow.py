@@ -97,7 +97,7 @@ def test_a_page_that_cannot_be_brought_up_to_date_is_said_once(monkeypatch: pyte
     shown.run("fedavg seed 0", 4, 0)
     for number in (1, 2, 3):
         shown.round("fedavg seed 0", number, None)
-    shown.end()
+    shown.update()
     assert asked == [25.0]  # the first of four rounds; nobody was asked again
     assert watcher.lines == ["the Prefect server does not answer (ConnectError); runs continue, its pages do not"]
 
