@@ -45,14 +45,7 @@ _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, er
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-        arguments: default: this process's.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command line, by default this process's, and return the exit code."""
     with safe_streams():
         return _main(sys.argv[1:] if arguments is None else arguments, is_process=arguments is None)
 

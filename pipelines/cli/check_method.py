@@ -15,12 +15,9 @@ _WIDTH = 13
 
 
 def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each method with the results of its checks, as JSON values.
+    """Yield each method, named or of a file, with the results of its checks as JSON values.
 
-    Args:
-        name: of a method, or a file with methods.
-        assignments: ``KEY=VALUE`` of the method's parameters and of other sections.
-        slow: also train in a worker process.
+    ``slow`` also trains in a worker process.
 
     Raises:
         ConfigError: the method or file does not exist, or a value cannot be used.

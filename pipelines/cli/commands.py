@@ -60,11 +60,7 @@ def command_names(app: App, *parents: str) -> Iterator[str]:
 
 
 def make_app(*, with_benchmarks: bool = True) -> CommandLine:
-    """Return the command line.
-
-    Args:
-        with_benchmarks: whether it has the benchmarks' own options, in a source checkout; they import torch.
-    """
+    """Return the command line; ``with_benchmarks`` in a source checkout, which imports torch."""
     console: Any = _Console()
     app = CommandLine(
         name="protofl",
@@ -76,7 +72,7 @@ def make_app(*, with_benchmarks: bool = True) -> CommandLine:
         print_error=False,
         exit_on_error=False,
     )
-    app.command(_print_version, "--version")
+    app.command(lambda: print(f"protofl {VERSION}"), "--version")
     for group, module, functions in _COMMANDS:
         for function in functions.split():
             parent, _, command = function.removesuffix("_").rpartition("_")
@@ -88,10 +84,6 @@ def make_app(*, with_benchmarks: bool = True) -> CommandLine:
     else:
         app.command("pipelines.cli.machine:bench", "bench", group=group, help_flags=())
     return app
-
-
-def _print_version() -> None:
-    print(f"protofl {VERSION}")
 
 
 def _has_benchmarks() -> bool:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ from flcore.io.files import given_path
 from pipelines.orchestration.address import configured, problem_with
 from pipelines.plan.files import DEFAULT_FILE, read_params
 from pipelines.plan.params import for_entry
+from pipelines.runs.memory import free_memory
 from pipelines.runs.provenance import LOCK, ROOT, git, git_commit
 from pipelines.stages.parameters import problem
 from pipelines.tracking.store import resolve_uri, sqlite_file, ui_command
@@ -198,8 +200,8 @@ def _compiler() -> Iterator[str]:
 
 
 def _memory() -> Iterator[str]:
-    available = _available_memory()
-    if available is None:
+    available = free_memory()
+    if available == float("inf"):
         yield _note("memory: this system does not say how much is free")
     elif available < _LITTLE_MEMORY:
         yield _miss(
@@ -207,16 +209,6 @@ def _memory() -> Iterator[str]:
         )
     else:
         yield _ok(f"memory: {_gib(available)} free; a worker process needs about 0.5 GiB and its data")
-
-
-def _available_memory() -> int | None:
-    """Return the bytes that are free without swapping; None if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
 
 
 def _disk() -> Iterator[str]:
@@ -230,7 +222,7 @@ def _disk() -> Iterator[str]:
         yield _ok(f"disk: {_gib(free)} free here")
 
 
-def _gib(size: int) -> str:
+def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
@@ -250,19 +242,14 @@ def _git_and_dvc() -> Iterator[str]:
     elif not (home / "dvc.yaml").exists():
         yield _miss("dvc: a repository without stages", "get dvc.yaml from the project")
     else:
-        refused = _problem_for_dvc(home)
+        refused = None
+        with suppress(ConfigError):  # reported with the parameters
+            refused = problem(home, read_params(home / DEFAULT_FILE))
         if refused is not None:
             yield _miss("dvc: `dvc repro` and `make run` do not work", refused)
             return
         state = "with dvc.lock" if (home / "dvc.lock").exists() else "nothing reproduced yet; `dvc repro` does it"
         yield _ok(f"dvc: repository with stages, {state}")
-
-
-def _problem_for_dvc(home: Path) -> str | None:
-    try:
-        return problem(home, read_params(home / DEFAULT_FILE))
-    except ConfigError:  # reported with the parameters
-        return None
 
 
 def _git(*arguments: str) -> str | None:
@@ -276,7 +263,8 @@ def _git(*arguments: str) -> str | None:
 
 def _data(config: Config) -> Iterator[str]:
     name, root = config.source.name, config.data.root
-    found = {place: datasets for place in _USUAL_ROOTS if (datasets := _datasets_in(Path(place)))}
+    listed = {place: [n for n, layout in _LAYOUTS.items() if Path(place, layout).is_dir()] for place in _USUAL_ROOTS}
+    found = {place: datasets for place, datasets in listed.items() if datasets}
     if name == "digits":
         yield _ok("data: digits come with scikit-learn")
     elif root is not None and given_path(root).exists():
@@ -286,21 +274,13 @@ def _data(config: Config) -> Iterator[str]:
     else:
         where = "data.root is not set" if root is None else f"data.root = {root} does not exist"
         places = [place for place, datasets in found.items() if name in datasets]
-        cure = f"set data.root={places[0]}" if places else f"set data.root to the folder that holds {_files_of(name)}"
+        files = f"{_LAYOUTS[name]}/" if name in _LAYOUTS else "its files"
+        cure = f"set data.root={places[0]}" if places else f"set data.root to the folder that holds {files}"
         yield _miss(f"data: {name}, but {where}", cure)
     for place, datasets in found.items():
         yield _note(f"data: {', '.join(datasets)} found in {place}; use with --set data.root={place}")
     for archive in [path for place in _USUAL_ROOTS for path in sorted(Path(place).glob("*.zip"))]:
         yield _note(f"data: an archive in {archive}; use with --set data.name=imagefolder --set data.root={archive}")
-
-
-def _files_of(dataset: str) -> str:
-    return f"{_LAYOUTS[dataset]}/" if dataset in _LAYOUTS else "its files"
-
-
-def _datasets_in(folder: Path) -> list[str]:
-    """Return the datasets with files in a folder."""
-    return [name for name, layout in _LAYOUTS.items() if (folder / layout).is_dir()]
 
 
 def _prefect() -> Iterator[str]:

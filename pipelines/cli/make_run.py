@@ -43,11 +43,7 @@ def main() -> int:
 
 
 def _check(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that DVC cannot use, and images with changes that it would not detect.
-
-    Raises:
-        ConfigError: a key is missing. DataError: a folder below data.root is a link.
-    """
+    """Refuse parameters that DVC cannot use, and folders of images that are links: it would not detect changes."""
     refused = problem(Path(), parameters)
     if refused is not None:
         raise ConfigError(refused)

@@ -15,14 +15,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write ``NAME.py`` and ``test_NAME.py``.
-
-    Args:
-        name: of the method.
-        folder: of the files; created if it is missing.
-
-    Returns:
-        Both files.
+    """Write ``NAME.py`` and ``test_NAME.py`` in a folder, and return both files.
 
     Raises:
         ConfigError: the name is not valid for a method, a file exists, or the folder is one that a run may remove.

@@ -42,12 +42,9 @@ _CODE_OF_THE_PACKAGE = "    always_changed: true # the digests of the installed 
 
 @dataclass(frozen=True)
 class Project:
-    """A new project.
+    """A new project: the title of the data, their classes and numbers of images.
 
-    Attributes:
-        title: of the data. classes: their number. train, test: numbers of images.
-        size: height and width they are scaled to; None: as they are. channels: 1 or 3.
-        skipped: unreadable file → reason.
+    ``size`` is the height and width that images are scaled to, None for as they are; ``skipped`` has reasons by file.
     """
 
     title: str
@@ -62,10 +59,7 @@ class Project:
 def create(folder: Path, images: Path, title: str | None = None) -> Project:
     """Write params.yaml, dvc.yaml, infra/prefect.yaml and a git repository with DVC; leave the images in their place.
 
-    Args:
-        folder: of the project; created if it is missing.
-        images: folder or zip of images by class, with ``train`` and ``test`` or without.
-        title: name of the data on pages and in MLflow; default: the name of ``images``.
+    ``images`` is a folder or zip of images by class, with ``train`` and ``test`` or without.
 
     Raises:
         ConfigError: a file exists already, the folder is among the images, or the title is not valid.
@@ -86,15 +80,15 @@ def create(folder: Path, images: Path, title: str | None = None) -> Project:
     except ValueError as error:
         raise ConfigError(f"--title: {error}") from error
     raw = source.load(images)
-    found = raw.train.images
-    assert isinstance(found, ImageFiles)
-    sides = {size_of(file, found.read) for file in found.names[:_LOOKED_AT]}
+    files = raw.train.images
+    assert isinstance(files, ImageFiles)
+    sides = {size_of(file, files.read) for file in files.names[:_LOOKED_AT]}
     size = None if len(sides) == 1 and max(*next(iter(sides))) <= 2 * _SIDE else _SIDE
     values = {
         "root": json.dumps(os.path.relpath(images, folder)),
         "title": json.dumps(name),
         "size": json.dumps(size),
-        "channels": json.dumps(found.channels),
+        "channels": json.dumps(files.channels),
         "test_fraction": json.dumps(fraction),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +98,7 @@ def create(folder: Path, images: Path, title: str | None = None) -> Project:
     write_text(folder / "infra" / "prefect.yaml", _DEPLOYMENTS.read_text(encoding="utf-8"))
     _make_repository(folder, images)
     counts = (len(raw.class_names), len(raw.train.labels), len(raw.test.labels))
-    return Project(name, *counts, size, found.channels, dict(raw.skipped))
+    return Project(name, *counts, size, files.channels, dict(raw.skipped))
 
 
 def _template(name: str) -> str:
@@ -113,7 +107,8 @@ def _template(name: str) -> str:
 
 def _make_repository(folder: Path, images: Path) -> None:
     """Make a git repository with DVC where there is none; git ignores results, and images in the folder."""
-    if not _is_in_git(folder):
+    asked = ["git", "rev-parse", "--is-inside-work-tree"]
+    if subprocess.run(asked, cwd=folder, capture_output=True, check=False).returncode:
         _run(["git", "init", "-q"], folder)
     if not (folder / ".dvc").exists():
         is_root = (folder / ".git").exists()
@@ -128,11 +123,6 @@ def _make_repository(folder: Path, images: Path) -> None:
         if name != ".gitignore" or not (folder / name).exists():
             (folder / name).parent.mkdir(exist_ok=True)
             write_text(folder / name, text)
-
-
-def _is_in_git(folder: Path) -> bool:
-    asked = ["git", "rev-parse", "--is-inside-work-tree"]
-    return subprocess.run(asked, cwd=folder, capture_output=True, check=False).returncode == 0
 
 
 def _run(command: Sequence[str], folder: Path) -> None:

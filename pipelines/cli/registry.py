@@ -26,12 +26,9 @@ _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def describe(kind: str) -> list[dict[str, Any]]:
-    """Return every entry of a kind as JSON values: name, summary and parameters.
+    """Return every entry of one of :data:`pipelines.cli.headlines.KINDS` as JSON values: name, summary and parameters.
 
     Methods also have citation, switches, stages and search; entries with a file of their own have its path.
-
-    Args:
-        kind: one of :data:`pipelines.cli.headlines.KINDS`.
     """
     if kind == "methods":
         return [_method(cls) for cls in METHODS.values()]
@@ -43,10 +40,6 @@ def describe(kind: str) -> list[dict[str, Any]]:
 
 def describe_one(kind: str, name: str) -> dict[str, Any]:
     """Return an entry, or a plug-in's, in the format of :func:`describe`.
-
-    Args:
-        kind: one of :data:`pipelines.cli.headlines.SHOWN`.
-        name: of the entry.
 
     Raises:
         ConfigError: there is none of this name.
@@ -75,14 +68,10 @@ def _method(cls: Any) -> dict[str, Any]:
 
 
 def _entry(cls: Any) -> dict[str, Any]:
-    return {"name": cls.name, "summary": cls.summary, "file": _file_of(cls), "parameters": _params(cls)}
-
-
-def _file_of(cls: type) -> str:
-    """Return the file of a class: relative for the package, absolute for a plug-in."""
-    if cls.__module__.startswith("flcore."):
-        return f"{cls.__module__.replace('.', '/')}.py"
-    return str(sys.modules[cls.__module__].__file__)
+    """Return an entry; its file is relative for the package, absolute for a plug-in."""
+    module = cls.__module__
+    file = f"{module.replace('.', '/')}.py" if module.startswith("flcore.") else str(sys.modules[module].__file__)
+    return {"name": cls.name, "summary": cls.summary, "file": file, "parameters": _params(cls)}
 
 
 def _params(cls: Any) -> list[dict[str, Any]]:
@@ -100,27 +89,18 @@ def lines(described: Mapping[str, Any]) -> list[str]:
         out.append(f"switches: {', '.join(described['switches']) or 'none'}")
     out.append("parameters:" if described["parameters"] else "parameters: none")
     for parameter in described["parameters"]:
-        out.append(f"    {_parameter_line(parameter)}")
+        allowed = f", {parameter['range']}" if parameter["range"] else ""
+        default = to_yaml(parameter["default"])
+        facts = f"{parameter['type']}, default {default}{allowed}"
+        out.append(f"    {parameter['name']} ({facts}): {parameter['meaning']}")
         if "search" in parameter:
             out.append(f"        searched: {searched(parameter['search'])}")
     return out
 
 
 def searched(search: Mapping[str, Any]) -> str:
-    """Return a parameter's search space in words.
-
-    Args:
-        search: as :meth:`flcore.core.params.Param.describe` returns it.
-    """
+    """Return a parameter's search space, as :meth:`flcore.core.params.Param.describe` returns it, in words."""
     if "choices" in search:
-        values = ", ".join(to_yaml(choice) for choice in search["choices"])
-    else:
-        high = "what the data allow" if search["high"] is None else f"{search['high']:g}"
-        values = f"{search['low']:g} to {high}" + (", on a logarithmic scale" if search["log"] else "")
-    return values
-
-
-def _parameter_line(parameter: Mapping[str, Any]) -> str:
-    allowed = f", {parameter['range']}" if parameter["range"] else ""
-    default = to_yaml(parameter["default"])
-    return f"{parameter['name']} ({parameter['type']}, default {default}{allowed}): {parameter['meaning']}"
+        return ", ".join(to_yaml(choice) for choice in search["choices"])
+    high = "what the data allow" if search["high"] is None else f"{search['high']:g}"
+    return f"{search['low']:g} to {high}" + (", on a logarithmic scale" if search["log"] else "")

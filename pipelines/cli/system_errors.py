@@ -22,9 +22,7 @@ def has_working_folder() -> bool:
 def system_error(error: Exception, had_folder: bool) -> str | None:
     """Return the message of an error that a limit or a removed folder has caused; None for other errors.
 
-    Args:
-        error: that ended the command.
-        had_folder: whether the working folder existed when the command began.
+    ``had_folder`` says whether the working folder existed when the command began.
     """
     if had_folder and isinstance(error, OSError) and not has_working_folder():
         return "the working folder was removed while the command ran; create it and run the same command to resume"

@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 HOME = Path(".protofl")
 """In the working folder."""
 STATE = HOME / "services.json"
+LOCK = HOME / "services.lock"
 LOGS = HOME / "logs"
 PASSWORD = HOME / "prefect-password"
 """File with the password of Prefect's server, for this user only."""
@@ -43,10 +44,8 @@ class Service:
     """A process that was started in the background.
 
     Attributes:
-        name: of the service. url: its address.
-        pid: its process.
+        name: of the service. url: its address. pid: its process. log: file of its output.
         started: seconds since 1970, from the operating system.
-        log: file of its output.
         ticks: its start in clock ticks since boot; 0 if the system does not say.
         shows: of MLflow, its store without a password.
     """
@@ -77,10 +76,10 @@ def record(services: Sequence[Service]) -> None:
 
 
 @contextmanager
-def one_command_at_a_time() -> Iterator[None]:
-    """Make a second ``up`` or ``down`` wait for the first."""
-    disk.make_folder(HOME)
-    with disk.open_lock(HOME / "services.lock") as lock:
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """Make a second command that locks this file wait for the first."""
+    disk.make_folder(file.parent)
+    with disk.open_lock(file) as lock:
         take_lock(lock, wait=True)
         yield
 
@@ -159,13 +158,8 @@ def stop(name: str) -> None:
     force = False
     while family := _family(name):
         for process in family:
-            try:
-                if force:
-                    process.kill()
-                else:
-                    process.terminate()
-            except psutil.NoSuchProcess:
-                pass
+            with suppress(psutil.NoSuchProcess):
+                (process.kill if force else process.terminate)()
         psutil.wait_procs(family, timeout=_SECONDS_TO_END)
         force = True  # also for processes that have started meanwhile
 
@@ -189,5 +183,4 @@ def _ticks(pid: int) -> int:
 
 
 def _mark(name: str) -> str:
-    """Return the mark of a service, which includes the folder."""
     return f"{name} of {STATE.resolve()}"

@@ -40,7 +40,7 @@ def run(
     wait: bool = True,
     copies: bool = True,
 ) -> dict[str, Any]:
-    """``protofl run``: one configuration, from data to report.
+    """``protofl run``: one configuration, from data to report; return the content of ``metrics.json``.
 
     Args:
         raw: parameters, not yet validated.
@@ -50,9 +50,6 @@ def run(
         restart: discard an unusable checkpoint or damaged results.
         wait: for the report and for MLflow.
         copies: copy the results of this run if it has finished in another folder.
-
-    Returns:
-        The content of ``metrics.json``.
     """
     with operation(raw, quiet=quiet, wait=wait, copies=copies, restart=restart) as (how, config):
         if uses_prefect(prefect, how):
@@ -88,13 +85,7 @@ def compare(
 ) -> None:
     """``protofl compare``: methods × seeds in parallel, then their table.
 
-    Args:
-        raw: parameters, not yet validated.
-        methods: default ``compare.methods``. seeds: default ``compare.seeds``.
-        out: folder of the comparison.
-        tuned: trials to tune each method first; 0: none.
-        budget: equal for all runs: ``rounds``, ``bytes`` or ``steps``.
-        prefect, restart, wait, copies: as for :func:`run`.
+    ``tuned`` are trials for each method, ``budget`` is what all runs have equally; the others are as for :func:`run`.
 
     Raises:
         ConfigError: an entry cannot be run, or a claim is about something else.
@@ -160,8 +151,7 @@ def tune(
     """``protofl tune``: an Optuna study of one method, on validation data.
 
     Raises:
-        ConfigError: the request is invalid, or the folder has another study.
-        RunError: no trial has finished.
+        ConfigError: the request is invalid, or the folder has another study. RunError: no trial has finished.
     """
     with operation(raw, wait=wait) as (how, config):
         from pipelines.tuning.search import study
@@ -209,9 +199,10 @@ def operation(
         try:
             for text in said:
                 watcher.say(text)
-
-            steps = InlineSteps(config.engine.worker_count)
-            yield Operation(steps, watcher, follower, wait, copies, restart, _console(), _command()), config
+            steps, terminal = InlineSteps(config.engine.worker_count), sys.stdout.isatty()
+            width = shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG
+            console: PrintTarget = {"terminal": terminal, "width": width}  # tables have to fit it
+            yield Operation(steps, watcher, follower, wait, copies, restart, console, _command()), config
             if not wait:
                 follower.leave()
         finally:
@@ -219,12 +210,6 @@ def operation(
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------------
-
-
-def _console() -> PrintTarget:
-    """Return the terminal that tables have to fit."""
-    terminal = sys.stdout.isatty()
-    return {"terminal": terminal, "width": shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG}
 
 
 def _command() -> str | None:
@@ -244,8 +229,8 @@ def _say_run(outcome: Outcome, metrics: Mapping[str, Any]) -> None:
     )
     scores = [f"{name} {100 * metrics[key]:.2f} %" for key, name in named if metrics.get(key) is not None]
     sent = f"{metrics['bytes_up'] / 1e6:.2f} MB up, {metrics['bytes_down'] / 1e6:.2f} MB down"
-    found = ", ".join(scores) or "no score, since no model could be tested,"
-    print(f"{metrics['method']}: {found} after {plural(metrics['rounds'], 'round')}; {sent}")
+    scored = ", ".join(scores) or "no score, since no model could be tested,"
+    print(f"{metrics['method']}: {scored} after {plural(metrics['rounds'], 'round')}; {sent}")
     _say_places(outcome)
 
 
@@ -264,17 +249,13 @@ def say_table(outcome: Outcome, runs: int) -> None:
 
 
 def _say_places(outcome: Outcome) -> None:
-    if outcome.report is not None:
-        print(f"report: {_shown(outcome.report)}")
+    report, here = outcome.report, Path.cwd()
+    if report is not None:
+        print(f"report: {report.relative_to(here) if report.is_relative_to(here) else report}")
     else:
         print(f"report and MLflow: being made; results are in {outcome.directory}")
     if outcome.store is not None:
         print(f"runs in MLflow: {outcome.store}")
-
-
-def _shown(path: Path) -> Path:
-    """Return a path relative to the working folder."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 # ---- records ------------------------------------------------------------------------------------------
@@ -283,32 +264,24 @@ def _shown(path: Path) -> Path:
 def track(directories: Sequence[Path], uri: str | None, *, register: bool = False) -> bool:
     """``protofl track``: log folders to MLflow; return False if the store does not respond.
 
-    Args:
-        directories: of runs, finished or not, comparisons, sweeps and studies.
-        uri: of the store.
-        register: also register the models of finished runs.
-
-    Raises:
-        DataError: a folder is none of these.
+    ``register`` also registers the models of finished runs. Raises a DataError for a folder that nothing was run in.
     """
     from pipelines.orchestration.pages import runs_page
-
-    if not all(_log_folder(directory, uri, register) for directory in directories):
-        return False
-    tell(f"runs in MLflow: {runs_page(uri)}")
-    return True
-
-
-def _log_folder(directory: Path, uri: str | None, register: bool) -> bool:
     from pipelines.tracking.backfill import log_folder
     from pipelines.tuning.folder import StudyFiles
     from pipelines.tuning.log import StudyTracker, study_of
 
-    study = study_of(directory)
-    if study is None:
-        return log_folder(directory, uri, register=register)
-    tracker = StudyTracker(study, uri=uri)
-    return tracker.finish() if StudyFiles(study).best.exists() else tracker.sync()
+    for directory in directories:
+        study = study_of(directory)
+        if study is None:
+            is_logged = log_folder(directory, uri, register=register)
+        else:
+            tracker = StudyTracker(study, uri=uri)
+            is_logged = tracker.finish() if StudyFiles(study).best.exists() else tracker.sync()
+        if not is_logged:
+            return False
+    tell(f"runs in MLflow: {runs_page(uri)}")
+    return True
 
 
 def best(uri: str, metric: str, experiment: str | None, where: str | None, *, promote: bool) -> None:

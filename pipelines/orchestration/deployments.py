@@ -56,11 +56,8 @@ def declared() -> list[dict[str, Any]]:
     except ValueError as error:  # UnicodeDecodeError too
         raise ConfigError(f"{found}: is not valid YAML: {error}; correct it") from error
     listed = content.get("deployments") if isinstance(content, dict) else None
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(each, dict) and each.get("name") for each in listed)
-    ):
+    named = listed and isinstance(listed, list) and all(isinstance(each, dict) and each.get("name") for each in listed)
+    if not named:
         cure = "list at least one, each with a name, or leave out the worker (--no-worker)"
         raise ConfigError(f"{found}: deployments: expected a list of them; {cure}")
     return listed
@@ -78,8 +75,7 @@ def register(address: Address, logs: Path, limits: Mapping[str, int], on: Contai
     A schedule that was switched on stays on; any other is off, unless the file says ``active: true``.
 
     Args:
-        address: of the server.
-        logs: folder for Prefect's output.
+        address: of the server. logs: folder for Prefect's output.
         limits: number of flows that may hold each at a time, by name.
         on: deployment and slug of active schedules.
 
@@ -158,9 +154,6 @@ def settle(address: Address) -> None:
 
     Running ones have crashed: a killed process cannot report it. Overdue ones are cancelled, else a new worker would
     run those of many nights.
-
-    Args:
-        address: of the server.
     """
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
     from prefect.client.schemas.sorting import FlowRunSort

@@ -77,8 +77,8 @@ def federated_experiment(
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        out: the run's folder; ``{date}`` in it becomes the day for which the flow was scheduled, so that a nightly run
-            has a folder a night; a retry resumes there. None: ``runs/<method>-s<seed>-<hash, 8>``.
+        out: the run's folder; ``{date}`` becomes the day for which the flow was scheduled. None:
+            ``runs/<method>-s<seed>-<hash, 8>``.
         restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
         limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
@@ -271,20 +271,16 @@ def retrain_on_new_data(
     gate: dict[str, float] | None = None,
     promote: bool = False,
 ) -> State[str]:
-    """One experiment on the data that there are now, unless the last one that has finished is this very one.
-
-    It is where configuration, data and code are the same.
+    """One experiment on the present data, unless the last finished one had the same configuration, data and code.
 
     Args:
         params_file: parameter file; None takes ``params.yaml`` where there is one.
         overrides: ``KEY=VALUE`` assignments.
-        out: folder of the runs, one for each state of configuration, data and code, and of ``last.json``, which names
-            the last one.
+        out: folder of the runs, one for each state of configuration, data and code, and of ``last.json``.
         restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides.
         limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
-        gate: limits such as ``{"mean_local": 0.9}``; the flow fails where a figure of the run is worse, every night
-            until one passes.
+        gate: limits such as ``{"mean_local": 0.9}``; the flow fails where a figure of the run is worse.
         promote: make the model of a run that passes the champion of its registered model.
 
     Returns:
@@ -300,7 +296,6 @@ def retrain_on_new_data(
         inputs = Inputs(prepared, how.steps.call("partition-data", Cache.here().partition, checked, prepared))
         asked = Experiment.open(checked, inputs.prepared, inputs.partition)
         data, last = asked.dataset.meta.fingerprint, home / "last.json"
-        # A run's hash is of configuration and data.
         folder = home / hashlib.sha256(f"{asked.hash} {code_fingerprint(checked)}".encode()).hexdigest()[:16]
         before = read_json(last, "delete it; the data then count as new") if last.exists() else None
         if before is not None and before["run"] == folder.name and RunFiles(folder).metrics.exists():

@@ -42,14 +42,7 @@ def check_gate(gate: Gate, methods: Mapping[str, Method]) -> None:
 
 
 def pass_run(gate: Gate, directory: Path) -> str:
-    """Compare a finished run with the limits.
-
-    Returns:
-        What it reached.
-
-    Raises:
-        RunError: a figure is missing or worse than its limit.
-    """
+    """Return what a finished run reached; RunError if a figure is missing or worse than its limit."""
     run = RunFolder(directory)
     return _passed(gate, lambda name: value_of(name, run.metrics, run.history), directory)
 

@@ -35,7 +35,7 @@ def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def _tracking(flow: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return where a flow logs its runs: its parameters say so, which are read as the flow itself reads them."""
+    """Return where a flow logs its runs, from its parameters."""
     if flow == "protofl-paper-table":  # no parameter file; its other assignments fit its cells and no default
         raw = override({}, [one for one in given.get("assignments") or () if key_of(one).startswith("tracking.")])
     else:

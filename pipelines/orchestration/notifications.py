@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,7 @@ _BLOCK = "protofl-notify"
 def register_automations(client: SyncPrefectClient, path: Path) -> None:
     """Create or update automations; without an address of the webhook, leave out those that call it.
 
-    Args:
-        client: of the server.
-        path: of the automations, a list as ``prefect automation create`` takes it. An action's ``block`` is the name of
-            a block instead of its id.
+    ``path`` is a list as ``prefect automation create`` takes it, but an action's ``block`` is the name of a block.
     """
     from prefect.blocks.webhook import Webhook
     from prefect.events.schemas.automations import AutomationCore
@@ -38,16 +34,12 @@ def register_automations(client: SyncPrefectClient, path: Path) -> None:
     else:
         automations = [each for each in automations if all(action.get("block") != _BLOCK for action in each["actions"])]
     for each in automations:
-        actions = [_with_id(action, block) for action in each["actions"]]
-        automation = AutomationCore.model_validate({**each, "actions": actions})
+        for action in each["actions"]:
+            if action.pop("block", None) is not None:
+                action["block_document_id"] = block
+        automation = AutomationCore.model_validate(each)
         known = client.read_automations_by_name(automation.name)
         if known:
             client.update_automation(known[0].id, automation)
         else:
             client.create_automation(automation)
-
-
-def _with_id(action: Mapping[str, Any], block: str) -> dict[str, Any]:
-    """Return an action with the block's id instead of its name."""
-    others = {key: value for key, value in action.items() if key != "block"}
-    return others | ({"block_document_id": block} if action.get("block") == _BLOCK else {})

@@ -17,10 +17,10 @@ _PATIENCE_SECONDS = 2.0
 
 
 def runs_page(uri: str | None, logged: Path | None = None) -> str:
-    """Where to look at logged runs: the server that ``protofl up`` has started on their store, else what to type.
+    """Return where to look at runs: the server that ``protofl up`` has started on their store, else what to type.
 
-    Runs are logged to the store itself and not through that server, which is for looking: it may be stopped, or started
-    again elsewhere, while they train, and costs a request where the file costs a write. It shows the same runs.
+    Runs are logged to the store itself and not through that server, which may be stopped while they train, and costs a
+    request where the file costs a write.
 
     Args:
         uri: of the store, as it is configured.
@@ -34,7 +34,7 @@ def runs_page(uri: str | None, logged: Path | None = None) -> str:
 
 
 def _experiment_page(server: str, logged: Path) -> str:
-    """The part of an address that opens on the runs beside this one; nothing where the server does not say which."""
+    """Return the part of an address that opens the runs beside this one; empty if the server does not know them."""
     name = urllib.parse.quote(experiment_name(RunFolder(logged)), safe="")
     asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine

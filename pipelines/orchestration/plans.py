@@ -21,13 +21,9 @@ _DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
 
 @dataclass(frozen=True)
 class Plan:
-    """How to start a service.
+    """How to start a service: its address, arguments of Python, and variables in addition to those of this process.
 
-    Attributes:
-        url: its address.
-        arguments: of the Python interpreter.
-        environment: variables in addition to those of this process.
-        shows: of MLflow, its store without a password.
+    ``shows`` is the store of MLflow's server, without a password.
     """
 
     url: str
@@ -67,10 +63,7 @@ def prefect(port: int) -> Plan:
 def workers(api: str, gpus: Sequence[str], flows_per_gpu: int) -> dict[str, Callable[[int], Plan]]:
     """Return a worker for flows on the CPU, and one for each GPU, which sees no other GPU.
 
-    Args:
-        api: of the server.
-        gpus: of this machine, as in CUDA_VISIBLE_DEVICES.
-        flows_per_gpu: maximum number of flows of a GPU's worker at a time.
+    ``api`` is the server's address; ``gpus`` are as in CUDA_VISIBLE_DEVICES, each for some flows at a time.
     """
     # One flow at a time, since one flow uses all cores. Deployments of one's own may be in the pool's first queue.
     hidden = {VISIBLE: ""} if gpus else {}

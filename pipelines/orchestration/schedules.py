@@ -82,9 +82,6 @@ def schedule_lines(address: Address) -> Iterator[str]:
 def switch(address: Address, names: Sequence[str], *, on: bool) -> None:
     """Switch all schedules of deployments on or off; switching off also removes their scheduled runs.
 
-    Args:
-        address: of the server. names: of the deployments. on: the new state.
-
     Raises:
         ConfigError: a name is unknown, or that deployment has no schedule; nothing is switched then.
     """

@@ -1,8 +1,7 @@
 """``protofl up``, ``deploy``, ``status``, ``down``: Prefect with a worker, MLflow and Optuna's dashboard, on loopback.
 
 Each server checks where a request comes from (:mod:`pipelines.same_origin`), and Prefect's requires a password, because
-its clients can run programs. What runs is kept in ``.protofl/services.json``, see
-:mod:`pipelines.orchestration.background`.
+its clients can run programs. :mod:`pipelines.orchestration.background` records what runs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -23,12 +22,10 @@ from pathlib import Path
 
 from flcore.core.errors import MLOPS, ConfigError, RunError, require
 from flcore.core.host import python, user_cache
-from flcore.io import disk
-from flcore.io.locks import take_lock
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans, schedules
 from pipelines.orchestration.address import configured, started_here
-from pipelines.orchestration.background import Service
+from pipelines.orchestration.background import LOCK, Service
 from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.notifications import WEBHOOK
 from pipelines.orchestration.plans import Plan
@@ -60,10 +57,7 @@ def up(
 ) -> None:
     """Start services that do not run, wait until they respond, and print their addresses.
 
-    Args:
-        prefect: its server, for flows. mlflow: its server, for runs. dashboard: Optuna's, for studies.
-        worker: runs scheduled flows; needs ``prefect``. One for the queue ``cpu``, one for each GPU.
-        flows_per_gpu: number of flows that share a GPU.
+    ``worker`` needs ``prefect``: one for the queue ``cpu``, one for each GPU with ``flows_per_gpu`` flows at a time.
 
     Raises:
         ConfigError: no free port, or unreadable settings or deployments; nothing is started then.
@@ -75,7 +69,8 @@ def up(
             require(package, service, MLOPS)
     if wanted["worker"]:
         deployments.declared()
-    with background.one_command_at_a_time():
+    # A port that the `up` of another folder has chosen looks free until its server listens.
+    with background.one_at_a_time(LOCK), background.one_at_a_time(user_cache() / "ports.lock"):
         running = _forget_what_has_ended()
         notes = []
         known: dict[str, Callable[[int], Plan]] = {"prefect": plans.prefect, "dashboard": plans.dashboard}
@@ -85,8 +80,8 @@ def up(
             notes.append(f"mlflow      not started: runs are logged to {without_password(store)}")
         else:
             known["mlflow"] = partial(plans.mlflow, address=store)
-        names = [name for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running]
-        running |= _start({name: known[name] for name in names}, running)
+        new = {name: known[name] for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running}
+        running |= _start(new, running)
         if wanted["worker"]:
             address, gpus = started_here(running["prefect"].url), visible_gpus()
             wanted_workers = plans.workers(address.url, gpus, flows_per_gpu)
@@ -110,9 +105,6 @@ def up(
 def deploy(*, flows_per_gpu: int = 1) -> None:
     """Register deployments with the configured server, as ``up`` does with its own.
 
-    Args:
-        flows_per_gpu: number of flows that share a GPU of this machine.
-
     Raises:
         ConfigError: no server is configured. RunError: it does not respond, or refuses a request.
     """
@@ -125,14 +117,7 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
 
 
 def status(*, as_json: bool = False) -> bool:
-    """Print the services that were started here, with address, start and health.
-
-    Args:
-        as_json: print a list of objects alone.
-
-    Returns:
-        Whether there are services, and all respond.
-    """
+    """Print the services that were started here, and return whether there are any and all respond."""
     services = background.recorded()
     found = [
         {
@@ -164,7 +149,7 @@ def status(*, as_json: bool = False) -> bool:
 
 def down() -> None:
     """Stop the services that were started here and their children, the worker first; nothing else."""
-    with background.one_command_at_a_time():
+    with background.one_at_a_time(LOCK):
         services = background.recorded()
         if not services:
             print("nothing to stop: nothing runs here that `protofl up` has started")
@@ -175,16 +160,11 @@ def down() -> None:
             services.remove(service)
             background.record(services)
             if _kind(service.name) == "worker" and not any(_kind(left.name) == "worker" for left in services):
-                _settle(services)
+                server = next((left for left in services if left.name == "prefect"), None)
+                if server is not None and background.is_running(server):
+                    with suppress(RunError):  # its pages do not show that the worker's flows have ended
+                        deployments.settle(started_here(server.url))
             print(f"{service.name}: " + (f"stopped (pid {service.pid})" if was_running else "had ended by itself"))
-
-
-def _settle(services: Sequence[Service]) -> None:
-    """Show in Prefect, if its server runs, that the flows of the worker have ended."""
-    for service in services:
-        if service.name == "prefect" and background.is_running(service):
-            with suppress(ConfigError, RunError):
-                deployments.settle(started_here(service.url))
 
 
 # ---- starting ----------------------------------------------------------------------------------------------------
@@ -203,16 +183,6 @@ def _forget_what_has_ended() -> dict[str, Service]:
     return running
 
 
-@contextmanager
-def _one_start_at_a_time() -> Iterator[None]:
-    """Wait for another folder's ``up`` of this user: a port that it has chosen looks free until its server listens."""
-    disk.make_folder(user_cache())
-    with disk.open_lock(user_cache() / "ports.lock") as lock:
-        take_lock(lock, wait=True)
-        yield
-
-
-@_one_start_at_a_time()
 def _start(wanted: dict[str, Callable[[int], Plan]], running: dict[str, Service]) -> dict[str, Service]:
     """Start services in parallel, and wait for all of them."""
     started: dict[str, Service] = {}
@@ -249,15 +219,9 @@ def _free_port(name: str, taken: set[int]) -> int:
     """Return the service's default port, or the next free one; ConfigError if there is none."""
     first = _PORTS[_kind(name)]
     for port in range(first, first + _PORTS_TRIED):
-        if port in taken:
-            continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
+        with suppress(OSError), socket.create_server((HOST, port)):
+            if port not in taken:
+                return port
     raise ConfigError(f"{name}: no free port from {first} to {first + _PORTS_TRIED - 1}; stop what holds them")
 
 

@@ -48,11 +48,7 @@ class TaskCall(Generic[Result]):
         return result
 
     def result(self, state: State[Any]) -> Result:
-        """Return the function's result; raise its error.
-
-        Args:
-            state: final state of the task that called it.
-        """
+        """Return the function's result, or raise its error; ``state`` is the final one of its task."""
         if not self._results:
             state.result()  # raises
         return self._results[0]

@@ -1,8 +1,8 @@
 """The folder in which a deployment was registered: flows work in it, and import nothing from it.
 
-Prefect's own step ``set_working_directory`` puts the folder first on the search path of the process of a flow. A file
-``random.py`` in it would be imported in place of Python's own. With the step of this module that process starts in an
-empty folder of its own, and moves to the working folder once protofl and its libraries are imported.
+Prefect's own step ``set_working_directory`` puts the folder first on the search path: a file ``random.py`` in it would
+be imported in place of Python's own. With the step of this module the process of a flow starts in an empty folder, and
+moves to the working folder once protofl and its libraries are imported.
 """
 
 from __future__ import annotations
@@ -19,20 +19,12 @@ def steps() -> list[dict[str, dict[str, str]]]:
 
 
 def set_working_folder(directory: str) -> None:
-    """Set in which folder the process of a flow works, which inherits the environment of this one.
-
-    Args:
-        directory: absolute path.
-    """
+    """Set in which folder the process of a flow works, which inherits the environment of this one."""
     os.environ[_FOLDER] = directory
 
 
 def enter() -> None:
-    """Move to the working folder that :func:`set_working_folder` named; without one, do nothing.
-
-    Raises:
-        OSError: it is no folder, or not for this user.
-    """
+    """Move to the working folder that :func:`set_working_folder` named; without one, do nothing."""
     directory = os.environ.pop(_FOLDER, None)  # processes that this one starts may work elsewhere
     if directory is not None:
         os.chdir(directory)

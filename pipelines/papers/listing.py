@@ -10,11 +10,7 @@ from pipelines.runs.compared import flatten
 
 
 def listing(table: PaperTable, rows: Collection[str] | None = None, columns: Collection[str] | None = None) -> str:
-    """Return a table's dotted keys with values; those that all columns share are listed as common.
-
-    Args:
-        table: of a paper. rows: keys to list; None: all. columns: likewise.
-    """
+    """Return the settings of a table with dotted keys: the common ones, then what columns, rows and cells add."""
     return "\n".join(_lines(table, rows, columns))
 
 

@@ -33,10 +33,7 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
 
     In addition to :func:`figures`, ``metric`` may name one of :data:`FORMULAS`, a value of a round's record
     (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the round that reached the target, if any.
-
-    Args:
-        run: the run. metric: dotted name.
-        baseline: the run with the same seed and partition that defines the target, and its metric; None: no target.
+    ``baseline``, a run with the same seed and partition and its metric, defines the target.
     """
     if metric.startswith(TO_TARGET):
         final = next((value for _, value in reversed(_curve(*baseline))), None) if baseline is not None else None
@@ -57,9 +54,8 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
 def figures(run: RunFolder, metric: str) -> dict[str, Any]:
     """Return the figures that a metric may name: ``metrics.json``, and ``timing`` or ``analyses`` if it starts so.
 
-    ``timing`` is ``timing.json`` with means over rounds, skipping the first two and evaluation: ``seconds_per_round``
-    as measured, and ``ideal_seconds_per_round``, the slowest client of every leg plus the server steps, as if a round's
-    clients trained in parallel.
+    ``timing`` is ``timing.json`` with means over rounds but the first two: ``seconds_per_round`` as measured without
+    evaluation, and ``ideal_seconds_per_round``, the slowest client of every leg plus the server steps.
 
     ``analyses`` has every table of an analysis, its numbers nested by the texts in their line, such as
     ``analyses.generator_distances.generated.tsne.intra``.
@@ -68,8 +64,8 @@ def figures(run: RunFolder, metric: str) -> dict[str, Any]:
     if root == "timing" and run.timing:
         values["timing"] = {
             **run.timing,
-            "seconds_per_round": _mean_over_rounds(run.legs, _as_they_went),
-            "ideal_seconds_per_round": _mean_over_rounds(run.legs, _side_by_side),
+            "seconds_per_round": _mean_seconds(run.legs, ideal=False),
+            "ideal_seconds_per_round": _mean_seconds(run.legs, ideal=True),
         }
     if root == "analyses" and run.files.analyses.exists():
         values["analyses"] = {one.name: _by_words(one.rows) for one in load(run)}
@@ -82,25 +78,17 @@ def _curve(run: RunFolder, metric: str) -> list[tuple[int, float | None]]:
     return [(record["round"], dict(numbers_in(record)).get(field)) for record in run.history]
 
 
-def _mean_over_rounds(legs: Sequence[Mapping[str, Any]], seconds: Callable[[Mapping[str, Any]], float]) -> float | None:
-    """Return the mean over rounds of the seconds of all legs; None without rounds."""
+def _mean_seconds(legs: Sequence[Mapping[str, Any]], *, ideal: bool) -> float | None:
+    """Return the mean seconds of a round without evaluation; ``ideal``: as if its clients trained in parallel."""
     lengths: dict[int, float] = {}
     for leg in legs:
-        lengths[leg["round"]] = lengths.get(leg["round"], 0.0) + seconds(leg)
+        left_out = ("evaluate", leg["leg"] if ideal else None)
+        seconds = sum(value for phase, value in leg["seconds"].items() if phase not in left_out)
+        seconds += max(leg["clients"].values(), default=0.0) if ideal else 0.0
+        lengths[leg["round"]] = lengths.get(leg["round"], 0.0) + seconds
     in_order = [lengths[number] for number in sorted(lengths)]
     counted = in_order[WARM_UP:] or in_order
     return fmean(counted) if counted else None
-
-
-def _as_they_went(leg: Mapping[str, Any]) -> float:
-    """Return the seconds of training, messages and server steps."""
-    return sum(value for phase, value in leg["seconds"].items() if phase != "evaluate")
-
-
-def _side_by_side(leg: Mapping[str, Any]) -> float:
-    """Return the seconds of the slowest client and of the server steps."""
-    stages = sum(value for phase, value in leg["seconds"].items() if phase not in ("evaluate", leg["leg"]))
-    return stages + max(leg["clients"].values(), default=0.0)
 
 
 def _by_words(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -133,10 +121,8 @@ def mixtures_up(run: RunFolder) -> float:
     """Return the scalars that all GFPL clients send, mean over rounds (gfpl.md section 3; figure 7).
 
     n·(2d + 1) for each class that a client holds and each exchange: means, deviations and weights of n Gaussians, if
-    the class has enough samples for n. Other values sent, such as the class's number of samples, do not count.
-
-    Raises:
-        DataError: a file of the run is damaged, or its partition no longer exists.
+    the class has enough samples for n. Other values sent, such as the class's number of samples, do not count. Raises a
+    DataError if a file of the run is damaged, or its partition no longer exists.
     """
     config = Config.from_mapping(run.config)
     method, rounds, meta = config.method, config.federation.rounds, Dataset.load(run.inputs.prepared).meta

@@ -51,9 +51,7 @@ def effective(
 ) -> tuple[str, ...]:
     """Return the assignments that can change a result, unlike the data folder or the number of workers.
 
-    Args:
-        assignments: all; the last one wins for each key.
-        usual: configuration by row, without them. assigned: with them.
+    ``usual`` and ``assigned`` are the configurations by row without and with them; the last one wins for each key.
     """
     differing: set[str] = set()
     for row, config in assigned.items():

@@ -36,11 +36,8 @@ _ALIKE = 1e-9
 def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> str:
     """Keep the finished runs of a table and the reasons of failed ones; return a summary.
 
-    Runs with outdated settings are replaced; all others stay.
-
-    Args:
-        out: the table's folder. into: folder of the file.
-        again: replace runs that now have other figures or another engine.
+    Runs with outdated settings are replaced; all others stay. ``out`` is the table's folder, ``into`` that of the file;
+    ``again`` replaces runs that now have other figures or another engine.
 
     Raises:
         RunError: there is no finished run; or one is from uncommitted code, has other values than the table's, other
@@ -112,9 +109,7 @@ def _kept(table: PaperTable, selection: TableSelection, run: MeasuredRun) -> Pub
     differing = sorted(key for key in current.keys() | usual.keys() if current.get(key) != usual.get(key))
     foreign = [key for key in differing if not _may_differ(key, values.get(key))]
     if foreign:
-        differences = ", ".join(f"{key}={values.get(key)}" for key in foreign[:3]) + (
-            ", ..." if len(foreign) > 3 else ""
-        )
+        differences = ", ".join([*(f"{key}={values.get(key)}" for key in foreign[:3]), *["..."] * (len(foreign) > 3)])
         raise RunError(
             f"{run.row} on {run.setting}, {pair_name(run.pair)}: was made with {differences}, which is not the table's "
             "setting; run it without (engine.*, data.root and data.name=imagefolder, images as they are, may be set)"
@@ -140,8 +135,8 @@ def _may_differ(key: str, value: object) -> bool:
 def _current_settings(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return settings in the form of the current code, without the seeds of run and partition, stored separately.
 
-    A key added since has its default, which means the earlier behaviour. If the current code cannot read the settings,
-    use the run's own ``identity``, or else the stored settings.
+    A key added since has its default. If the current code cannot read the settings, use the run's own ``identity``, or
+    else the stored settings.
     """
     try:
         return _without_seeds(Config.from_mapping(without_removed(settings)).identity())
@@ -211,10 +206,7 @@ def published_keys(plan: TablePlan, published: PublishedTable) -> set[RunKey]:
 
 
 def _planned(table: PaperTable, setting: str, selection: TableSelection) -> dict[RunKey, Config]:
-    """Return the configuration of each run of a setting; empty if it cannot be configured.
-
-    ``selection`` names the partition seeds.
-    """
+    """Return the configuration of each run of a setting, by key; empty if it cannot be configured."""
     try:
         settings = plan_table(table, replace(selection, columns=(setting,)), with_data=False).settings
     except ConfigError:  # the table no longer has such a row or column

@@ -2,9 +2,8 @@
 
 The runs of a table take gigabytes and hours; the table needs one number per column from each.
 :mod:`pipelines.papers.publish` (``protofl paper keep``) stores these, so several machines can complete a table, and the
-code alone shows and repeats this project's verdicts on the papers' claims. A run is kept with its commit, processor,
-fingerprints of data and partition, and all settings: a digest would not be comparable once a key is added. For a
-failed run the reason is kept.
+code alone repeats this project's verdicts. A run is kept with its commit, processor, fingerprints of data and
+partition, and all settings: a digest would not be comparable once a key is added.
 """
 
 from __future__ import annotations
@@ -111,11 +110,7 @@ def published_so_far(table: PaperTable, rounds_scale: float, folder: Path = PUBL
 
 
 def read_published(path: Path) -> PublishedTable:
-    """Read a file of kept runs.
-
-    Raises:
-        DataError: it is missing or damaged. ConfigError: its table is unknown.
-    """
+    """Read a file of kept runs; DataError if it is missing or damaged, ConfigError if its table is unknown."""
     document = read_json(path)
     known = {field.name for field in fields(PublishedRun)}
     try:

@@ -163,22 +163,20 @@ def write(results: TableResults, directory: Path, drawn: Iterable[Section] = (),
     contents = {"table.md": "\n".join(lines), "table.csv": csv_text(rows), "table.json": json_text(document)}
     write_texts(contents, directory)
     links = [
-        _LINK.format(href=f"{setting.name}/report.html", title=listed(one.title for one in setting.columns))
+        Block("words", _LINK.format(href=f"{setting.name}/report.html", title=listed(c.title for c in setting.columns)))
         for setting in plan.settings
         if (directory / setting.name / "report.html").exists()
     ]
     sections = [
-        Section("changed", heading, (Block("notes", differing),)),
+        *([Section("changed", heading, (Block("notes", differing),))] if differing else []),
         *drawn,
         *(Section(f"table-{number}", table.title, (Block("table", table),)) for number, table in enumerate(shown)),
-        Section("settings", "Pages of the comparisons", tuple(Block("words", link) for link in links)),
-        Section("refused", "Not run here", (Block("notes", refused),)),
-        Section("notes", "Notes", (Block("notes", note_texts),)),
+        *([Section("settings", "Pages of the comparisons", tuple(links))] if links else []),
+        *([Section("refused", "Not run here", (Block("notes", refused),))] if refused else []),
+        *([Section("notes", "Notes", (Block("notes", note_texts),))] if note_texts else []),
     ]
-    empty = {"changed": not differing, "settings": not links, "refused": not refused, "notes": not note_texts}
     page = {"kicker": plan.table.id, "title": f"{plan.table.title}{mark(plan)}"}
-    shown_sections = [section for section in sections if not empty.get(section.name)]
-    return write_page(directory / "report.html", page, " ".join(lead(results)), shown_sections, colours={})
+    return write_page(directory / "report.html", page, " ".join(lead(results)), sections, colours={})
 
 
 def title(results: TableResults) -> str:
@@ -224,10 +222,8 @@ def paper_tables(results: TableResults, *, measured: bool = False) -> list[Table
         column_cells = [results.cells[row.key, column.key] for row in rows]
         if not any(cell.ours.n or cell.failed or cell.printed for cell in column_cells):
             continue
-        has_printed, has_ours = (
-            any(cell.printed for cell in column_cells),
-            any(cell.ours.n or cell.failed for cell in column_cells),
-        )
+        has_printed = any(cell.printed for cell in column_cells)
+        has_ours = any(cell.ours.n or cell.failed for cell in column_cells)
         heading = f"{column.title}, ours" if has_printed else column.title
         heading += " (changed setting)" if is_changed(results.plan, column) else ""
         if has_ours:
@@ -236,9 +232,13 @@ def paper_tables(results: TableResults, *, measured: bool = False) -> list[Table
             )
         if has_printed:  # columns without runs get no empty column of ours
             named = "printed" if has_ours else f"{column.title}, printed"
-            figures.append(tables.Column(named, [_printed_text(cell.printed) for cell in column_cells]))
+            figures.append(
+                tables.Column(named, [MISSING if c.printed is None else c.printed.text for c in column_cells])
+            )
         if any(cell.difference.n for cell in column_cells):
-            differences.append(tables.Column(heading, [_difference_text(cell) for cell in column_cells]))
+            texts = [format_difference(cell.difference, "points") for cell in column_cells]
+            texts = [t if t == MISSING else _with_lost(t, c) for t, c in zip(texts, column_cells, strict=True)]
+            differences.append(tables.Column(heading, texts))
             if has_printed:
                 printed = [_printed_difference(table, row, column) for row in rows]
                 texts = [format_value(value, "points", signed=True) for value in printed]
@@ -252,9 +252,7 @@ def paper_tables(results: TableResults, *, measured: bool = False) -> list[Table
 
 def _printed_difference(table: PaperTable, row: Row, column: Column) -> float | None:
     value, reference = table.printed.get((row.key, column.key)), table.printed.get((table.baseline, column.key))
-    if value is None or reference is None or row.key == table.baseline:
-        return None
-    return value.value - reference.value
+    return value.value - reference.value if value and reference and row.key != table.baseline else None
 
 
 def records(results: TableResults) -> list[dict[str, Any]]:
@@ -293,20 +291,9 @@ def notes(results: TableResults) -> list[str]:
     return [*results.plan.table.notes, *without, *(elsewhere if results.plan.left_out - shown else []), *failed]
 
 
-def _printed_text(printed: Printed | None) -> str:
-    if printed is None:
-        return MISSING
-    return f"{printed.value:.2f}" + ("" if printed.spread is None else f" ± {printed.spread:.2f}")
-
-
 def _with_lost(text: str, cell: Cell) -> str:
     """Return a figure with the number of failed runs."""
     return f"{text} ({cell.lost})" if cell.failed else text
-
-
-def _difference_text(cell: Cell) -> str:
-    text = format_difference(cell.difference, "points")
-    return text if text == MISSING else _with_lost(text, cell)
 
 
 _LINK = Markup('<a href="{href}">{title}</a>')

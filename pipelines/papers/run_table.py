@@ -14,7 +14,7 @@ from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.papers.catalogue import name_at
 from pipelines.papers.plan import Setting, TablePlan, estimated_duration, plan_table
-from pipelines.papers.results import TableResults, paper_tables, results, write
+from pipelines.papers.results import paper_tables, results, write
 from pipelines.papers.runs import table_file
 from pipelines.papers.verdicts.judge import verdict_table
 from pipelines.plan.spec import ExperimentPlan, RunSpec
@@ -27,23 +27,15 @@ from pipelines.runs.ownership import claim_folder
 from pipelines.runs.standard_error import console
 
 
-def default_folder(id: str, rounds_scale: float) -> Path:
-    """Return the default folder of a table at a budget."""
-    return Path("runs/papers") / name_at(id, rounds_scale)
-
-
 def folder_of(planned: TablePlan) -> Path:
     """Return the default folder of a plan's table."""
-    return default_folder(planned.table.id, planned.selection.rounds_scale)
+    return Path("runs/papers") / name_at(planned.table.id, planned.selection.rounds_scale)
 
 
 def run_table(planned: TablePlan, out: Path, operation: Operation) -> Outcome:
-    """Run the settings of a plan; reuse finished runs, also from earlier commands in the folder.
+    """Run the settings of a plan; reuse finished runs, also from earlier commands in the folder ``out``.
 
     A failed setting does not stop the others.
-
-    Args:
-        planned: the table's plan. out: its folder. operation: how to run.
 
     Raises:
         ConfigError: nothing can be run as requested, or the folder contains something else, such as another budget.
@@ -76,16 +68,17 @@ def run_table(planned: TablePlan, out: Path, operation: Operation) -> Outcome:
             store = outcome.store
             done.append(setting.name)
         table_results = results(planned, out, done)
-        page = _write(table_results, out)
+        from pipelines.papers.drawings import sections  # matplotlib, which takes a second to import
+
+        page = write(table_results, out, sections(table_results), verdict_table(table_results))
     if len(failed) == len(planned.settings):
         first = next(iter(failed.values()))
         raise FailedRunsError(f"{planned.table.id}: every setting failed; the first: {first}")
-    text = io.StringIO()
-    width, terminal = operation.console["width"], operation.console["terminal"]
+    text, screen = io.StringIO(), operation.console
     judged = verdict_table(table_results)
     # Only what was measured on a terminal; the page has the other printed figures.
     shown = [*paper_tables(table_results, measured=True), *([judged] if judged else [])]
-    print_tables(shown, console(file=text, width=width, force_terminal=terminal))
+    print_tables(shown, console(file=text, width=screen["width"], force_terminal=screen["terminal"]))
     markdown = (out / "table.md").read_text(encoding="utf-8")
     return Outcome(
         out, page, store, table=text.getvalue(), markdown=markdown, failed={**table_results.failed, **failed}
@@ -127,7 +120,7 @@ def _compare(planned: TablePlan, setting: Setting, home: Path, operation: Operat
 
 
 def _with_finished_runs(planned: TablePlan, setting: Setting, home: Path) -> tuple[ExperimentPlan, int]:
-    """Return a setting's plan extended by finished runs of other rows, seeds and partitions.
+    """Return a setting's plan with finished runs of other rows, seeds and partitions.
 
     Also return the number of finished runs that are not comparable with these.
     """
@@ -175,9 +168,3 @@ def _has_finished(run: RunSpec, home: Path) -> bool:
         return placed(run.config, inputs, home / RUNS).is_finished
     except DataError:  # damaged: the comparison reports or retrains it
         return True
-
-
-def _write(table_results: TableResults, out: Path) -> Path:
-    from pipelines.papers.drawings import sections  # matplotlib, which takes a second to import
-
-    return write(table_results, out, sections(table_results), verdict_table(table_results))

@@ -125,11 +125,7 @@ class TableFile:
 
 
 def table_file(folder: Path) -> TableFile:
-    """Read a table's folder.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Read a table's folder; DataError if its file is missing or damaged."""
     path = folder / "table.json"
     if not path.is_file():
         raise DataError(f"{folder}: no table there (table.json); protofl paper run makes one, below runs/papers")

@@ -16,12 +16,10 @@ from pipelines.reporting.formats import plural
 def plan_shard(
     table: PaperTable, selection: TableSelection, part: str | None = None, *, not_kept: bool = False
 ) -> TablePlan:
-    """Plan some of the requested runs.
+    """Plan some of the requested runs: ``part`` is ``K/N``, every N-th from the K-th on; ``not_kept`` only those.
 
-    Args:
-        part: ``K/N``, every N-th run from the K-th on. Runs are counted by setting, row, partition seed and seed, kept
-            or not, so N machines with the same command run each once.
-        not_kept: leave out runs with figures kept in the code.
+    Runs are counted by setting, row, partition seed and seed, kept or not, so N machines with the same command run each
+    once.
 
     Raises:
         ConfigError: a wrong ``part``, or more parts than runs; or as :func:`pipelines.papers.plan.plan_table`.
@@ -34,11 +32,7 @@ def plan_shard(
 
 
 def shard(plan: TablePlan, part: tuple[int, int] = (1, 1), published: PublishedTable | None = None) -> TablePlan:
-    """Return the plan of the K-th of N parts, without published runs.
-
-    Raises:
-        ConfigError: there are more parts than runs.
-    """
+    """Return the plan of the K-th of N parts, without published runs; ConfigError if there are more parts than runs."""
     number, of = part
     all_runs = [run_key(setting, run) for setting in plan.settings for run in setting.plan.runs]
     part_runs = all_runs[number - 1 :: of]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pipelines.papers.catalogue import PAPERS, table_named
+from pipelines.papers.catalogue import PAPERS, name_at, table_named
 from pipelines.papers.caveats import changed, mark, overrides_of
 from pipelines.papers.plan import plan_table
 from pipelines.papers.published import published_tables
@@ -43,10 +43,9 @@ class JudgedLead:
     """A pair and its verdict.
 
     Attributes:
-        difference: ``better`` minus ``than``; for costs reversed.
+        difference: ``better`` minus ``than``; for costs reversed. counted: traffic, without a test.
         reasons: why it is withdrawn or has no rival. against: reasons that matter only if it does not hold.
         rounds_scale: fraction of the paper's rounds. overrides: assignments that override the table's values.
-        counted: traffic, without a test.
     """
 
     lead: Lead
@@ -100,7 +99,7 @@ class JudgedSentence:
 
     @property
     def survives_holm(self) -> bool:
-        """Whether the verdict would be the same if no error at all among the paper's pairs were allowed."""
+        """Whether the verdict is the same with the stricter adjustment."""
         return self.p_holm is not None and self.p_holm <= 1 - CONFIDENCE
 
     @property
@@ -179,9 +178,8 @@ def judge_sentence(sentence: Sentence, pairs: Sequence[JudgedLead]) -> JudgedSen
 def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None = None) -> list[JudgedSentence]:
     """Judge sentences by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
 
-    Args:
-        asked: the sentences; p is adjusted for all of a paper's.
-        home: a folder of ``protofl paper run`` tables, which precede kept ones. published: a folder of kept tables.
+    p is adjusted for all sentences of a paper. Tables of ``protofl paper run`` in the folder ``home`` come first, then
+    kept ones in the folder ``published``.
     """
     known: dict[str, list[TableResults]] = {}
     stored = published_tables(published) if published is not None else []
@@ -193,7 +191,8 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
         tried = [measure(lead, found) for found in known[lead.table]]
         ran = [one for one in tried if one.verdict != "not run"]
         none = JudgedLead(lead, "not run", paired_difference({}, {}))
-        return max(ran, key=lambda one: _closeness(one.rounds_scale), default=none)
+        # The paper's own budget, then the nearest of the smaller, then of the larger ones.
+        return max(ran, key=lambda one: (one.rounds_scale <= 1, -abs(one.rounds_scale - 1)), default=none)
 
     answers = []
     for paper in PAPERS:
@@ -209,29 +208,15 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
     return answers
 
 
-def _closeness(scale: float) -> tuple[bool, bool, float]:
-    """Return a sort key for budgets: the paper's own, then smaller, then larger ones, the nearest first."""
-    return scale == 1, scale < 1, scale if scale < 1 else -scale
-
-
 def _results_of(home: Path, table: str) -> list[TableResults]:
     """Return the results of a table at every budget that was run."""
-    results_by_budget = []
-    for folder in sorted(home.glob(f"{table}*")):
-        ending = folder.name.removeprefix(table)
-        if (folder / "table.json").exists() and (not ending or _is_share(ending)):
-            results_by_budget.append(
-                results(plan_table(table_named(table), table_file(folder).selection, with_data=False), folder)
-            )
-    return results_by_budget
-
-
-def _is_share(ending: str) -> bool:
-    """Return whether a folder name's suffix is a budget, such as ``-x0.1`` or ``-x1e-05``."""
-    try:
-        return ending.startswith("-x") and float(ending.removeprefix("-x")) > 0
-    except ValueError:
-        return False
+    folders = [folder for folder in sorted(home.glob(f"{table}*")) if (folder / "table.json").exists()]
+    found = [(folder, table_file(folder)) for folder in folders]
+    return [
+        results(plan_table(table_named(table), file.selection, with_data=False), folder)
+        for folder, file in found
+        if folder.name == name_at(table, file.rounds_scale)
+    ]
 
 
 _MEANING = (
