@@ -158,7 +158,10 @@ def plan_table(table: PaperTable, selection: TableSelection, *, with_data: bool 
             times = [each for each in seconds.values() if each is not None]
             total = sum(times) * per_row if len(times) == len(seconds) else None
             parameters = comparison_parameters(table, columns[0], usable, selection)
-            overrides = _overrides(table, columns[0], usable, configs, selection)
+            overrides: tuple[str, ...] = ()
+            if selection.assignments:
+                usual = _configs(table, columns[0], usable, replace(selection, assignments=()))
+                overrides = effective(selection.assignments, usual, {row.key: configs[row.key] for row in usable})
             settings.append(Setting(group[0].key, columns, tuple(usable), parameters, total, overrides))
     return TablePlan(table, selection, tuple(settings), refused, error_types)
 
@@ -168,35 +171,14 @@ def _configs(
 ) -> dict[str, Config | ConfigError]:
     """Return each row's configuration with the first seed, or the error why it has none."""
     configs: dict[str, Config | ConfigError] = {row.key: ConfigError(f"{row.title} is not built") for row in rows}
-    built = [row for row in rows if row.method is not None]
-    try:
-        parameters = comparison_parameters(table, column, built, selection) if built else {}
-        runs = comparison_plan(parameters, None, selection.seeds[:1]).runs if built else ()
-    except ConfigError as error:
-        if len(built) == 1:
-            return {**configs, built[0].key: error}
-        for row in built:  # find the rows at fault
-            configs |= _configs(table, column, [row], selection)
-        return configs
-    return configs | {row.key: run.config for row, run in zip(built, one_per_row(runs, built), strict=True)}
-
-
-def _overrides(
-    table: PaperTable,
-    column: Column,
-    rows: Sequence[Row],
-    configs: Mapping[str, Config | ConfigError],
-    selection: TableSelection,
-) -> tuple[str, ...]:
-    if not selection.assignments:
-        return ()
-    usual = _configs(table, column, rows, replace(selection, assignments=()))
-    return effective(selection.assignments, usual, {row.key: configs[row.key] for row in rows})
-
-
-def one_per_row(runs: Sequence[RunSpec], rows: Sequence[Row]) -> Sequence[RunSpec]:
-    """Return the run of every row on its first partition."""
-    return runs[:: len(runs) // len(rows)] if rows else []
+    for row in rows:
+        if row.method is not None:
+            try:
+                parameters = comparison_parameters(table, column, [row], selection)
+                configs[row.key] = comparison_plan(parameters, None, selection.seeds[:1]).runs[0].config
+            except ConfigError as error:
+                configs[row.key] = error
+    return configs
 
 
 def _known_seconds(

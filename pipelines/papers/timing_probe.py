@@ -8,7 +8,7 @@ from pathlib import Path
 from flcore.config.schema import Config
 from pipelines.execution.bodies import carry_out_all
 from pipelines.execution.operation import Operation
-from pipelines.papers.plan import TablePlan, one_per_row
+from pipelines.papers.plan import TablePlan
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.params import with_values
 from pipelines.plan.spec import RunSpec
@@ -30,7 +30,8 @@ def measure(plan: TablePlan, home: Path, operation: Operation) -> bool:
     unknown: dict[str, RunSpec] = {}
     for setting in plan.settings:
         runs = comparison_plan(setting.parameters, None, plan.selection.seeds[:1]).runs
-        for run, row in zip(one_per_row(runs, setting.rows), setting.rows, strict=True):
+        first_of_each = runs[:: len(runs) // len(setting.rows)]
+        for run, row in zip(first_of_each, setting.rows, strict=True):
             kind = kind_of(run.config)
             if cache.cost(kind).seconds is None and run.config.federation.rounds >= _WORTH * ROUNDS:
                 unknown[kind] = replace(run, label=f"{row.key}, {setting.name}")
