@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from flcore.core.errors import RunError
-from pipelines.cli.headlines import KINDS, SHOWN, TABLES, headlines
+from pipelines.cli.headlines import KINDS, SHOWN, Headline, headlines
 from pipelines.cli.options import Assignments, Common, File, Json, Name, Out
 
 _METHOD = Annotated[Literal["method"], Parameter(metavar="KIND")]
@@ -31,15 +31,13 @@ def list_(
         params: parameter file; its plug-ins are listed too (default: params.yaml, if it exists)
     """
     has_more = _load_plugins(params, common.plugins)  # also refuses missing ones
-    if not as_json and not (has_more and kind in TABLES):
-        print("\n".join(entry.line for entry in headlines(kind)))
-        return 0
-    from pipelines.cli import registry
+    entries = headlines(kind)
+    if as_json or has_more:
+        from pipelines.cli import registry
 
-    if as_json:
-        print(json.dumps(registry.describe(kind), indent=2))
-    else:
-        print("\n".join(entry.line for entry in registry.loaded(kind)))
+        described = registry.describe(kind)
+        entries = [Headline(one["name"], one["summary"], one.get("citation", "")) for one in described]
+    print(json.dumps(described, indent=2) if as_json else "\n".join(entry.line for entry in entries))
     return 0
 
 

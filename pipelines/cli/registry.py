@@ -15,7 +15,7 @@ from flcore.data.sources import SOURCES
 from flcore.methods import METHODS
 from flcore.models import MODELS
 from flcore.sampling import SAMPLERS
-from pipelines.cli.headlines import SHOWN, Headline, headlines
+from pipelines.cli.headlines import SHOWN, headlines
 
 _REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "datasets": SOURCES,
@@ -48,12 +48,6 @@ def describe_one(kind: str, name: str) -> dict[str, Any]:
     if name not in entries:
         raise ConfigError(unknown_key(name, name, entries).replace("key", kind, 1))
     return entries[name]
-
-
-def loaded(kind: str) -> list[Headline]:
-    """Return every registered entry, with plug-ins."""
-    entries = {"methods": METHODS, **_REGISTRIES}[kind].values()
-    return [Headline(cls.name, cls.summary, getattr(cls, "citation", "")) for cls in entries]
 
 
 def _method(cls: Any) -> dict[str, Any]:

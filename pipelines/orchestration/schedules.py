@@ -51,11 +51,6 @@ def _is_on(deployment: DeploymentResponse, schedule: DeploymentSchedule) -> bool
     return schedule.active and not deployment.paused
 
 
-def _shown(schedule: DeploymentSchedule) -> str:
-    when = [getattr(schedule.schedule, "cron", "at intervals"), getattr(schedule.schedule, "timezone", None)]
-    return " ".join(filter(None, when))
-
-
 def notes(address: Address) -> list[str]:
     """Return lines for a terminal: the schedules, and what to type if one is off."""
     lines = [f"scheduled   {line}" for line in schedule_lines(address)]
@@ -71,9 +66,10 @@ def schedule_lines(address: Address) -> Iterator[str]:
     with connected(address) as client:
         registered = our_deployments(client)
     for deployment, flow in registered:
-        times = [
-            _shown(schedule) + ("" if _is_on(deployment, schedule) else " (off)") for schedule in deployment.schedules
-        ]
+        times = []
+        for each in deployment.schedules:
+            when = [getattr(each.schedule, "cron", "at intervals"), getattr(each.schedule, "timezone", None)]
+            times.append(" ".join([*filter(None, when), *["(off)"] * (not _is_on(deployment, each))]))
         delete = f"prefect deployment delete {flow}/{deployment.name}"
         old = "" if deployment.name in declared else f" (not in the file: `{delete}` ends it)"
         yield f"{deployment.name}: {', '.join(times) or 'by hand'}{old}"

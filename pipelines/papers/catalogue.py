@@ -182,19 +182,15 @@ class PaperTable:
 
     def settings(self) -> list[tuple[Column, ...]]:
         """Group the columns that share their runs, in the printed order."""
-        groups: list[list[Column]] = []
+        groups, of_group = list[list[Column]](), list[list[Mapping[str, Any]]]()
         for column in self.columns:
-            same = next((group for group in groups if self._same_runs(group[0], column)), None)
-            if same is None:
-                groups.append([column])
+            values = [column.values, *(self.values_of(row, column) for row in self.rows)]
+            if values in of_group:
+                groups[of_group.index(values)].append(column)
             else:
-                same.append(column)
+                groups.append([column])
+                of_group.append(values)
         return [tuple(group) for group in groups]
-
-    def _same_runs(self, one: Column, other: Column) -> bool:
-        return one.values == other.values and all(
-            self.values_of(row, one) == self.values_of(row, other) for row in self.rows
-        )
 
     def why_missing(self, row: Row, column: Column) -> str | None:
         """Return the file's reason why a cell cannot be run; None if it can."""

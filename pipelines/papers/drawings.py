@@ -20,7 +20,7 @@ from pipelines.reporting.figures.sets import Drawing, drawing
 from pipelines.reporting.figures.style import GRID, INK, MUTED, house_style, method_styles
 from pipelines.reporting.page import LEGENDS, Block, Section, panels
 from pipelines.reporting.partition_table import load_partition
-from pipelines.runs.analyses import StoredAnalysis, load
+from pipelines.runs.analyses import load
 from pipelines.runs.record import record_of
 
 _ROW, _AROUND, _LINE = 0.26, 0.75, 0.17  # inches: a row; title and axis; the title's second line
@@ -122,8 +122,13 @@ def _of_run(run: MeasuredRun, place_title: str, names: tuple[str, ...]) -> Itera
             title = f"{place_title}: {LEGENDS[name].heading}"
             block = _division(run, title)
         elif name in stored:
-            title = f"{place_title}: {heading(name)}"
-            block = _block(run, title, stored[name])
+            title, analysis = f"{place_title}: {heading(name)}", stored[name]
+            if analysis.skipped is not None:
+                block = Block("words", f"Left out: {analysis.skipped}.")
+            else:
+                figure = draw_analysis(analysis, subject_of(record_of(run.folder), name))
+                caption = " ".join((CAPTIONS[without_round(name)[0]], *analysis.notes))
+                block = panels(title, caption, drawing(f"{run.setting}-{run.row}-{name}", {"": figure}))
         else:
             continue
         yield Section(f"picture-{run.setting}-{run.row}-{name}", title, (block,), level=3)
@@ -137,11 +142,3 @@ def _division(run: MeasuredRun, title: str) -> Block:
         return Block("words", f"Left out: {error}")
     drawn = drawing(f"{run.setting}-{run.row}-{DIVISION}", {"": draw_partition(partition)})
     return panels(title, LEGENDS[DIVISION].caption, drawn)
-
-
-def _block(run: MeasuredRun, title: str, analysis: StoredAnalysis) -> Block:
-    if analysis.skipped is not None:
-        return Block("words", f"Left out: {analysis.skipped}.")
-    figure = draw_analysis(analysis, subject_of(record_of(run.folder), analysis.name))
-    caption = " ".join((CAPTIONS[without_round(analysis.name)[0]], *analysis.notes))
-    return panels(title, caption, drawing(f"{run.setting}-{run.row}-{analysis.name}", {"": figure}))
