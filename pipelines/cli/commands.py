@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).parents[2]
 _COMMANDS = (
     ("experiments", "entries", "init"),
     ("experiments", "train", "run compare sweep tune"),
-    ("experiments", "train", "stage_code stage_prepare stage_partition stage_train stage_compare stage_paper"),
+    ("experiments", "stage", "stage_code stage_prepare stage_partition stage_train stage_compare stage_paper"),
     ("experiments", "paper", "paper_list paper_show paper_run paper_keep paper_claims"),
     ("methods and parameters", "entries", "list_ show schema new check"),
     ("finished runs", "results", "track analyse archive reproduce"),

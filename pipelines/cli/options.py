@@ -180,10 +180,11 @@ class Flow:
     orchestrator: Annotated[Literal["auto", "inline", "prefect"] | None, Parameter(group=_ONE_ORCHESTRATOR)] = None
     no_wait: bool = False
 
-    def how(self) -> dict[str, Any]:
-        """Return the arguments for :mod:`pipelines.orchestration.commands`."""
+    @property
+    def is_wanted(self) -> bool | None:
+        """Whether the command is to run as a flow; None: if a server answers."""
         older = {"inline": False, "prefect": True}.get(str(self.orchestrator))
-        return {"prefect": older if self.prefect is None else self.prefect, "wait": not self.no_wait}
+        return older if self.prefect is None else self.prefect
 
 
 ONE_RUN: Mapping[str, str] = {"compare.*": "one configuration is run"}

@@ -86,29 +86,27 @@ def paper_list(*, as_json: Json = False, common: Common = Common()) -> int:
     from pipelines.papers.plan import TableSelection, cells, plan_table
     from pipelines.papers.published import published_tables
 
-    kept: dict[str, dict[str, tuple[int, int]]] = {}  # by table and share of its rounds: printed cells filled, runs
-    for one in published_tables():
-        kept.setdefault(one.table.id, {})[f"{one.rounds_scale:g}"] = one.results().num_measured, len(one.runs)
+    published = published_tables()
     described: list[dict[str, Any]] = []
     for table in tables().values():
         refused = plan_table(table, TableSelection(), with_data=False).refused
         printed = [(row.key, column.key) for row, column in cells(table)]
-        budgets = kept.get(table.id, {})
+        kept = {f"{one.rounds_scale:g}": one for one in published if one.table.id == table.id}
         described.append(
             {
                 "id": table.id,
                 "title": table.title,
                 "printed": len(printed),
                 "configurable": sum(key not in refused for key in printed),
-                "kept": {scale: num_cells for scale, (num_cells, _) in budgets.items()},
-                "kept_runs": {scale: num_runs for scale, (_, num_runs) in budgets.items()},
+                "kept": {scale: one.results().num_measured for scale, one in kept.items()},
+                "kept_runs": {scale: len(one.runs) for scale, one in kept.items()},
             }
         )
     if as_json:
         print(json.dumps(described, indent=2))
         return 0
     for entry in described:
-        of_budgets = [_kept_words(scale, *counts) for scale, counts in kept.get(entry["id"], {}).items()]
+        of_budgets = [_kept_words(scale, n, entry["kept_runs"][scale]) for scale, n in entry["kept"].items()]
         title = entry["title"] + (f" ({', '.join(of_budgets)})" if of_budgets else "")
         # A drawn figure has no printed values to compare with.
         count = f"{entry['configurable']:>3} of {entry['printed']:>3} cells" if entry["printed"] else f"{'drawn':>16}"
@@ -208,9 +206,9 @@ def paper_run(
     if plan.is_kept:
         print(nothing_to_do(plan))
         return 0
-    folder, options = out or folder_of(plan), flow.how()
-    with commands.operation(plan.parameters, wait=options["wait"], restart=restart) as (how, _):
-        if uses_prefect(options["prefect"], how):
+    folder = out or folder_of(plan)
+    with commands.operation(plan.parameters, wait=not flow.no_wait, restart=restart) as (how, _):
+        if uses_prefect(flow.is_wanted, how):
             from pipelines.orchestration.paper_flow import paper_table
 
             # Prefect keeps parameters: the address of a store may hold a password, and the follower has it already.
@@ -247,15 +245,11 @@ def paper_keep(
     try:
         print(publish(folder, target, again=again))
     except OSError as error:
-        if error.filename is None or not _is_about(Path(os.fsdecode(error.filename)), target):
+        path = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if path is None or not (target in (path, *path.parents) or path in target.parents):
             raise
         raise ConfigError(f"--into {target}: cannot be written ({error.strerror}); name another folder") from error
     return 0
-
-
-def _is_about(path: Path, folder: Path) -> bool:
-    """Return whether a path is a folder, inside it, or one of its parents."""
-    return folder in (path, *path.parents) or path in folder.parents
 
 
 def paper_claims(

@@ -11,7 +11,9 @@ from cyclopts import App, Group, Parameter
 from flcore.config.analyses import SUMMARIES
 from flcore.core.errors import ConfigError, RunError, listed
 from flcore.core.text import fit_to_print, shorten, unknown_key
+from pipelines.addresses import without_password
 from pipelines.cli.options import Assignments, Common, Folder, Name, Names, Out
+from pipelines.runs.standard_error import tell
 
 _WITHOUT_ARCHIVE = Group("without an archive")
 Uri = Annotated[
@@ -43,10 +45,23 @@ def track_runs(
     Args:
         directories: folders of runs, comparisons, sweeps or studies
     """
-    from pipelines.orchestration import commands
+    from pipelines.orchestration.pages import runs_page
+    from pipelines.tracking.backfill import log_folder
+    from pipelines.tuning.folder import StudyFiles
+    from pipelines.tuning.log import StudyTracker, study_of
 
     store, section = _store(uri)
-    return 0 if commands.track(list(directories), store, register=section.get("register") is True) else 4
+    for directory in directories:
+        study = study_of(directory)
+        if study is None:
+            is_logged = log_folder(directory, store, register=section.get("register") is True)
+        else:
+            tracker = StudyTracker(study, uri=store)
+            is_logged = tracker.finish() if StudyFiles(study).best.exists() else tracker.sync()
+        if not is_logged:
+            return 4
+    tell(f"runs in MLflow: {runs_page(store)}")
+    return 0
 
 
 @track.command(version_flags=())
@@ -69,18 +84,22 @@ def best(
         where: only runs that match this MLflow filter
         promote: register its model with the alias champion
     """
-    from pipelines.orchestration import commands
+    from pipelines.tracking import best as ranking
+    from pipelines.tracking.store import TrackingUnavailable
 
-    commands.best(_store(uri)[0], metric, experiment, where, promote=promote)
+    store, _ = _store(uri)
+    try:
+        found = ranking.best(store, metric, experiment=experiment, where=where, promote=promote)
+    except TrackingUnavailable as error:
+        raise RunError(f"{without_password(store)}: does not answer ({error}); try again when it does") from error
+    print(f"{found.name}: {found.words}\nrun: {found.run_id}")
+    if found.model is not None:
+        print(f"champion: {found.model}, or models:/{found.model.split('/')[1]}@{ranking.CHAMPION}")
     return 0
 
 
 def _store(uri: str | None) -> tuple[str, Mapping[str, Any]]:
-    """Return the address of the tracking store, and the section ``tracking`` of ``params.yaml``.
-
-    Raises:
-        ConfigError: no store can have the address.
-    """
+    """Return the address of the tracking store, and the section ``tracking`` of ``params.yaml``."""
     from pipelines.plan.files import read_params
     from pipelines.tracking.store import is_possible, no_store, resolve_uri
 

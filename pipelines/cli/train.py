@@ -1,4 +1,4 @@
-"""Commands that train: ``protofl run``, ``compare``, ``sweep``, ``tune`` and the stages of `dvc.yaml`.
+"""Commands that train: ``protofl run``, ``compare``, ``sweep`` and ``tune``.
 
 Heavy modules are imported where they are needed, after every check that does not need them.
 """
@@ -6,6 +6,7 @@ Heavy modules are imported where they are needed, after every check that does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +15,6 @@ from cyclopts import Parameter
 from pipelines.cli.options import (
     ONE_RUN,
     SEVERAL_RUNS,
-    Assignments,
-    Common,
     Count,
     File,
     Flow,
@@ -33,10 +32,8 @@ from pipelines.cli.options import (
     Values,
     exclusive,
 )
-from pipelines.runs.standard_error import tell
+from pipelines.runs.standard_error import print_drawn, tell
 
-_PACKAGE = Path(__file__).parents[1]
-"""The folder of `pipelines`."""
 _ONE_GRID = exclusive()
 
 
@@ -59,18 +56,27 @@ def run(
         out: run directory; {date} becomes today's date (UTC) (default: runs/<method>-s<seed>-<hash>)
         as_json: print metrics.json, and nothing else, on standard output
     """
-    from flcore.io.files import json_text
-    from pipelines.orchestration import commands
-    from pipelines.plan.params import for_entry
+    from pipelines.orchestration.as_flow import as_flow, uses_prefect
+    from pipelines.orchestration.commands import operation, say_run
+    from pipelines.plan.params import for_entry, without_tracking
 
     raw = values.read(
         {"--method": ("method.name", method), "--seed": ("seed", seed)}, without_effect=ONE_RUN, method=method
     )
     _say_models(values, raw, [method])
     raw = for_entry(raw, method, seed)
-    metrics = commands.run(raw, out, quiet=as_json, copies=not no_cache, restart=restart, **flow.how())
-    if as_json:
-        print(json_text(metrics, indent=2))
+    wait, copies = not flow.no_wait, not no_cache
+    with operation(raw, quiet=as_json, wait=wait, copies=copies, restart=restart) as (how, config):
+        if uses_prefect(flow.is_wanted, how):
+            from pipelines.orchestration.flows import federated_experiment
+
+            given, stored = None if out is None else str(out), without_tracking(config.to_mapping())
+            outcome = as_flow(how, federated_experiment, out=given, restart=restart, config=stored)
+        else:
+            from pipelines.execution.bodies import experiment
+
+            outcome = experiment(config, out, how)
+    say_run(outcome, as_json=as_json)
     return 0
 
 
@@ -101,7 +107,8 @@ def compare(
             tuning)
         budget: what all runs have equally: rounds, or the baseline's bytes or steps
     """
-    from pipelines.orchestration import commands
+    from pipelines.orchestration.as_flow import as_flow, uses_prefect
+    from pipelines.orchestration.commands import operation, say_table
     from pipelines.plan.files import claims_of
     from pipelines.plan.params import compared_rows, variants_of, with_values, with_variants
 
@@ -123,8 +130,21 @@ def compare(
         raw = with_values(raw, {"compare.partition_seeds": list(partition_seeds)})
     if judged is not None:
         raw = with_values(raw, {"compare.claims": judged})
-    how = {"budget": budget, "copies": not no_cache, "restart": restart, **flow.how()}
-    commands.compare(raw, methods, seeds, out, tuned=tuned, **how)
+    with operation(raw, wait=not flow.no_wait, copies=not no_cache, restart=restart) as (how, _):
+        from pipelines.plan.comparison import comparison_plan
+        from pipelines.tuning.comparing import check_claims, compare_methods
+
+        plan = comparison_plan(raw, methods, seeds)
+        check_claims(plan, tuned=tuned > 0)
+        if uses_prefect(flow.is_wanted, how):
+            from pipelines.orchestration import flows
+
+            asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
+            asked |= {"tuned": tuned, "budget": budget, "restart": restart}
+            outcome = as_flow(how, flows.compare, **asked, config=plan.parameters)
+        else:
+            outcome = compare_methods(plan, out, how, tuned=tuned, budget=budget)
+    say_table(outcome, len(plan.runs) * (2 if tuned else 1))
     return 0
 
 
@@ -159,7 +179,8 @@ def sweep(
         baselines: methods to run for comparison (default: none)
         metric: metric of table and figure: any number of metrics.json, dotted if nested
     """
-    from pipelines.orchestration import commands
+    from pipelines.orchestration.as_flow import as_flow, uses_prefect
+    from pipelines.orchestration.commands import operation, say_table
     from pipelines.plan.files import points_of
 
     points = [] if rows is None else points_of(rows)
@@ -167,7 +188,22 @@ def sweep(
     more = [(f"--vary {key}", tuple(key.split(".")), text) for key, text in varied.items()]
     raw = values.read({"--seeds": ("compare.seeds", seeds)}, without_effect=SEVERAL_RUNS, more=more)
     _say_models(values, raw, [None, *baselines])
-    commands.sweep(raw, vary, seeds, baselines, metric, out, points=points, restart=restart, **flow.how())
+    with operation(raw, wait=not flow.no_wait, restart=restart) as (how, _):
+        from pipelines.execution.bodies import comparison
+        from pipelines.plan.grid import sweep_plan
+        from pipelines.tuning.metrics import check_metric
+
+        plan = sweep_plan(raw, vary, seeds, baselines, points)
+        check_metric(metric, plan.base.method)
+        asked: dict[str, Any] = {"vary": list(vary), "seeds": list(plan.seeds), "baselines": list(baselines)}
+        asked |= {"metric": metric, "points": list(points)}
+        if uses_prefect(flow.is_wanted, how):
+            from pipelines.orchestration import flows
+
+            outcome = as_flow(how, flows.sweep, **asked, out=str(out), restart=restart, config=plan.parameters)
+        else:
+            outcome = comparison(plan, out, how, {**asked, "name": out.name})
+    say_table(outcome, len(plan.runs))
     return 0
 
 
@@ -200,8 +236,9 @@ def tune(
         storage: Optuna storage, or a journal file (default: .protofl/studies.journal)
         out: the study's folder; {date} becomes today's date (UTC) (default: runs/tune-<method>)
     """
-    from pipelines.orchestration import commands
-    from pipelines.plan.params import for_entry, with_values
+    from pipelines.orchestration.as_flow import as_flow, uses_prefect
+    from pipelines.orchestration.commands import operation
+    from pipelines.plan.params import for_entry, with_values, without_tracking
     from pipelines.tuning.request import StudyRequest
 
     own = {"--method": ("method.name", method), "--at-once": ("tune.parallel", at_once)}
@@ -211,7 +248,21 @@ def tune(
     if at_once:
         raw = with_values(raw, {"tune.parallel": at_once})
     request = StudyRequest(trials, objective, metric, storage, max_bytes, max_steps)
-    commands.tune(raw, request, out or Path(f"runs/tune-{method}"), **flow.how())
+    folder = out or Path(f"runs/tune-{method}")
+    with operation(raw, wait=not flow.no_wait) as (how, config):
+        from pipelines.tuning.search import study
+
+        if uses_prefect(flow.is_wanted, how):
+            from pipelines.orchestration import flows
+
+            asked = {key: value for key, value in asdict(request).items() if key != "storage"}
+            stored = without_tracking(raw)
+            outcome = as_flow(how, flows.tune, **asked, out=str(folder), config=stored, hidden=storage)
+        else:
+            outcome = study(config, request, folder, how)
+    print_drawn(outcome.table)
+    if outcome.store is not None:
+        print(f"study in MLflow: {outcome.store}")
     return 0
 
 
@@ -221,99 +272,3 @@ def _say_models(values: Values, raw: Mapping[str, Any], rows: Sequence[str | Non
 
     for line in brought_models(raw, rows, values.assignments):
         tell(line)
-
-
-# ------------------------------------------------------------------------------------------------------------- stages
-
-
-def stage_code(*, out: Results = Path("artifacts"), common: Common = Common()) -> int:
-    """Write digests of the code that the other stages depend on, without comments."""
-    from pipelines.stages.code import write_digests
-
-    write_digests(out / "code")
-    return 0
-
-
-def stage_prepare(*, values: Values = Values(), out: Results = Path("artifacts")) -> int:
-    """Convert the dataset's files to tensors."""
-    return _stage("prepare", values, out)
-
-
-def stage_partition(*, values: Values = Values(), out: Results = Path("artifacts"), seed: Seed | None = None) -> int:
-    """Divide the data among clients, for each seed.
-
-    Args:
-        seed: only this seed of compare.seeds
-    """
-    return _stage("partition", values, out, seed=seed)
-
-
-def stage_train(
-    *,
-    values: Values = Values(),
-    out: Results = Path("artifacts"),
-    method: MethodName | None = None,
-    seed: Seed | None = None,
-    restart: Restart = False,
-) -> int:
-    """Train and evaluate all runs of compare.methods and compare.seeds.
-
-    Args:
-        method: only this method of compare.methods
-        seed: only this seed of compare.seeds
-    """
-    return _stage("train", values, out, method, seed, restart=restart)
-
-
-def stage_compare(*, values: Values = Values(), out: Results = Path("artifacts")) -> int:
-    """Write the table, figures and page of these runs."""
-    return _stage("compare", values, out)
-
-
-def stage_paper(
-    table: str,
-    column: str,
-    /,
-    *,
-    assignments: Assignments = (),
-    out: Results = Path("partitions/paper"),
-    common: Common = Common(),
-) -> int:
-    """Divide images among clients as a column of a paper's table says.
-
-    Args:
-        table: see 'protofl paper list'
-        column: see 'protofl paper show ID'
-        assignments: set a value, such as data.root=DIR; repeatable
-    """
-    from pipelines.stages.paper import paper_partitions
-    from pipelines.stages.partition import partition_table
-
-    for seed, partition in paper_partitions(table, column, assignments, out).items():
-        print("\n".join([f"seed {seed}", *partition_table(partition)]))
-    return 0
-
-
-def _stage(
-    name: str, values: Values, out: Path, method: str | None = None, seed: int | None = None, *, restart: bool = False
-) -> int:
-    """Run one stage of `dvc.yaml` without Prefect.
-
-    DVC records parameters and code at the end of a stage as the inputs of its results, so neither may change meanwhile.
-    """
-    from flcore.core.loaded_code import EditedError, read_sources, refuse_edited
-    from pipelines.plan.files import DEFAULT_FILE
-    from pipelines.stages import commands
-
-    params = values.params or DEFAULT_FILE
-
-    def inputs() -> tuple[bytes | None, Mapping[str, bytes]]:
-        return params.read_bytes() if params.is_file() else None, read_sources(_PACKAGE)
-
-    before = inputs()
-    raw = values.read({}, without_effect={"seed": "the seeds come from compare.seeds"}, method=method)
-    commands.stage(name, raw, out, method, seed, restart=restart)
-    refuse_edited()
-    if inputs() != before:
-        raise EditedError.of(f"{params} or a file of {_PACKAGE.name}")
-    return 0

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def uses_prefect(wanted: bool | None, how: Operation) -> bool:
     """Return whether a command runs as a flow: as requested, or if a server responds."""
-    address = choose(wanted, how.watcher.say)
-    if address is not None:
+    if (address := choose(wanted, how.watcher.say)) is not None:
         address.set_variables()
     return address is not None
 

@@ -16,14 +16,17 @@ from flcore.io import disk
 from flcore.io.files import write_json
 from pipelines.orchestration import working_folder
 from pipelines.orchestration.address import Address, connected, connection_variables
-from pipelines.orchestration.notifications import register_automations
 from pipelines.plan import yaml_text
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
 POOL = "protofl-process"
 QUEUES = {"cpu": "flows that train on the CPU", "gpu": "flows for the workers that are bound to a GPU"}
+WEBHOOK = "PROTOFL_WEBHOOK"
+"""Variable with the address of the webhook, which may be a secret and so is in no file."""
+_BLOCK = "protofl-notify"
 _FILE = Path("infra") / "prefect.yaml"
 _AUTOMATIONS = Path("infra") / "automations.yaml"
 _SECONDS = 600
@@ -56,8 +59,8 @@ def declared() -> list[dict[str, Any]]:
     except ValueError as error:  # UnicodeDecodeError too
         raise ConfigError(f"{found}: is not valid YAML: {error}; correct it") from error
     listed = content.get("deployments") if isinstance(content, dict) else None
-    named = listed and isinstance(listed, list) and all(isinstance(each, dict) and each.get("name") for each in listed)
-    if not named:
+    are_named = isinstance(listed, list) and all(isinstance(each, dict) and each.get("name") for each in listed)
+    if not listed or not are_named:
         cure = "list at least one, each with a name, or leave out the worker (--no-worker)"
         raise ConfigError(f"{found}: deployments: expected a list of them; {cure}")
     return listed
@@ -95,7 +98,7 @@ def register(address: Address, logs: Path, limits: Mapping[str, int], on: Contai
             client.upsert_global_concurrency_limit_by_name(name, slots)
         automations = file(_AUTOMATIONS)
         if automations is not None:
-            register_automations(client, automations)
+            _register_automations(client, automations)
     deployed = file()
     if deployed is not None:
         _deploy(address, deployed, _completed(deployed, logs, on), logs / "deployments.log")
@@ -178,3 +181,32 @@ def settle(address: Address) -> None:
             elif run.auto_scheduled and run.run_count == 0 and due is not None and due < now:
                 missed: State[None] = Cancelled(name="Missed", message="no worker ran when it was due")
                 client.set_flow_run_state(run.id, missed, force=True)
+
+
+def _register_automations(client: SyncPrefectClient, path: Path) -> None:
+    """Create or update automations; without an address of the webhook, leave out those that call it.
+
+    ``path`` is a list as ``prefect automation create`` takes it, but an action's ``block`` is the name of a block.
+    """
+    from prefect.blocks.webhook import Webhook
+    from prefect.events.schemas.automations import AutomationCore
+    from prefect.types import SecretDict
+    from pydantic import SecretStr
+
+    automations: list[dict[str, Any]] = yaml_text.parse(path.read_text(encoding="utf-8"))
+    address, block = os.environ.get(WEBHOOK), ""
+    if address:
+        headers = SecretDict({"Content-Type": "application/json"})
+        block = str(Webhook(url=SecretStr(address), headers=headers).save(_BLOCK, overwrite=True))
+    else:
+        automations = [each for each in automations if all(action.get("block") != _BLOCK for action in each["actions"])]
+    for each in automations:
+        for action in each["actions"]:
+            if action.pop("block", None) is not None:
+                action["block_document_id"] = block
+        automation = AutomationCore.model_validate(each)
+        known = client.read_automations_by_name(automation.name)
+        if known:
+            client.update_automation(known[0].id, automation)
+        else:
+            client.create_automation(automation)

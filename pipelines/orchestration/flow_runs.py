@@ -1,4 +1,4 @@
-"""Everything around the body of a flow: parameters, name, tags, progress, limits and results.
+"""Everything around the body of a flow: parameters, name, tags, progress, limits, results and hooks.
 
 A command passes its :class:`Operation` to the flow that it starts; a flow of a deployment creates its own.
 """
@@ -16,26 +16,33 @@ from typing import Annotated, Any
 
 from prefect import get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.concurrency.sync import concurrency
+from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.utilities.timeout import timeout
 from pydantic import Field, WithJsonSchema
 
 from flcore.config.schema import Config
-from flcore.core.errors import ConfigError, ProtoflError
+from flcore.core.errors import ConfigError, ProtoflError, RunError
 from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.execution.progress import Lines
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration.artifacts import ProgressArtifact, artifact_key
-from pipelines.orchestration.limits import gpus_held, time_limit
+from pipelines.orchestration.gpus import limit_name, visible_gpus
 from pipelines.orchestration.prefect_steps import PrefectSteps
+from pipelines.orchestration.tasks import StepRunner
+from pipelines.papers.overrides import key_of
 from pipelines.plan import files
 from pipelines.plan.files import read_params
 from pipelines.plan.params import brought_models, for_entry, override
 from pipelines.plan.schema import form
 from pipelines.reporting.formats import plural
 from pipelines.runs.folder import RunFolder
+from pipelines.tracking.run_status import mark_flow
 
 Configuration = Annotated[dict[str, Any], WithJsonSchema(form())]
 """A configuration, whose keys Prefect's parameter form offers."""
@@ -204,6 +211,42 @@ def lines_to(logger: Logger | LoggerAdapter[Any]) -> Callable[[str], None]:
     return write
 
 
+# ---- limits ----------------------------------------------------------------------------------------------------
+
+
+class _TooLateError(TimeoutError):
+    """The time of a flow is up; not its parent class, which waiting for a server may raise."""
+
+
+@contextmanager
+def time_limit(hours: float | None) -> Iterator[None]:
+    """Interrupt the block, in a main thread, when its time is up; its runs can be resumed, as after Ctrl-C.
+
+    ``hours`` None is no limit. Raises a RunError when the time is up.
+    """
+    try:
+        with timeout(None if hours is None else 3600 * hours, timeout_exc_type=_TooLateError):
+            yield
+    except _TooLateError as late:
+        raise RunError(
+            f"limit_hours = {hours:g}: the time is up; what was done is kept, and the same parameters resume it"
+        ) from late
+
+
+@contextmanager
+def gpus_held(device: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a slot of Prefect's concurrency limit of each visible GPU; wait while others hold all.
+
+    ``protofl up`` and ``protofl deploy`` create the limits; a GPU without one is not limited. The slot of a killed
+    process is free again when its lease expires. ``device`` is ``engine.device``: the CPU has no slots.
+    """
+    names = [limit_name(gpu) for gpu in visible_gpus()] if device == "cuda" else []
+    with concurrency(names):
+        if names:
+            say(f"holds a slot of {', '.join(names)}")
+        yield
+
+
 # ---- at its end --------------------------------------------------------------------------------------------------
 
 
@@ -255,3 +298,34 @@ def _run_table(directory: Path) -> str:
         if isinstance(value, int | float | str) and "fingerprint" not in key and "hash" not in key
     ]
     return "\n".join(["| metric | value |", "| --- | ---: |", *rows])
+
+
+# ---- hooks -------------------------------------------------------------------------------------------------------
+
+
+def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Mark the unfinished runs of a flow run: FAILED, or KILLED after a crash or a cancellation."""
+    if flow_run.deployment_id is None:
+        return
+    tracking = _tracking(flow.name, flow_run.parameters)
+    reason = f"{state.name}: {state.message}" if state.message else str(state.name)
+    status = "FAILED" if state.is_failed() else "KILLED"
+    if tracking["enabled"] and not mark_flow(tracking["uri"], str(flow_run.id), status, reason):
+        flow_run_logger(flow_run, flow).warning(
+            "MLflow did not respond: it shows the flow's unfinished runs as running"
+        )
+
+
+def _tracking(flow: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return where a flow logs its runs, from its parameters."""
+    if flow == "protofl-paper-table":  # no parameter file; its other assignments fit its cells and no default
+        raw = override({}, [one for one in given.get("assignments") or () if key_of(one).startswith("tracking.")])
+    else:
+        raw = parameters(given.get("params_file"), given.get("overrides"), given.get("config"))
+    found: Mapping[str, Any] = Config.from_mapping(raw).to_mapping()["tracking"]
+    return found
+
+
+HOOKS: Mapping[str, Any] = {name: [mark_runs] for name in ("on_failure", "on_crashed", "on_cancellation")}
+OPTIONS: Mapping[str, Any] = {**HOOKS, "task_runner": StepRunner}
+"""Of every flow, for its decorator."""

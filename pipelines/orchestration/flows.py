@@ -19,7 +19,6 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
 from flcore.experiment.experiment import Experiment
 from flcore.experiment.provenance import code_fingerprint
@@ -31,6 +30,7 @@ from pipelines.orchestration import working_folder
 from pipelines.orchestration.artifacts import artifact_key
 from pipelines.orchestration.flow_runs import (
     CURRENT,
+    OPTIONS,
     Configuration,
     Count,
     Hours,
@@ -47,7 +47,6 @@ from pipelines.orchestration.flow_runs import (
     show_table,
 )
 from pipelines.orchestration.gate import check_gate, pass_comparison, pass_run
-from pipelines.orchestration.hooks import OPTIONS
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.grid import sweep_plan
 from pipelines.reporting.comparison import tuned_name
@@ -71,6 +70,8 @@ def federated_experiment(
     restart: bool = False,
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
+    prepared: str | None = None,
+    partition: str | None = None,
 ) -> str:
     """Everything for one configuration: prepare, divide, train, evaluate, report, log.
 
@@ -82,43 +83,25 @@ def federated_experiment(
         restart: discard unusable checkpoints and damaged results; resume the rest.
         config: a configuration instead of a file and overrides; without the section ``tracking``, which is not stored.
         limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
+        prepared: folder of data that are prepared already, with ``partition``; None: prepare and divide them.
+        partition: folder of the partition of these data.
 
     Returns:
         The run's folder.
     """
     checked = configuration(params_file, overrides, config)
-    return _one_run(checked, None if out is None else Path(dated(out)), restart, limit_hours)
+    if (prepared is None) != (partition is None):
+        raise ConfigError("prepared, partition: both are needed, or neither")
+    inputs = Inputs(Path(prepared), Path(partition)) if prepared and partition else None
+    tags = [checked.method.name, checked.source.display_name]
+    with operation(checked, tags, limit_hours=limit_hours, restart=restart, experiment_of=checked) as how:
+        outcome = experiment(checked, None if out is None else Path(dated(out)), how, inputs=inputs)
+        show_run(outcome)
+    return publish_result(outcome)
 
 
-@flow(name="federated-training", flow_run_name=named_by_method(), **OPTIONS)
-def federated_training(
-    prepared: str,
-    partition: str,
-    out: str,
-    params_file: str | None = None,
-    overrides: list[str] | None = None,
-    restart: bool = False,
-    config: Configuration | None = None,
-    limit_hours: Hours | None = None,
-) -> str:
-    """One run on data that are prepared and divided already, for example by ``dvc repro``.
-
-    Args:
-        prepared: folder of the data.
-        partition: folder of their partition.
-        out: the run's folder; ``{date}`` as for ``federated-experiment``.
-        params_file: parameter file; None takes ``params.yaml`` where there is one.
-        overrides: ``KEY=VALUE`` assignments, as for ``--set``.
-        restart: discard unusable checkpoints and damaged results; resume the rest.
-        config: a configuration instead of a file and overrides.
-        limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
-
-    Returns:
-        The run's folder.
-    """
-    checked = configuration(params_file, overrides, config)
-    inputs = Inputs(Path(prepared), Path(partition))
-    return _one_run(checked, Path(dated(out)), restart, limit_hours, inputs)
+federated_training = federated_experiment.with_options(name="federated-training")
+"""One run, usually on data that are prepared and divided already, for example by ``dvc repro``."""
 
 
 @flow(name="protofl-compare", flow_run_name=named_by_folder("compare"), **OPTIONS)
@@ -319,13 +302,3 @@ def retrain_on_new_data(
         remove_stale_temp(home, last.name)
         write_json(last, {"data_fingerprint": data, "run": outcome.directory.name})
     return Completed(message=f"trained ({why}; {was}): {publish_result(outcome)}", data=str(outcome.directory))
-
-
-def _one_run(
-    config: Config, out: Path | None, restart: bool, limit_hours: float | None, inputs: Inputs | None = None
-) -> str:
-    tags = [config.method.name, config.source.display_name]
-    with operation(config, tags, limit_hours=limit_hours, restart=restart, experiment_of=config) as how:
-        outcome = experiment(config, out, how, inputs=inputs)
-        show_run(outcome)
-    return publish_result(outcome)

@@ -12,8 +12,16 @@ from pydantic import Field
 
 from flcore.config.schema import Config
 from pipelines.orchestration import working_folder
-from pipelines.orchestration.flow_runs import Hours, Seed, dated, finish_all, operation, refuse_stores, show_table
-from pipelines.orchestration.hooks import OPTIONS
+from pipelines.orchestration.flow_runs import (
+    OPTIONS,
+    Hours,
+    Seed,
+    dated,
+    finish_all,
+    operation,
+    refuse_stores,
+    show_table,
+)
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import TableSelection
 from pipelines.papers.run_table import folder_of, run_table

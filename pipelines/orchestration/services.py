@@ -24,10 +24,10 @@ from flcore.core.errors import MLOPS, ConfigError, RunError, require
 from flcore.core.host import python, user_cache
 from pipelines.addresses import without_password
 from pipelines.orchestration import background, deployments, plans, schedules
-from pipelines.orchestration.address import configured, started_here
+from pipelines.orchestration.address import Address, configured, started_here
 from pipelines.orchestration.background import LOCK, Service
+from pipelines.orchestration.deployments import WEBHOOK
 from pipelines.orchestration.gpus import limit_name, visible_gpus
-from pipelines.orchestration.notifications import WEBHOOK
 from pipelines.orchestration.plans import Plan
 from pipelines.orchestration.serving import HOST
 from pipelines.runs.standard_error import console, tell
@@ -83,15 +83,13 @@ def up(
         new = {name: known[name] for name in ("prefect", "mlflow", "dashboard") if wanted[name] and name not in running}
         running |= _start(new, running)
         if wanted["worker"]:
-            address, gpus = started_here(running["prefect"].url), visible_gpus()
-            wanted_workers = plans.workers(address.url, gpus, flows_per_gpu)
+            address = started_here(running["prefect"].url)
+            wanted_workers = plans.workers(address.url, visible_gpus(), flows_per_gpu)
             workers = {name: plan for name, plan in wanted_workers.items() if name not in running}
             there = [service for name, service in running.items() if _kind(name) == "worker"]
             is_new = bool(workers or os.environ.get(WEBHOOK))
             if is_new or deployments.changed_after(min(service.started for service in there)):
-                with _waiting("deployments"):
-                    limits = {limit_name(gpu): flows_per_gpu for gpu in gpus}
-                    deployments.register(address, background.LOGS, limits, schedules.switched_on(address))
+                _register(address, flows_per_gpu)
             if not there:
                 deployments.settle(address)
             running |= _start(workers, running)
@@ -110,10 +108,14 @@ def deploy(*, flows_per_gpu: int = 1) -> None:
     """
     deployments.declared()
     address = schedules.answering()
+    _register(address, flows_per_gpu)
+    print("\n".join(schedules.notes(address)))
+
+
+def _register(address: Address, flows_per_gpu: int) -> None:
     limits = {limit_name(gpu): flows_per_gpu for gpu in visible_gpus()}
     with _waiting("deployments"):
         deployments.register(address, background.LOGS, limits, schedules.switched_on(address))
-    print("\n".join(schedules.notes(address)))
 
 
 def status(*, as_json: bool = False) -> bool:

@@ -606,13 +606,13 @@ def test_no_process_imports_modules_of_the_working_folder(tmp_path: Path) -> Non
 HOLDER = """\
 import sys, time
 from prefect import flow
-from pipelines.orchestration import limits
+from pipelines.orchestration import flow_runs
 
-limits.visible_gpus = lambda: ["0"]  # this machine may have none
+flow_runs.visible_gpus = lambda: ["0"]  # this machine may have none
 
 @flow
 def holds():
-    with limits.gpus_held("cuda", print):
+    with flow_runs.gpus_held("cuda", print):
         print("in", time.monotonic(), flush=True)
         time.sleep(3)
         print("out", time.monotonic(), flush=True)

@@ -118,7 +118,7 @@ def test_sizes_have_decimal_units_as_tables_print_them(text: str, count: int) ->
 def test_prefect_is_requested_by_either_name() -> None:
     words = {"": None, "--prefect": True, "--no-prefect": False, "--orchestrator inline": False}
     words |= {"--orchestrator prefect": True, "--orchestrator auto": None}
-    assert {flags: parsed("run", *flags.split())["flow"].how()["prefect"] for flags in words} == words
+    assert {flags: parsed("run", *flags.split())["flow"].is_wanted for flags in words} == words
 
 
 OPTIONS = {

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,10 +18,12 @@ import yaml
 from PIL import Image
 
 import flcore
+from flcore.config.schema import Config
 from flcore.core import loaded_code
 from flcore.core.errors import Cure, DataError
 from flcore.methods import METHODS
 from pipelines.cli.app import main
+from pipelines.execution.outcome import Outcome
 from pipelines.orchestration import commands as orchestration
 from pipelines.orchestration import services
 from pipelines.plan.comparison import comparison_plan
@@ -161,18 +166,37 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def note(name: str, answer: Any = None) -> Any:
         return lambda *given, **named: calls.append((name, *given, named)) or answer
 
-    for name, answer in {"run": {"top1_global": 0.5}, "compare": None, "sweep": None, "tune": None}.items():
-        monkeypatch.setattr(orchestration, name, note(name, answer))
+    @contextmanager
+    def operation(raw: dict[str, Any], **how: bool) -> Iterator[tuple[None, Config]]:
+        calls.append(("operation", raw, how))
+        yield None, Config()
+
+    done = Outcome(Path("done"))
+    monkeypatch.setattr(orchestration, "operation", operation)
+    monkeypatch.setattr(orchestration, "say_run", note("said"))
+    monkeypatch.setattr(orchestration, "say_table", note("said"))
+    monkeypatch.setattr("pipelines.orchestration.as_flow.uses_prefect", note("prefect", False))
+    for place, name in (
+        ("pipelines.execution.bodies.experiment", "run"),
+        ("pipelines.tuning.comparing.compare_methods", "compare"),
+        ("pipelines.execution.bodies.comparison", "sweep"),
+        ("pipelines.tuning.search.study", "tune"),
+    ):
+        monkeypatch.setattr(place, note(name, done))
     monkeypatch.setattr(stages, "stage", note("stage"))
-    monkeypatch.setattr(orchestration, "track", note("track", False))
-    monkeypatch.setattr(orchestration, "best", note("best"))
+    monkeypatch.setattr("pipelines.tracking.backfill.log_folder", note("track", False))
+    best = SimpleNamespace(name="fedavg-s0", words="mean_local 0.9", run_id="0123", model=None)
+    monkeypatch.setattr("pipelines.tracking.best.best", note("best", best))
     for name, answer in {"up": None, "status": True, "down": None}.items():
         monkeypatch.setattr(services, name, note(name, answer))
     return calls
 
 
-UNTUNED = {"tuned": 0, "budget": "rounds"}
-HOW = {"prefect": None, "restart": False, "wait": True}
+def handed_on(asked: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """The arguments of the calls of one command, by name."""
+    calls = {name: given for name, *given in asked}
+    asked.clear()
+    return calls
 
 
 def test_a_method_brings_the_model_that_it_needs(
@@ -181,7 +205,7 @@ def test_a_method_brings_the_model_that_it_needs(
     """The file's model is for every method; one line says who has another. Said by --set it is meant: refused."""
     Path("params.yaml").write_text("model: {name: fedgen_cnn, feature_dim: 16, batchnorm: frozen}\n")
     assert main(["run", "--method", "protolda", "--set", "model.atoms=7"]) == 0
-    assert asked[-1][1]["model"] == {"name": "patch_dictionary", "batchnorm": "frozen", "atoms": 7}
+    assert handed_on(asked)["operation"][0]["model"] == {"name": "patch_dictionary", "batchnorm": "frozen", "atoms": 7}
     told = capsys.readouterr()
     assert told.err.count("\n") == 1 and all(
         word in told.err for word in ("protolda", "patch_dictionary", "fedgen_cnn")
@@ -196,7 +220,7 @@ def test_a_method_brings_the_model_that_it_needs(
     assert main(["compare", "--methods", "fedavg,protolda", *variant]) == 0
     told = capsys.readouterr()
     assert told.err.count("\n") == 1 and "fedavg" not in told.err and "protolda, small" in told.err
-    raw = asked[-1][1]
+    raw = handed_on(asked)["operation"][0]
     models = {run.name: run.config.model_spec.name for run in comparison_plan(raw, ["fedavg", "protolda"], [0]).runs}
     assert models == {"fedavg": "fedgen_cnn", "protolda": "patch_dictionary", "small": "patch_dictionary"}
     for named in (["run", "--method", "fedavg"], ["compare", "--methods", "fedavg"]):
@@ -239,7 +263,7 @@ def test_advice_of_the_library_is_printed_in_terms_of_commands(
     def refuse(*_: Any, **__: Any) -> None:
         raise DataError(f"there: damaged; {cure}")
 
-    monkeypatch.setattr(orchestration, "run", refuse)
+    monkeypatch.setattr(orchestration, "operation", refuse)
     assert main(["run"]) == 3
     assert capsys.readouterr().err == f"protofl: there: damaged; {COMMANDS[cure]}\n"
     assert "restart=True" not in COMMANDS[cure] and ("restart=True" not in cure or "--restart" in COMMANDS[cure])
@@ -255,32 +279,39 @@ def test_parameters_are_handed_on_as_they_are_given(
     more = ["--set", "local.momentum=0.5"]
     moon = {**raw, "local": {**raw["local"], "epochs": 9}, "method": {"name": "moon"}}  # type: ignore[dict-item]
     assert main(["run", "--method", "moon", "--seed", "4", "--json", *more]) == 0
-    assert asked.pop() == ("run", {**moon, "seed": 4}, None, {"quiet": True, "copies": True, **HOW})
-    assert capsys.readouterr().out == '{\n  "top1_global": 0.5\n}\n'
+    calls = handed_on(asked)
+    assert calls["operation"] == [
+        {**moon, "seed": 4},
+        {"quiet": True, "copies": True, "restart": False, "wait": True},
+    ]
+    assert (calls["prefect"][0], calls["run"][1], calls["said"][-1]) == (None, None, {"as_json": True})
     words = ["--no-prefect", "--restart", "--no-wait"]
     assert main(["run", "--out", "x", *more, *words]) == 0
-    given = {"quiet": False, "copies": True, "prefect": False, "restart": True, "wait": False}
-    assert asked.pop() == ("run", raw, Path("x"), given)
+    calls = handed_on(asked)
+    assert calls["operation"] == [raw, {"quiet": False, "copies": True, "restart": True, "wait": False}]
+    assert (calls["prefect"][0], calls["run"][1]) == (False, Path("x"))
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
-    assert asked.pop() == (
-        "compare",
-        raw,
-        ("moon", "local"),
-        (1, 2),
-        Path("runs/comparison"),
-        {"tuned": 0, "budget": "rounds", "copies": True, **HOW},
-    )
-    grid = ["--vary", "a.b=1,2", "--vary", "c.d=3", "--baselines", "local", "--metric", "top1_global"]
-    assert main(["sweep", *grid, *more]) == 0
-    told = (("a.b=1,2", "c.d=3"), None, ("local",), "top1_global", Path("runs/sweep"))
-    assert asked.pop() == ("sweep", raw, *told, {"points": [], **HOW})
+    calls = handed_on(asked)
+    assert calls["operation"] == [raw, {"copies": True, "restart": False, "wait": True}]
+    plan, *where = calls["compare"]
+    assert where == [Path("runs/comparison"), None, {"tuned": 0, "budget": "rounds"}]
+    epochs = {(run.name, run.config.seed): run.config.local.epochs for run in plan.runs}
+    assert epochs == {("moon", 1): 9, ("moon", 2): 9, ("local", 1): 1, ("local", 2): 1}
+    grid = ["--vary", "local.lr=0.1,0.2", "--vary", "local.batch_size=8", "--baselines", "local"]
+    assert main(["sweep", *grid, "--seeds", "1", "--metric", "top1_global", *more]) == 0
+    calls = handed_on(asked)
+    facts = {"vary": ["local.lr=0.1,0.2", "local.batch_size=8"], "seeds": [1], "baselines": ["local"], "name": "sweep"}
+    facts |= {"metric": "top1_global", "points": []}
+    assert calls["sweep"][1:] == [Path("runs/sweep"), None, facts, {}]
     assert main(["tune", "--method", "moon", "--trials", "3", "--storage", "sqlite:///x", *more]) == 0
-    how = {"prefect": None, "wait": True}
-    assert asked.pop() == ("tune", moon, StudyRequest(3, storage="sqlite:///x"), Path("runs/tune-moon"), how)
+    calls = handed_on(asked)
+    assert calls["operation"] == [moon, {"wait": True}]
+    assert calls["tune"][1:3] == [StudyRequest(3, storage="sqlite:///x"), Path("runs/tune-moon")]
     limited = ["--objective", "accuracy,bytes", "--metric", "mean_local", "--max-bytes", "5kB", "--at-once", "2"]
     assert main(["tune", "--method", "moon", *limited, *more]) == 0
-    study = StudyRequest(20, "accuracy,bytes", "mean_local", max_bytes=5000)
-    assert asked.pop() == ("tune", {**moon, "tune": {"parallel": 2}}, study, Path("runs/tune-moon"), how)
+    calls = handed_on(asked)
+    assert calls["operation"][0] == {**moon, "tune": {"parallel": 2}}
+    assert calls["tune"][1] == StudyRequest(20, "accuracy,bytes", "mean_local", max_bytes=5000)
     assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
     named = {**raw, "method": {"name": "moon"}}
     assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})
@@ -299,7 +330,7 @@ def test_the_store_of_runs_is_the_commands_the_files_or_the_environments(
     Path("params.yaml").write_text("tracking: {uri: null}\n")
     assert main(["track", "a"]) == 4
     stores = [call[2] for call in asked]
-    assert asked[0] == ("track", [Path("a"), Path("b")], "http://command", {"register": False})
+    assert asked[0] == ("track", Path("a"), "http://command", {"register": False})
     assert stores == ["http://command", "http://file", "http://environment"]
     Path("params.yaml").write_text("tracking: {uri: http://file, register: true}\n")
     assert main(["track", "a"]) == 4
@@ -329,7 +360,9 @@ def test_the_best_run_is_asked_for_by_a_metric(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://store")
     words = ["--metric", "mean_local", "--experiment", "digits/iid", "--where", "tags.seed = '0'", "--promote"]
     assert main(["track", "best", *words]) == 0
-    assert asked.pop() == ("best", "http://store", "mean_local", "digits/iid", "tags.seed = '0'", {"promote": True})
+    among = {"experiment": "digits/iid", "where": "tags.seed = '0'", "promote": True}
+    assert asked.pop() == ("best", "http://store", "mean_local", among)
+    assert capsys.readouterr().out == "fedavg-s0: mean_local 0.9\nrun: 0123\n"
     for arguments, said in (
         (["best"], "track best: --metric is missing"),
         (["best", "--promote"], "track best: --metric is missing"),
@@ -340,7 +373,7 @@ def test_the_best_run_is_asked_for_by_a_metric(
         assert said in capsys.readouterr().err
     assert asked == []
     assert main(["track", "./best"]) == 4  # a folder of that name
-    assert asked.pop()[:2] == ("track", [Path("best")])
+    assert asked.pop()[:2] == ("track", Path("best"))
 
 
 def test_servers_are_started_but_for_those_that_are_not_wanted(asked: list[tuple[Any, ...]]) -> None:

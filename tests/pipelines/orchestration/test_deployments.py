@@ -172,7 +172,7 @@ def test_who_may_use_a_server_may_deploy_to_it(server: Server, tmp_path: Path, m
     A module of the working folder is never taken for Prefect.
     """
     made: list[Any] = []
-    monkeypatch.setattr(deployments, "register_automations", lambda client, path: made.append(path.name))
+    monkeypatch.setattr(deployments, "_register_automations", lambda client, path: made.append(path.name))
     for name in ("create_work_pool", "create_work_queue", "upsert_global_concurrency_limit_by_name"):
         monkeypatch.setattr(server, name, lambda *what, **named: made.append(what[0]), raising=False)
     monkeypatch.setenv("PREFECT_API_KEY", "key")

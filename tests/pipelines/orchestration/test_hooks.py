@@ -11,9 +11,16 @@ import pytest
 import yaml
 
 from flcore import run
-from pipelines.orchestration import hooks
-from pipelines.orchestration.flows import compare, federated_experiment, retrain_on_new_data, sweep, tune
-from pipelines.orchestration.hooks import HOOKS, mark_runs
+from pipelines.orchestration import flow_runs
+from pipelines.orchestration.flow_runs import HOOKS, mark_runs
+from pipelines.orchestration.flows import (
+    compare,
+    federated_experiment,
+    federated_training,
+    retrain_on_new_data,
+    sweep,
+    tune,
+)
 from pipelines.orchestration.paper_flow import paper_table
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import TableSelection, plan_table
@@ -30,8 +37,8 @@ def test_a_papers_runs_are_marked_where_its_assignments_say_that_they_are_logged
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(f"tracking: {{enabled: {not is_logged}}}")
     marked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(hooks, "mark_flow", lambda *given: marked.append(given))
-    monkeypatch.setattr(hooks, "flow_run_logger", lambda *_: logging.getLogger("test"))
+    monkeypatch.setattr(flow_runs, "mark_flow", lambda *given: marked.append(given))
+    monkeypatch.setattr(flow_runs, "flow_run_logger", lambda *_: logging.getLogger("test"))
     asked = {"id": "fedpa.table2", "assignments": [f"tracking.enabled={is_logged}".lower(), "method.mu=0.1"]}
     flow: Any = SimpleNamespace(id="0123", parameters=asked, deployment_id=None)
     state: Any = SimpleNamespace(name="Crashed", message="killed", is_failed=lambda: False)
@@ -89,7 +96,9 @@ def test_the_committed_table_says_all_that_it_needs() -> None:
     assert found["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 
-@pytest.mark.parametrize("flow", [compare, federated_experiment, paper_table, retrain_on_new_data, sweep, tune])
+@pytest.mark.parametrize(
+    "flow", [compare, federated_experiment, federated_training, paper_table, retrain_on_new_data, sweep, tune]
+)
 def test_every_flow_has_the_hooks_and_says_what_its_parameters_mean(flow: Any) -> None:
     """Prefect's form shows what a docstring says of a parameter, where that begins a line of its own."""
     for name, expected in HOOKS.items():

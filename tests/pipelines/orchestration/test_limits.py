@@ -7,7 +7,7 @@ import time
 import pytest
 
 from flcore.core.errors import RunError
-from pipelines.orchestration.limits import gpus_held, time_limit
+from pipelines.orchestration.flow_runs import gpus_held, time_limit
 
 
 def test_what_takes_longer_is_interrupted_in_the_middle() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from flcore.config.schema import Config
 from flcore.core.errors import DataError
+from pipelines.cli.results import best, track_runs
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
-from pipelines.orchestration import commands
 from pipelines.tuning.log import study_of
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
@@ -60,7 +60,7 @@ def runs_in(uri: str) -> dict[str, Any]:
 def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, fresh_store: str, part: str) -> None:
     """And logged again it is the same: three runs, two of which are below the first."""
     for _ in range(2):
-        assert commands.track([finished / part], fresh_store)
+        assert track_runs(finished / part, uri=fresh_store) == 0
         found = runs_in(fresh_store)
         assert found.keys() == {"study", "0", "1"}
         assert {run.info.status for run in found.values()} == {"FINISHED"}
@@ -70,7 +70,7 @@ def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, f
         note = parent.data.tags["mlflow.note.content"]
         assert note == (finished / "study.md").read_text().rstrip("\n"), "its page says what was searched and found"
     with pytest.raises(DataError, match="no finished run has final/top1_global"):
-        commands.best(fresh_store, "top1_global", None, None, promote=False)  # trials are not runs
+        best(metric="top1_global", uri=fresh_store)  # trials are not runs
 
 
 def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(
@@ -82,7 +82,7 @@ def test_a_study_that_is_still_going_is_logged_as_far_as_it_is(
         (going / path).unlink()
     results = json.loads((going / "study.json").read_text())
     (going / "study.json").write_text(json.dumps({**results, "best": [], "trials": results["trials"][:1]}))
-    assert commands.track([going], fresh_store)
+    assert track_runs(going, uri=fresh_store) == 0
     found = runs_in(fresh_store)
     assert {name: run.info.status for name, run in found.items()} == {"study": "RUNNING", "0": "FINISHED"}
 
@@ -93,4 +93,4 @@ def test_what_is_no_part_of_a_study_is_not_taken_for_one(finished: Path, tmp_pat
     assert study_of(finished.parent) is None
     assert study_of(tmp_path) is None
     with pytest.raises(DataError, match="no run, comparison or study there"):
-        commands.track([tmp_path], f"sqlite:///{tmp_path / 'mlflow.db'}")
+        track_runs(tmp_path, uri=f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -219,8 +219,8 @@ def test_every_file_fits_together() -> None:
 
 
 def changed(changes: dict[str, Any]) -> PaperTable:
-    values = {**TINY, "printed": {}, "missing": [], **changes}
-    return table_of({"baseline": next(iter(values["rows"])), **values})
+    rows = changes.get("rows", TINY["rows"])
+    return table_of({**TINY, "printed": {}, "missing": [], "baseline": next(iter(rows)), **changes})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 from flcore.core.errors import ConfigError
 from pipelines.cli.app import main
-from pipelines.orchestration import paper_flow, papers
+from pipelines.orchestration import paper_flow
+from pipelines.papers import catalogue
 from pipelines.papers import shard as sharding
 from pipelines.papers.catalogue import table_named
 from pipelines.papers.plan import RunKey, TablePlan, TableSelection, estimated_duration, plan_table, run_key
@@ -84,7 +85,7 @@ def test_a_table_of_which_all_is_kept_is_done(
 ) -> None:
     """A command ends well with a line; a scheduled flow has nothing to do, and has not failed."""
     monkeypatch.chdir(tmp_path)
-    for module in (papers, paper_flow):
+    for module in (catalogue, paper_flow):
         monkeypatch.setattr(module, "table_named", lambda id: tiny())
     monkeypatch.setattr(sharding, "published_keys", lambda found, kept: set(places(found)))
     said = f"{tiny().id}: nothing to run: all that was asked for is kept, and is made again without --not-kept"

@@ -58,10 +58,15 @@ def by_library(folder: Path, uri: str) -> None:
 
 
 def by_command(folder: Path, uri: str) -> None:
-    """``protofl compare``, without its command line."""
-    from pipelines.orchestration.commands import compare
+    """``protofl compare``."""
+    from pipelines.cli.app import main
 
-    compare({**SETTINGS, "tracking": {"uri": uri}}, METHODS, SEEDS, folder / "out", prefect=False)
+    (folder / "all.yaml").write_text(json.dumps({**SETTINGS, "tracking": {"uri": uri}}))
+    rows = ["--methods", ",".join(METHODS), "--seeds", ",".join(map(str, SEEDS))]
+    assert (
+        main(["compare", "--params", str(folder / "all.yaml"), *rows, "--out", str(folder / "out"), "--no-prefect"])
+        == 0
+    )
 
 
 @dataclass(frozen=True)
