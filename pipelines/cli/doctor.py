@@ -12,14 +12,14 @@ import platform
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from flcore.config.schema import Config
 from flcore.core import portable
@@ -37,7 +37,6 @@ from pipelines.tracking.store import resolve_uri, sqlite_file, ui_command
 
 _PATIENCE_SECONDS = 2.0
 _MISS = "miss "
-_OLDEST_PYTHON, _TOO_NEW_PYTHON = (3, 11), (3, 13)
 _LITTLE_MEMORY = 2 * 2**30
 _LITTLE_DISK = 2**30
 # Usual folders of images, relative to the project; and the layout of each dataset.
@@ -58,21 +57,9 @@ _LAYOUTS = {
 def examine() -> list[str]:
     """Return lines about the machine, the working directory and the configuration."""
     config, about_params = _read_params()
-    parts: tuple[Callable[[], Iterator[str]], ...] = (
-        _python,
-        _packages,
-        _cores,
-        _device,
-        _compiler,
-        _memory,
-        _disk,
-        _git_and_dvc,
-        lambda: iter([about_params]),
-        lambda: _data(config),
-        _prefect,
-        lambda: _mlflow(config),
-    )
-    return [line for part in parts for line in part()]
+    python = _ok(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    about_machine = [python, *_packages(), *_cores(), *_device(), *_compiler(), *_memory(), *_disk(), *_git_and_dvc()]
+    return [*about_machine, about_params, *_data(config), *_prefect(), *_mlflow(config)]
 
 
 def _ok(text: str) -> str:
@@ -104,14 +91,6 @@ def _read_params() -> tuple[Config, str]:
     return config, _ok(f"parameters: {DEFAULT_FILE} is valid ({what})")
 
 
-def _python() -> Iterator[str]:
-    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if _OLDEST_PYTHON <= tuple(map(int, platform.python_version_tuple()[:2])) < _TOO_NEW_PYTHON:
-        yield _ok(text)
-    else:
-        yield _miss(text, "protofl is made for Python 3.11 and 3.12; let `make run` create an environment with one")
-
-
 def _packages() -> Iterator[str]:
     if not (LOCK.exists() and (ROOT / "Makefile").exists()):  # the image of infra/Dockerfile lacks packages of tests
         yield _note("packages: no checkout with infra/requirements.lock, so versions are not checked")
@@ -132,21 +111,12 @@ def _packages() -> Iterator[str]:
 
 
 def locked_versions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and version of every package that a lock file pins for this machine.
-
-    Args:
-        text: requirements, with hashes on separate lines.
-    """
+    """Yield name and version of every package that a lock file, with hashes on own lines, pins for this machine."""
     for line in text.splitlines():
-        if not line[:1].isalnum():
-            continue
-        try:
+        if line[:1].isalnum():
             requirement = Requirement(line.removesuffix("\\").strip())
-        except InvalidRequirement:
-            continue
-        pins = [pin.version for pin in requirement.specifier if pin.operator == "=="]
-        if pins and (requirement.marker is None or requirement.marker.evaluate()):
-            yield requirement.name, _public(pins[0])
+            if requirement.marker is None or requirement.marker.evaluate():
+                yield requirement.name, _public(str(requirement.specifier).removeprefix("=="))
 
 
 def _installed(package: str) -> str | None:

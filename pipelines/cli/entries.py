@@ -31,12 +31,13 @@ def list_(
         params: parameter file; its plug-ins are listed too (default: params.yaml, if it exists)
     """
     has_more = _load_plugins(params, common.plugins)  # also refuses missing ones
-    entries = headlines(kind)
-    if as_json or has_more:
-        from pipelines.cli import registry
+    if not as_json and not has_more:
+        print("\n".join(entry.line for entry in headlines(kind)))
+        return 0
+    from pipelines.cli import registry
 
-        described = registry.describe(kind)
-        entries = [Headline(one["name"], one["summary"], one.get("citation", "")) for one in described]
+    described = registry.describe(kind)
+    entries = [Headline(one["name"], one["summary"], one.get("citation", "")) for one in described]
     print(json.dumps(described, indent=2) if as_json else "\n".join(entry.line for entry in entries))
     return 0
 

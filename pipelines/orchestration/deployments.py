@@ -202,7 +202,7 @@ def _register_automations(client: SyncPrefectClient, path: Path) -> None:
         automations = [each for each in automations if all(action.get("block") != _BLOCK for action in each["actions"])]
     for each in automations:
         for action in each["actions"]:
-            if action.pop("block", None) is not None:
+            if action.pop("block", None) == _BLOCK:
                 action["block_document_id"] = block
         automation = AutomationCore.model_validate(each)
         known = client.read_automations_by_name(automation.name)

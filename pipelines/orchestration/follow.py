@@ -171,9 +171,9 @@ class Following:
 
     def _compare(self, directory: Path, compared: Mapping[str, Any]) -> None:
         runs = [RunFolder(Path(run)) for run in compared["runs"]]
-        show = (_sweep if compared["kind"] == "sweep" else _comparison)(directory, runs, compared)
         text = io.StringIO()
-        show(console(file=text, width=compared["width"], force_terminal=compared["terminal"], soft_wrap=False))
+        screen = console(file=text, width=compared["width"], force_terminal=compared["terminal"], soft_wrap=False)
+        (_sweep if compared["kind"] == "sweep" else _comparison)(directory, runs, compared, screen)
         self._report("table", text.getvalue())
         if self._tracking["enabled"]:
             from pipelines.tracking.comparisons import log_comparison
@@ -233,19 +233,19 @@ class Following:
         self._report("store", runs_page(self._tracking["uri"], run))
 
 
-def _comparison(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]) -> Callable[[Any], None]:
-    """Write a comparison; returns what prints its table to a console."""
+def _comparison(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any], screen: Any) -> None:
+    """Write a comparison, and print its table to a console."""
     from pipelines.reporting.comparison_files import print_table
     from pipelines.reporting.comparison_report import collect, write_report
 
     known = ("failed", "rows", "draws", "tuning", "budget")
     compared = collect(facts["config"], runs, **{name: facts[name] for name in known if name in facts})
     write_report(compared, directory, with_times=facts.get("with_times", True), command=facts.get("command"))
-    return lambda screen: print_table(compared, screen)
+    print_table(compared, screen)
 
 
-def _sweep(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]) -> Callable[[Any], None]:
-    """Write a sweep; returns what prints its table to a console."""
+def _sweep(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any], screen: Any) -> None:
+    """Write a sweep, and print its table to a console."""
     from pipelines.plan import grid
     from pipelines.reporting import sweep_tables
     from pipelines.reporting.figures.sweeps import write_figure
@@ -254,7 +254,7 @@ def _sweep(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]) -> 
     swept = sweep_tables.collect(plan, runs, facts["metric"])
     write_figure(swept, directory)
     sweep_tables.write(swept, directory)
-    return lambda screen: sweep_tables.print_table(swept, screen)
+    sweep_tables.print_table(swept, screen)
 
 
 def _text(error: Exception) -> str:

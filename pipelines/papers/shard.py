@@ -16,7 +16,7 @@ from pipelines.reporting.formats import plural
 def plan_shard(
     table: PaperTable, selection: TableSelection, part: str | None = None, *, not_kept: bool = False
 ) -> TablePlan:
-    """Plan some of the requested runs: ``part`` is ``K/N``, every N-th from the K-th on; ``not_kept`` only those.
+    """Plan some of the requested runs: ``part`` is ``K/N``, every N-th from the K-th on; ``not_kept`` skips kept ones.
 
     Runs are counted by setting, row, partition seed and seed, kept or not, so N machines with the same command run each
     once.

@@ -423,6 +423,15 @@ def test_options_of_which_one_would_be_lost_are_refused_by_name(
     assert not (empty_folder / "runs").exists()
 
 
+@pytest.mark.parametrize("assignment", ["federation.raunds=3", "federaton.rounds=3"])
+def test_a_mistyped_section_or_key_of_it_is_refused_before_anything_starts(
+    assignment: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--set", assignment]) == 2
+    assert "unknown key; did you mean" in capsys.readouterr().err
+    assert not any(empty_folder.iterdir())
+
+
 def test_options_that_say_the_same_are_taken(asked: list[tuple[Any, ...]]) -> None:
     same = ["--method", "fedprox", "--set", "method.name=fedprox", "--set", "method.mu=0.3", "--seed", "3"]
     assert main(["run", *same, "--set", "seed=3"]) == 0

@@ -234,6 +234,5 @@ def test_a_lock_is_read_for_this_machine() -> None:
         "# comment\n--no-index\n"
         "torch==2.15.0+cu130 ; sys_platform == 'linux' or sys_platform == 'darwin' \\\n    --hash=sha256:00\n"
         "colorama==0.4.6 ; sys_platform == 'plan9'\n"
-        "unpinned>=1\n"
     )
     assert list(locked_versions(text)) == [("torch", "2.15.0")]
