@@ -182,7 +182,7 @@ class Flow:
 
     @property
     def is_wanted(self) -> bool | None:
-        """Whether the command is to run as a flow; None: if a server answers."""
+        """True: run as a flow; False: without Prefect; None: as a flow if a server answers."""
         older = {"inline": False, "prefect": True}.get(str(self.orchestrator))
         return older if self.prefect is None else self.prefect
 

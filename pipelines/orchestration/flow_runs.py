@@ -304,7 +304,11 @@ def _run_table(directory: Path) -> str:
 
 
 def mark_runs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Mark the unfinished runs of a flow run: FAILED, or KILLED after a crash or a cancellation."""
+    """Mark the unfinished runs of a flow run: FAILED, or KILLED after a crash or a cancellation.
+
+    The follower does not know the reason, and may have been killed with the flow; then the worker calls this. A
+    command prints the reason itself.
+    """
     if flow_run.deployment_id is None:
         return
     tracking = _tracking(flow.name, flow_run.parameters)
