@@ -1,4 +1,7 @@
-"""The command ``protofl``, also as ``python -m pipelines.cli``; handles Ctrl-C while Python still imports."""
+"""The command ``protofl``, also as ``python -m pipelines.cli``.
+
+Handles what can happen while Python still imports: Ctrl-C, and the library without the packages of the command.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 import time
 from types import FrameType
 
+_USAGE = 2
 _INTERRUPTED = 130
 _SECONDS_TO_STOP = 2.0
 
@@ -21,6 +25,14 @@ def main() -> int:
         from pipelines.cli import app
 
         code = app.main()
+    except ModuleNotFoundError as error:  # only of the import: the command handles its own
+        package = str(error.name).partition(".")[0]
+        if package in ("flcore", "pipelines"):
+            raise
+        print(
+            f"protofl: the package {package} is not installed, only the library; pip install protofl", file=sys.stderr
+        )
+        code = _USAGE
     except KeyboardInterrupt:  # later ones are handled by the command, which knows its results
         with contextlib.suppress(OSError):
             print("protofl: interrupted before it had begun", file=sys.stderr)

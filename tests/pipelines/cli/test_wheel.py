@@ -28,6 +28,20 @@ def test_a_package_of_an_extra_is_named_with_its_cure() -> None:
     assert app._told(RunError("x")) == ("x", 4)
 
 
+def test_with_the_library_alone_the_command_names_what_to_install(tmp_path: Path) -> None:
+    """``-S`` leaves out site-packages: none of the command's packages is there, and cyclopts is imported first."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "pipelines.cli", "list"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "protofl: the package cyclopts is not installed, only the library; pip install protofl\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that nothing is left in the sources, with what it requires and no extra."""
