@@ -151,7 +151,7 @@ def archive(
     /,
     *,
     out: Annotated[Out | None, Parameter(metavar="X.zip")] = None,
-    licence: Annotated[str, Parameter(metavar="SPDX")] = "Apache-2.0",
+    licence: Annotated[str | None, Parameter(metavar="SPDX")] = None,
     common: Common = Common(),
 ) -> int:
     """Pack a finished run or comparison, without the data, into one file that others can verify.
@@ -160,12 +160,13 @@ def archive(
     protofl archive runs/comparison                a comparison, with all its runs
     protofl archive artifacts                      the results of make run
 
-    The same folder gives the same bytes. It has name, source, licence and fingerprint of the data, never an image.
+    The same folder gives the same bytes. Of the data it has name, source, licence and fingerprint, names of classes and
+    of files left out, and which sample is at which client; never an image.
 
     Args:
         directory: folder of a finished run or comparison; or artifacts
         out: archive to write (default: the folder's name, with .zip)
-        licence: licence of the results, by its SPDX name
+        licence: licence of the results, by its SPDX name (default: not stated)
     """
     from flcore.experiment.run_folder import refuse_inside_a_run
     from pipelines.proof.archive import archive as write
@@ -173,10 +174,11 @@ def archive(
     target = out or Path(f"{directory.resolve().name}.zip")
     refuse_inside_a_run(target)
     # Default names may collide, so only a named file is replaced.
-    digest = write(directory, target, licence=licence, replace=out is not None)
+    digest, options = write(directory, target, licence=licence, replace=out is not None)
     print(
         f"{target}: {target.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}\n"
-        f"repeat it with  protofl reproduce {target} --check"
+        f"licence of the results: {licence or 'not stated (--licence)'}\n"
+        f"repeat it with  protofl reproduce {target} --check{options}"
     )
     return 0
 

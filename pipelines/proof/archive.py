@@ -62,23 +62,23 @@ class _Compared:
     runs: Sequence[RunFolder]
 
 
-def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -> str:
+def archive(directory: Path, out: Path, *, licence: str | None = None, replace: bool = True) -> tuple[str, str]:
     """Write the archive of a run or comparison.
 
     Args:
         directory: of a finished run; of a comparison, with its ``runs/``; or DVC's ``artifacts``.
         out: the file.
-        licence: SPDX identifier of the licence for the results.
+        licence: SPDX identifier of the licence for the results; None: not stated.
         replace: also replace an archive of something else; other files are never replaced.
 
     Returns:
-        The SHA-256 of the file.
+        The SHA-256 of the file, and the options with which ``protofl reproduce`` repeats it.
 
     Raises:
         DataError: ``directory`` is none of these, has not finished, is damaged, or is from other code or packages.
         ConfigError: it is too large for a plain zip file, ``licence`` is invalid, or ``out`` must not be replaced.
     """
-    if not _SPDX.fullmatch(licence):
+    if licence is not None and not _SPDX.fullmatch(licence):
         raise ConfigError(
             f"--licence {shorten(licence)}: no identifier of https://spdx.org/licenses, such as CC-BY-4.0"
         )
@@ -124,7 +124,7 @@ def archive(directory: Path, out: Path, *, licence: str, replace: bool = True) -
     if not replace and existing not in (None, contents[PROOF]):
         raise ConfigError(f"{out}: holds an archive of something else; name another file with --out")
     write_zip(out, contents)
-    return digest_of(out)
+    return digest_of(out), about.options
 
 
 def _existing_proof(out: Path) -> bytes | None:

@@ -6,7 +6,7 @@
     README.md                       for people
     proof.json                      for `protofl reproduce`: hashes of every file here and of every result
     code/                           the code, with the lock of its packages
-    data/<fingerprint>.json         the data's name, source, licence, shape and fingerprint; never an image
+    data/<fingerprint>.json         the data's description (meta.json); never an image
     partitions/<fingerprint>/       manifest.json, indices.safetensors
     runs/<run>/                     config.json, metrics.json, history.jsonl, curves.csv, model.safetensors, plugins/
     comparison/                     tables of a comparison as files

@@ -26,6 +26,7 @@ _MEANINGS = {
     "comparison.md": "the table of the comparison",
     "requirements.lock": "every package with version and hash",
 }
+_NOT_STATED = "not stated"
 _README = """\
 # {name}
 
@@ -47,7 +48,7 @@ The second command trains every run again and compares each file of results with
 
 ## What else you need
 
-The data are not in here, only their names and fingerprints:
+The images are not in here. `data/` has the data's names, fingerprints, names of classes and names of files left out:
 
 {data}
 
@@ -67,7 +68,7 @@ command then says so and compares accuracies and byte counts instead.
 | `runs/` | per run its configuration, scores, history and model |
 | `partitions/`, `data/` | which client has which samples; what the data are |
 {comparison}{code}
-Results are published under {licence}; protofl is under Apache-2.0.
+Licence of the results: {licence}. protofl is under Apache-2.0.
 """
 _PLUGINS = (
     "A method in here is not part of protofl: its file is in `runs/*/plugins/`. Read it before you allow it to run "
@@ -85,7 +86,7 @@ class ArchiveSummary:
         environment: of the first run, as far as it is known.
         commit: of the code. lock: SHA-256 of the lock of its packages.
         day: on which the last run ended, as 2026-11-30.
-        licence: SPDX identifier of the results' licence.
+        licence: SPDX identifier of the results' licence; None: not stated.
         needs_root: the user provides the data's files. has_plugins: it contains methods from outside the package.
         is_comparison: of several runs, with their table.
     """
@@ -97,7 +98,7 @@ class ArchiveSummary:
     commit: str | None
     lock: str | None
     day: str
-    licence: str
+    licence: str | None
     needs_root: bool
     has_plugins: bool
     is_comparison: bool
@@ -105,6 +106,11 @@ class ArchiveSummary:
     @property
     def what(self) -> str:
         return f"A comparison of {len(self.runs)} runs" if self.is_comparison else "A run"
+
+    @property
+    def options(self) -> str:
+        """Options that ``protofl reproduce`` needs, each after a space."""
+        return " --set data.root=FOLDER" * self.needs_root + " --trust-plugins" * self.has_plugins
 
 
 def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
         hashes: SHA-256 by name, of all files except the proof, which contains this file's hash. sizes: their bytes.
     """
     names = [name for name in sorted(hashes) if not name.startswith("code/")]
-    licence = f"https://spdx.org/licenses/{about.licence}"
+    licence = None if about.licence is None else f"https://spdx.org/licenses/{about.licence}"
 
     def entity(at: str, kind: str, /, **values: Any) -> dict[str, Any]:
         return {"@id": at, "@type": kind, **values}
@@ -132,15 +138,9 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
             description=f"{about.what} of prototype-based federated learning, with everything but the data that is "
             "needed to repeat it to the byte: protofl reproduce --check runs it and compares.",
             datePublished=about.day,
-            license={"@id": licence},
+            license=_NOT_STATED if licence is None else {"@id": licence},  # the property is required; a text may be it
             hasPart=references(*names, "proof.json", *(["code/"] if about.lock else [])),
             mentions={"@id": "#run"},
-        ),
-        entity(
-            licence,
-            "CreativeWork",
-            name=about.licence,
-            description=f"The licence {about.licence} of the SPDX list; the data have licences of their own.",
         ),
         entity(
             "#protofl",
@@ -161,6 +161,9 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
         ),
         entity("proof.json", "File", name="hashes of every file and result", encodingFormat="application/json"),
     ]
+    if licence is not None:
+        description = f"The licence {about.licence} of the SPDX list; the data have licences of their own."
+        graph.append(entity(licence, "CreativeWork", name=about.licence, description=description))
     if about.lock:
         graph.append(entity("code/", "Dataset", name="protofl, with the lock of its packages"))
         names.append("code/infra/requirements.lock")
@@ -181,7 +184,7 @@ def readme(about: ArchiveSummary) -> str:
         what=about.what,
         version=VERSION,
         commit="" if about.commit is None else f" (commit {about.commit})",
-        options=" --set data.root=FOLDER" * about.needs_root + " --trust-plugins" * about.has_plugins,
+        options=about.options,
         data="\n".join(f"- {name}; licence: {licence}" for name, licence in about.sources),
         files="FOLDER contains their files; `docs/explanation/data.md` of protofl describes the layout."
         if about.needs_root
@@ -191,5 +194,5 @@ def readme(about: ArchiveSummary) -> str:
         plugins=_PLUGINS * about.has_plugins,
         comparison="| `comparison/` | the tables of the comparison |\n" * about.is_comparison,
         code="| `code/` | protofl, and `infra/requirements.lock`, its packages |\n" * bool(about.lock),
-        licence=about.licence,
+        licence=about.licence or _NOT_STATED,
     )

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from flcore import run
 from flcore.core.errors import DataError
 from flcore.experiment.run_folder import read_run_config
 from flcore.io.files import read_json, sealed, write_json
@@ -139,6 +141,33 @@ def test_its_metadata_are_an_ro_crate(archived: Path) -> None:
     assert {name for name in found if not name.startswith("code/")} - {"ro-crate-metadata.json"} <= parts
     referred = re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(crate))
     assert not [name for name in referred if name not in graph and not name.startswith("https://w3id.org/")]
+
+
+def test_without_a_licence_it_says_that_none_is_stated(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RO-Crate requires the property `license`, and allows a text where no licence can be named."""
+    path = tmp_path / "x.zip"
+    assert main(["archive", str(finished), "--out", str(path)]) == 0
+    assert "licence of the results: not stated (--licence)\n" in capsys.readouterr().out
+    found = entries(path)
+    graph = {entity["@id"]: entity for entity in json.loads(found["ro-crate-metadata.json"])["@graph"]}
+    assert graph["./"]["license"] == "not stated"
+    assert not [name for name in graph if "spdx" in name]
+    assert "Licence of the results: not stated." in found["README.md"].decode()
+
+
+def test_the_command_of_an_archive_of_own_images_names_their_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(24):
+        image = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 10 * number).save(image)
+    data = {"name": "imagefolder", "root": str(tmp_path / "images"), "test_fraction": 0.25}
+    run({"data": data, "partition": {"name": "iid", "num_clients": 2}, "federation": {"rounds": 1}}, tmp_path / "run")
+    assert main(["archive", str(tmp_path / "run"), "--out", str(tmp_path / "x.zip")]) == 0
+    assert capsys.readouterr().out.endswith("x.zip --check --set data.root=FOLDER\n")
 
 
 def test_its_page_has_commands_that_are_ones(archived: Path) -> None:
