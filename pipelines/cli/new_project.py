@@ -21,6 +21,7 @@ from flcore.experiment.run_folder import refuse_inside_a_run, write_text
 _TEMPLATES = Path(__file__).parent / "templates"
 _IGNORED = (
     *(".protofl/", "mlruns/", "mlflow.db*", "runs/", "dvc_plots/", "__pycache__/"),
+    "*.zip",  # of `protofl archive`
     # All but the metrics of dvc.yaml, which are in git.
     *("artifacts/*", "!artifacts/comparison/", "artifacts/comparison/*", "!artifacts/comparison/metrics.json"),
 )
@@ -110,19 +111,16 @@ def _make_repository(folder: Path, images: Path) -> None:
     asked = ["git", "rev-parse", "--is-inside-work-tree"]
     if subprocess.run(asked, cwd=folder, capture_output=True, check=False).returncode:
         _run(["git", "init", "-q"], folder)
-    if not (folder / ".dvc").exists():
-        is_root = (folder / ".git").exists()
-        _run([sys.executable, "-m", "dvc", "init", "-q", *([] if is_root else ["--subdir"])], folder)
     place = Path(os.path.relpath(images.resolve(), folder.resolve()))
     own = [] if place.parts[0] == ".." else [f"/{place.as_posix()}"]
-    for name, text in {
-        ".gitignore": "\n".join((*_IGNORED, *own)) + "\n",
-        ".dvcignore": _template("dvcignore"),
-        ".dvc/plots/methods.json": _template("plot_methods.json"),
-    }.items():
-        if name != ".gitignore" or not (folder / name).exists():
-            (folder / name).parent.mkdir(exist_ok=True)
-            write_text(folder / name, text)
+    if not (folder / ".gitignore").exists():
+        write_text(folder / ".gitignore", "\n".join((*_IGNORED, *own)) + "\n")
+    write_text(folder / ".dvcignore", _template("dvcignore"))
+    if not (folder / ".dvc").exists():  # stages .dvcignore, so its content comes before
+        is_root = (folder / ".git").exists()
+        _run([sys.executable, "-m", "dvc", "init", "-q", *([] if is_root else ["--subdir"])], folder)
+    (folder / ".dvc" / "plots").mkdir(exist_ok=True)
+    write_text(folder / ".dvc" / "plots" / "methods.json", _template("plot_methods.json"))
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
