@@ -105,6 +105,7 @@ def archive(directory: Path, out: Path, *, licence: str | None = None, replace: 
         needs_root=any(run.config.source.places(Path()) and run.config.data.root is not None for run in runs),
         has_plugins=any(run.config.plugins for run in runs),
         is_comparison=compared is not None,
+        has_global_model=compared is None and _has_global_model(runs[0]),
     )
     contents[README] = readme(about).encode()
     hashes = {name: _digest(content) for name, content in contents.items()}
@@ -185,6 +186,10 @@ def _run(run: RunFolder) -> _Run:
         raise DataError(f"{run.directory}: was made by other {' and '.join(other)} than what is here; {cure}{_CURE}")
     name = f"{config.method.name}-s{config.seed}-{run.config_hash[:8]}"
     return _Run(run, name, config, result_files(run.directory))
+
+
+def _has_global_model(run: _Run) -> bool:
+    return run.config.method.data_scope == "client" and run.folder.metrics.get("top1_global") is not None
 
 
 def _add_run(run: _Run, contents: dict[str, Content]) -> dict[str, Any]:

@@ -10,6 +10,14 @@ from flcore.version import VERSION
 from pipelines.runs.provenance import processor_of
 
 SPECIFICATION = "https://w3id.org/ro/crate/1.2"
+_PROFILES = {
+    "https://w3id.org/ro/wfrun/process/0.5": ("Process Run Crate", "0.5"),
+    "https://esciencelab.org.uk/federated-learning-ro-crate-profile/federated-learning-profile.html": (
+        "Federated Learning RO-Crate Profile",
+        "0.1",
+    ),
+}
+"""Address → name and version. The second, a draft without a permanent address, requires the first."""
 _TYPES = {
     **{"json": "application/json", "jsonl": "application/jsonl", "toml": "application/toml", "csv": "text/csv"},
     **{"md": "text/markdown", "tex": "application/x-tex", "py": "text/x-python"},
@@ -102,6 +110,7 @@ class ArchiveSummary:
     needs_root: bool
     has_plugins: bool
     is_comparison: bool
+    has_global_model: bool
 
     @property
     def what(self) -> str:
@@ -121,9 +130,13 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
         hashes: SHA-256 by name, of all files except the proof, which contains this file's hash. sizes: their bytes.
     """
     names = [name for name in sorted(hashes) if not name.startswith("code/")]
+    configuration = {name for name in names if name.endswith("/config.json") or "/plugins/" in name}
+    inputs = [name for name in names if name.startswith(("partitions/", "data/")) or name in configuration]
+    results = [name for name in names if name.startswith(("runs/", "comparison/")) and name not in inputs]
+    profiles = _PROFILES if about.has_global_model else {}
     licence = None if about.licence is None else f"https://spdx.org/licenses/{about.licence}"
 
-    def entity(at: str, kind: str, /, **values: Any) -> dict[str, Any]:
+    def entity(at: str, kind: str | list[str], /, **values: Any) -> dict[str, Any]:
         return {"@id": at, "@type": kind, **values}
 
     def references(*names: str) -> list[dict[str, str]]:
@@ -141,12 +154,17 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
             license=_NOT_STATED if licence is None else {"@id": licence},  # the property is required; a text may be it
             hasPart=references(*names, "proof.json", *(["code/"] if about.lock else [])),
             mentions={"@id": "#run"},
+            **({"conformsTo": references(*profiles)} if profiles else {}),
+        ),
+        *(
+            entity(at, ["CreativeWork", "Profile"], name=name, version=version)
+            for at, (name, version) in profiles.items()
         ),
         entity(
             "#protofl",
             "SoftwareApplication",
             name="protofl",
-            softwareVersion=VERSION if about.commit is None else f"{VERSION}, commit {about.commit}",
+            version=VERSION if about.commit is None else f"{VERSION}, commit {about.commit}",
             softwareRequirements={"@id": "code/infra/requirements.lock"} if about.lock else "torch",
             license="https://spdx.org/licenses/Apache-2.0",
         ),
@@ -155,8 +173,8 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
             "CreateAction",
             name=about.what,
             instrument={"@id": "#protofl"},
-            object=references(*(name for name in names if name.startswith(("partitions/", "data/")))),
-            result=references(*(name for name in names if name.startswith(("runs/", "comparison/")))),
+            object=references(*inputs),
+            result=references(*results),
             endTime=about.day,
         ),
         entity("proof.json", "File", name="hashes of every file and result", encodingFormat="application/json"),
@@ -165,7 +183,8 @@ def metadata(about: ArchiveSummary, hashes: Mapping[str, str], sizes: Mapping[st
         description = f"The licence {about.licence} of the SPDX list; the data have licences of their own."
         graph.append(entity(licence, "CreativeWork", name=about.licence, description=description))
     if about.lock:
-        graph.append(entity("code/", "Dataset", name="protofl, with the lock of its packages"))
+        part = {"@id": "code/infra/requirements.lock"}
+        graph.append(entity("code/", "Dataset", name="protofl, with the lock of its packages", hasPart=part))
         names.append("code/infra/requirements.lock")
     for name in names:
         base = name.rpartition("/")[2]

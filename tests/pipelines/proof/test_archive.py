@@ -27,6 +27,7 @@ from pipelines.proof.stored_zip import read_zip
 from pipelines.runs.layout import RunFiles
 from pipelines.runs.provenance import LOCK
 from tests.cases import quick
+from tests.pipelines.proof.conftest import SMALL
 
 Forge = Callable[[Callable[[dict[str, bytes]], object]], Path]
 
@@ -168,6 +169,24 @@ def test_the_command_of_an_archive_of_own_images_names_their_folder(
     run({"data": data, "partition": {"name": "iid", "num_clients": 2}, "federation": {"rounds": 1}}, tmp_path / "run")
     assert main(["archive", str(tmp_path / "run"), "--out", str(tmp_path / "x.zip")]) == 0
     assert capsys.readouterr().out.endswith("x.zip --check --set data.root=FOLDER\n")
+
+
+def test_it_conforms_to_the_profile_of_federated_learning_if_one_model_was_trained(
+    archived: Path, tmp_path: Path
+) -> None:
+    """Musts of both profiles: tool, data and model of the action, and addresses at the root. FedProto has no model."""
+    run({**SMALL, "method": {"name": "fedavg"}}, tmp_path / "run")
+    archive(tmp_path / "run", tmp_path / "x.zip", licence="MIT")
+    for path, fits in ((archived, False), (tmp_path / "x.zip", True)):
+        graph = {one["@id"]: one for one in json.loads(entries(path)["ro-crate-metadata.json"])["@graph"]}
+        profiles = [graph[profile["@id"]]["name"] for profile in graph["./"].get("conformsTo", ())]
+        assert profiles == ["Process Run Crate", "Federated Learning RO-Crate Profile"] * fits
+        action = graph["#run"]
+        inputs, results = ([graph[one["@id"]]["@id"] for one in action[key]] for key in ("object", "result"))
+        assert {Path(name).name for name in results} >= {"model.safetensors", "metrics.json"}
+        assert {Path(name).name for name in inputs} >= {"config.json", "manifest.json"}
+        assert any(name.startswith("data/") for name in inputs)
+        assert graph[action["instrument"]["@id"]]["@type"] == "SoftwareApplication"
 
 
 def test_its_page_has_commands_that_are_ones(archived: Path) -> None:
