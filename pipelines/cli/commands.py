@@ -21,7 +21,7 @@ _COMMANDS = (
     ("experiments", "stage", "stage_code stage_prepare stage_partition stage_train stage_compare stage_paper"),
     ("experiments", "paper", "paper_list paper_show paper_run paper_keep paper_claims"),
     ("methods and parameters", "entries", "list_ show schema new check"),
-    ("finished runs", "results", "track analyse archive reproduce"),
+    ("finished runs", "results", "track analyse archive reproduce board"),
     ("this machine", "machine", "up deploy schedule_list schedule_on schedule_off status down doctor clean completion"),
 )
 """Group, module of :mod:`pipelines.cli`, and its functions: ``stage_train`` is the command ``stage train``."""

@@ -1,4 +1,4 @@
-"""Commands on finished runs: ``protofl track``, ``analyse``, ``archive`` and ``reproduce``."""
+"""Commands on finished runs: ``protofl track``, ``analyse``, ``archive``, ``reproduce`` and ``board``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flcore.config.analyses import SUMMARIES
 from flcore.core.errors import ConfigError, RunError, listed
 from flcore.core.text import fit_to_print, shorten, unknown_key
 from pipelines.addresses import without_password
-from pipelines.cli.options import Assignments, Common, Folder, Name, Names, Out
+from pipelines.cli.options import Assignments, Common, Folder, Name, Names, Out, Results
 from pipelines.runs.standard_error import tell
 
 _WITHOUT_ARCHIVE = Group("without an archive")
@@ -249,4 +249,24 @@ def _golden(methods: Names | None, *, record: bool) -> int:
             f"golden: {len(outcome.different)} of {outcome.checked} methods are not as recorded: "
             f"{listed(outcome.different)}\nwhere that is meant, protofl reproduce --golden --record keeps what came out"
         )
+    return 0
+
+
+def board(
+    *places: Annotated[Path, Parameter(metavar="DIR", required=True)],
+    out: Results = Path("runs/board"),
+    common: Common = Common(),
+) -> int:
+    """Show archives on one page: accuracy, bytes, and the command that repeats each row.
+
+    protofl board archives --out site     site/board.html
+
+    Rows are compared only if they have the same data and the same configuration, except for seeds and method.
+
+    Args:
+        places: folders of archives, or archives
+    """
+    from pipelines.proof.board import board as write
+
+    print(write(places, out))
     return 0

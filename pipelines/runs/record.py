@@ -7,8 +7,8 @@ A missing value is None. Two accuracies on the global test set are never mixed: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,14 @@ def record_of(run: RunFolder) -> RunRecord:
         DataError: a file is missing or damaged, or lacks `method`, `dataset`, `seed` or `rounds`.
     """
     metrics, history = run.metrics, [_round_record(values) for values in run.history]
+    return replace(record_from(metrics, str(run.files.metrics), history), folder=run)
+
+
+def record_from(metrics: Mapping[str, Any], place: str, history: Sequence[RoundRecord] = ()) -> RunRecord:
+    """Return the record of ``metrics.json`` with checked types and, if given, a history; ``place`` is for messages."""
     for key in ("method", "dataset", "seed", "rounds"):
         if metrics.get(key) is None:
-            raise DataError(f"{run.files.metrics}: no '{key}'; {kinds.CURE}")
+            raise DataError(f"{place}: no '{key}'; {kinds.CURE}")
     values: dict[str, Any] = {key: metrics.get(key) for key in _NAMES}
     values |= {key: _finite(metrics.get(key)) for key in (*SCORES, *COMMUNICATION)}
     values |= {key: _all_finite(metrics.get(key)) for key in ("class_acc", "class_acc_vote")}
@@ -168,7 +173,6 @@ def record_of(run: RunFolder) -> RunRecord:
         history=tuple(history),
         tasks={key: _finite(in_tasks.get(key)) for key in TASK_SCORES if in_tasks},
         block_ends=tuple(end["round"] for end in tasks.get("stage_ends", ())),
-        folder=run,
         figures={
             **dict(numbers_in(metrics)),
             **derived(values["class_acc"], [(one.round, one.mean_local) for one in history]),

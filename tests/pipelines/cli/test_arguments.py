@@ -144,6 +144,7 @@ OPTIONS = {
     "track best": "metric experiment where promote uri",
     "analyse": "analyses prepared partition",
     "archive": "out licence",
+    "board": "out",
     "reproduce": "set out check trust-plugins golden methods record",
     "up": "no-prefect no-mlflow no-dashboard no-worker flows-per-gpu",
     "deploy": "flows-per-gpu",
