@@ -124,8 +124,9 @@ def _train(comparison: Sequence[Config], chosen: Sequence[Config], out: Path, ho
 
 
 def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation) -> None:
-    from pipelines.stages.train import run_folder
+    from pipelines.stages.train import describe_pulled, run_folder
 
+    describe_pulled(configs, out / "prepared", out / "partitions", out / "runs")
     runs, folder = [run_folder(out / "runs", config) for config in configs], out / "comparison"
     facts = {"name": out.name, "with_times": False, **how.console}
     how.follower.compare("comparison", without_tracking(raw), runs, folder, **facts)

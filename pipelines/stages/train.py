@@ -60,12 +60,7 @@ def train(
     runs: list[PlacedRun] = []
     for config in configs:
         refuse_other_division(config, partitions)
-        inputs = Inputs(prepared, partition_folder(partitions, config))
-        runs.append(
-            replace(
-                placed(config, inputs, directory, restart=operation.restart), directory=run_folder(directory, config)
-            )
-        )
+        runs.append(_placed(config, prepared, partitions, directory, restart=operation.restart))
     own = {run.directory.name for run in runs}
     others = {run_folder(directory, config).name for config in comparison} - own
     # The other runs are checked when they are trained: their partitions may be missing now.
@@ -93,9 +88,32 @@ def train(
     return [run.directory for run in runs]
 
 
+def describe_pulled(configs: Sequence[Config], prepared: Path, partitions: Path, directory: Path) -> None:
+    """Describe runs whose results came from DVC, which does not fetch files that name a machine.
+
+    The stage *compare* reads descriptions, and runs alone if only its own parameters have changed.
+
+    Args:
+        configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
+        directory: of the runs; ``<directory>.json`` names their runs and code.
+    """
+    ledger = directory.with_suffix(".json")
+    known = read_json(ledger, _CURE) if ledger.exists() else {}
+    for config in configs:
+        if not _is_described(run_folder(directory, config)):
+            run = _placed(config, prepared, partitions, directory)
+            if known.get(run.directory.name) == _named(run):
+                _describe_again(run)
+
+
 def run_folder(directory: Path, config: Config) -> Path:
     """Return the folder of a run of the comparison."""
     return directory / f"{config.method.name}-s{config.seed}"
+
+
+def _placed(config: Config, prepared: Path, partitions: Path, directory: Path, *, restart: bool = False) -> PlacedRun:
+    run = placed(config, Inputs(prepared, partition_folder(partitions, config)), directory, restart=restart)
+    return replace(run, directory=run_folder(directory, config))
 
 
 def _named(run: PlacedRun) -> dict[str, str]:
@@ -104,12 +122,21 @@ def _named(run: PlacedRun) -> dict[str, str]:
 
 def _was_begun(run: PlacedRun) -> bool:
     """Return whether the description and results in a folder are of this run, which may be unfinished."""
-    there = RunFolder(run.directory)
+    return _hashes(run.directory) == {run.hash}
+
+
+def _is_described(directory: Path) -> bool:
+    """Return whether the description in a folder is of the run that has its results there."""
+    return len(_hashes(directory)) == 1
+
+
+def _hashes(directory: Path) -> set[str]:
+    """Return which runs the description and, if there are any, the results in a folder are of; empty if damaged."""
+    there = RunFolder(directory)
     try:
-        hashes = {there.config_hash, *([there.metrics.get("config_hash")] if there.is_finished else [])}
+        return {there.config_hash, *([str(there.metrics.get("config_hash"))] if there.is_finished else [])}
     except DataError:
-        return False
-    return hashes == {run.hash}
+        return set()
 
 
 def _describe_again(run: PlacedRun) -> None:

@@ -390,6 +390,10 @@ def test_pulled_results_are_shown_and_added_to(copy: Path, tmp_path: Path) -> No
     assert "Stage 'train' didn't change, skipping" in shown
     assert "3 methods on digits, partition dirichlet, 6 rounds, seed 0." in shown
     assert re.search(r"│ fedproto +│ 1 │", shown)
+    change(fresh, lambda params: params["compare"].update(baseline="fedproto"))
+    assert trained(fresh, "dvc", "repro") == set()
+    compared = json.loads((fresh / "artifacts" / "comparison" / "comparison.json").read_text())
+    assert compared["baseline"] == "fedproto"
     change(fresh, add_seed)
     assert trained(fresh, "dvc", "repro") == {"fedavg-s1", "fedpa-s1", "fedproto-s1"}
     assert is_up_to_date(fresh)

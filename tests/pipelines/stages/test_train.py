@@ -186,6 +186,20 @@ def test_results_that_came_by_dvc_are_known_and_described(artifacts: Path) -> No
     assert RunFolder(artifacts / "runs" / "fedavg-s0").inputs.prepared == artifacts / "prepared"
 
 
+@pytest.mark.slow
+def test_results_that_came_by_dvc_are_compared_as_those_that_were_trained_here(artifacts: Path) -> None:
+    """With another baseline, DVC runs only the last stage, whose page tells how the runs were configured."""
+    here = Path(shutil.copytree(artifacts, artifacts.parent / "here" / artifacts.name))
+    for run in ("local-s0", "fedavg-s0"):
+        for name in NOT_BY_DVC:
+            (artifacts / "runs" / run / name).unlink()
+    for folder in (artifacts, here):
+        stage(folder, "compare", None, None, baseline="local")
+    pages = [(folder / "comparison" / "report.html").read_bytes() for folder in (artifacts, here)]
+    assert pages[0] == pages[1] and b"partition.alpha" in pages[0]
+    assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
+
+
 def test_results_that_came_by_dvc_are_described_with_copies_of_plug_ins(artifacts: Path, plugin: Path) -> None:
     """A run names plug-ins of its own folder alone, which may be moved; it was begun without this one."""
     run = artifacts / "runs" / "fedavg-s0"
