@@ -13,7 +13,7 @@ from pipelines.execution.one_run import placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import FailedRunsError, Outcome
 from pipelines.papers.catalogue import name_at
-from pipelines.papers.plan import Setting, TablePlan, estimated_duration, plan_table
+from pipelines.papers.plan import Setting, TablePlan, estimated_duration, plan_table, refused_by_reason
 from pipelines.papers.results import paper_tables, results, write
 from pipelines.papers.runs import table_file
 from pipelines.papers.verdicts.judge import verdict_table
@@ -51,6 +51,8 @@ def run_table(planned: TablePlan, out: Path, operation: Operation) -> Outcome:
         for setting in planned.settings
     }
     operation.watcher.say(f"{planned.table.id}: {estimated_duration(planned, finished)}")
+    for reason, where in refused_by_reason(planned).items():
+        operation.watcher.say(f"not run here: {where}: {reason}")
     failed: dict[str, str] = {}
     done: list[str] = []
     store = None

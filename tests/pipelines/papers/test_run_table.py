@@ -143,7 +143,8 @@ def test_what_an_earlier_command_finished_stays_beside_what_a_later_one_does(
     carried_out: Callable[..., list[str]], out: Path
 ) -> None:
     """FedProx alone with two seeds, then FedAvg with one, then with a third: nothing is lost, or trained again."""
-    carried_out("near", seeds=(0, 1))
+    said = carried_out("near", "other", seeds=(0, 1))
+    assert "not run here: Unheard-of (even): Unheard-of is not built" in said
     assert measured(out) == {("near", "even"): 2}
     written = {path: path.stat().st_mtime_ns for path in (out / "even" / "runs").glob("*/metrics.json")}
     carried_out("fedavg")
