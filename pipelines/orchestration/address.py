@@ -65,7 +65,8 @@ def choose(wanted: bool | None, say: Callable[[str], None]) -> Address | None:
         say: receives the warning.
 
     Raises:
-        ConfigError: it must respond, and does not or is not configured; or a settings file is invalid.
+        ConfigError: it must respond, and none is configured; or a settings file is invalid.
+        RunError: it must respond, and does not.
     """
     if wanted is False:
         return None
@@ -82,7 +83,7 @@ def choose(wanted: bool | None, say: Callable[[str], None]) -> Address | None:
     if must:
         instead = f"start it, or take its address out of {address.source} and start one with `protofl up`"
         hint = "`protofl up` starts it again; see `protofl status`" if address.source == _OWN else instead
-        raise ConfigError(f"--prefect: {silent}\n{hint}")
+        raise RunError(f"--prefect: {silent}\n{hint}")
     forget = "" if address.source != _OWN else " (`protofl up` starts it again, `protofl down` forgets it)"
     say(f"{silent}; going on without it{forget}")
     return None

@@ -18,7 +18,7 @@ from pathlib import Path
 import prefect.client.orchestration  # noqa: F401 - seconds that no test measures
 import pytest
 
-from flcore.core.errors import ConfigError
+from flcore.core.errors import ConfigError, RunError
 from pipelines.orchestration import address
 from pipelines.orchestration.background import Service, record, start, stop
 
@@ -111,7 +111,7 @@ def test_a_silent_server_is_one_line_for_auto_an_error_for_prefect_and_nothing_t
     assert found is None
     assert warning is not None and "\n" not in warning
     assert "refused" in warning and "the environment" in warning and "hidden" not in warning
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(RunError) as error:  # exit code 4, as of `deploy` and `schedule`: the configuration is right
         choose(True)
     assert len(str(error.value).splitlines()) == 2 and "protofl up" in str(error.value)
     assert "hidden" not in str(error.value)
