@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from pipelines.same_origin import Checked
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 HOST = "127.0.0.1"
+_LOOK_EVERY_SECONDS = 30.0
 
 
 def _prefect() -> ASGIApp:
@@ -45,7 +49,23 @@ def _mlflow() -> ASGIApp:
     initialize_backend_stores(store, store, root)
     from mlflow.server.fastapi_app import app  # reads what is set above
 
+    threading.Thread(target=_mark_killed_runs, args=(store,), daemon=True).start()
     return app
+
+
+def _mark_killed_runs(store: str) -> None:
+    """Mark runs whose processes were all killed, which nobody else would do before the next run begins."""
+    from mlflow.tracking.client import MlflowClient
+
+    from pipelines.tracking.run_status import mark_silent_here
+
+    client = MlflowClient(store)
+    while True:
+        time.sleep(_LOOK_EVERY_SECONDS)
+        try:
+            mark_silent_here(client)
+        except Exception:  # a locked or absent database; the server goes on
+            logging.getLogger(__name__).exception("runs without a sign of life could not be marked")
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from pipelines.runs.layout import TRACKED, read_json, write_json
 from pipelines.tracking import description
 from pipelines.tracking.artifacts import small_files
 from pipelines.tracking.metrics import Point, marker, points_by_round, summary_points, times_of
-from pipelines.tracking.run_status import ALIVE_TAG, FLOW_TAG, SILENT_MS, STOPPED_TAG, mark, mark_silent
+from pipelines.tracking.run_status import ALIVE_TAG, FLOW_TAG, SILENT_HERE_MS, STOPPED_TAG, mark, mark_silent
 from pipelines.tracking.store import Store, add_missing, existing_run, history_of, only_one_process
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ PARENT_TAG = "mlflow.parentRunId"  # MLflow folds children under the run that it
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """Variable of a flow's process."""
 
-_ALIVE_EVERY_MS = 60_000
+_ALIVE_EVERY_MS = 30_000
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class RunTracker:
         now = time.time_ns() // 1_000_000
         target = self._target
         # After a pause another process may have marked it as stopped.
-        if target is None or (not target.is_finished and now - target.alive_ms > SILENT_MS / 2):
+        if target is None or (not target.is_finished and now - target.alive_ms > SILENT_HERE_MS / 2):
             mlflow_run = self._find(client, run) or self._create(client, run, now)
             target = self._target = self._take_up(client, run, mlflow_run, now)
         if not target.is_finished:

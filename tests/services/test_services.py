@@ -374,12 +374,13 @@ def one_that_takes_hours(folder: Folder, api: str, deployment: str) -> None:
 def test_a_flow_whose_worker_is_lost_ends_as_crashed(tmp_path: Path) -> None:
     """All its processes are killed, as when a machine loses power; its last heartbeat is then 30 s old at most."""
     with made_in(tmp_path) as folder:
-        folder.protofl("up", "--no-mlflow", "--no-dashboard")
+        folder.protofl("up", "--no-dashboard")
         services = folder.services()
         api = services["prefect"]["address"] + "/api"
         named = {"deployments": {"name": {"any_": ["nightly-comparison"]}}}
         [deployment] = folder.ask(f"{api}/deployments/filter", named)
         one_that_takes_hours(folder, api, deployment["id"])
+        wait_until(folder, lambda: mlflow_statuses(folder, "long") == {"RUNNING"})
         worker = psutil.Process(services["worker"]["pid"])
         for process in [worker, *worker.children(recursive=True)]:
             process.kill()
@@ -392,6 +393,8 @@ def test_a_flow_whose_worker_is_lost_ends_as_crashed(tmp_path: Path) -> None:
                 break
             time.sleep(1)
         assert (found["state_type"], found["state"]["message"]) == ("CRASHED", "no heartbeat for 90 seconds")
+        wait_until(folder, lambda: mlflow_statuses(folder, "long") == {"KILLED"})
+        assert "no sign of life since" in mlflow_reasons(folder, "long")[0]
 
 
 def the_flow_run(

@@ -14,6 +14,7 @@ import pytest
 
 from flcore.core.errors import DataError
 from pipelines.tracking import sync
+from pipelines.tracking.run_status import mark_silent_here
 from pipelines.tracking.sync import RunTracker
 
 BEGAN = 1_700_000_000_000  # as in conftest.py: each round takes a second
@@ -282,6 +283,25 @@ def test_a_run_whose_machine_has_died_is_marked_as_stopped_by_the_next_one(
     assert states[alive.run_id].status == "RUNNING"
     assert RunTracker(folders[0], uri=reader.uri).sync()
     resumed = reader.client.get_run(dead.run_id)
+    assert resumed.info.status == "RUNNING" and "protofl.stopped" not in resumed.data.tags
+
+
+def test_a_run_whose_processes_were_all_killed_is_marked_by_the_server(
+    tmp_path: Path, reader: Any, write_run: Write
+) -> None:
+    """100 s without a sign of life are more than 90; 80 s are not. What was only slow is set running again."""
+    slow, alive = (RunTracker(write_run(tmp_path / str(seed), 1, seed=seed), uri=reader.uri) for seed in range(2))
+    now = time.time_ns() // 1_000_000
+    for tracker, seconds in ((slow, 100), (alive, 80)):
+        assert tracker.sync()
+        reader.client.set_tag(tracker.run_id, "protofl.alive", str(now - 1000 * seconds))
+    mark_silent_here(reader.client)
+    states = {run.info.run_id: run.info.status for run in reader.runs()}
+    assert states == {slow.run_id: "KILLED", alive.run_id: "RUNNING"}
+    assert slow._target is not None
+    slow._target.alive_ms = now - 100_000
+    assert slow.sync()
+    resumed = reader.client.get_run(slow.run_id)
     assert resumed.info.status == "RUNNING" and "protofl.stopped" not in resumed.data.tags
 
 
