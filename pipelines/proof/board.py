@@ -156,7 +156,7 @@ def _run(path: Path, run: ArchivedRun, record: RunRecord) -> _Run:
     )
 
 
-def _settings(runs: Iterable[_Run]) -> list[list[_Run]]:
+def _settings(runs: Sequence[_Run]) -> list[list[_Run]]:
     """Return runs by setting; a run that brings its model is in each setting that is equal except for the model."""
     settings: list[tuple[Mapping[str, str], list[_Run]]] = []
     for run in sorted(runs, key=lambda run: "model.name" in run.method):
@@ -166,7 +166,7 @@ def _settings(runs: Iterable[_Run]) -> list[list[_Run]]:
             settings += accepting
         for _, members in accepting:
             members.append(run)
-    return [_labelled(members) for _, members in settings]
+    return [_labelled(members, runs) for _, members in settings]
 
 
 def _accepts(shared: Mapping[str, str], run: _Run) -> bool:
@@ -174,13 +174,13 @@ def _accepts(shared: Mapping[str, str], run: _Run) -> bool:
     return {k: v for k, v in shared.items() if not (brings_model and k.startswith("model."))} == run.setting
 
 
-def _labelled(runs: Sequence[_Run]) -> list[_Run]:
-    """Return runs with rows named by method and, if there are several of it, the values in which they differ."""
+def _labelled(runs: Sequence[_Run], on_page: Sequence[_Run]) -> list[_Run]:
+    """Return runs with rows named by method and, if the page has several of it, the values in which they differ."""
     divided = any(run.record.draw is not None for run in runs)
     labelled = []
     for run in runs:
         name = run.method["method.name"]
-        apart = _differing([other.method for other in runs if other.method["method.name"] == name])
+        apart = _differing([other.method for other in on_page if other.method["method.name"] == name])
         values = [f"{key.removeprefix('method.')} = {run.method[key]}" for key in apart if key in run.method]
         draw = run.record.seed if divided and run.record.draw is None else run.record.draw  # null follows the seed
         method = name + f" ({listed(values)})" * bool(values)

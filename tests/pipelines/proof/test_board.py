@@ -89,15 +89,16 @@ def test_an_interval_is_over_divisions(add: Add, tmp_path: Path) -> None:
 
 
 def test_settings_are_not_mixed_and_rows_of_one_method_are_told_apart(add: Add, tmp_path: Path) -> None:
-    """One more round is another setting; another mu is another row; ProtoLDA brings its model into each setting."""
+    """One more round is another setting; another mu is another row. ProtoLDA has its own model."""
     add("short", 0, 0.5)
     add("long", 0, 0.6, federation={"rounds": 2})
     for mu in (0.1, 1.0):
         add(f"mu{mu}", 0, 0.7, method={"name": "fedprox", "mu": mu})
+    add("long mu", 0, 0.7, method={"name": "fedprox", "mu": 1.0}, federation={"rounds": 2})
     add("protolda", 0, 0.8, method={"name": "protolda"}, model={"name": "patch_dictionary"})
     found = {name: [row[0] for row in rows] for name, rows in settings(tmp_path).items()}
     assert found == {
-        "1. digits, dirichlet (rounds = 2)": ["fedavg"],
+        "1. digits, dirichlet (rounds = 2)": ["fedavg", "fedprox (mu = 1.0)"],
         "2. digits, dirichlet (rounds = 1)": ["fedavg", "fedprox (mu = 0.1)", "fedprox (mu = 1.0)", "protolda"],
     }
 
