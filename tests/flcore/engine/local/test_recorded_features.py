@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from flcore.core.errors import ConfigError, RunError
+from flcore.core.errors import RunError
 from flcore.engine.client import ClientRunner
 from flcore.engine.client_data import ClientData
 from flcore.engine.local.plan import phase_layout, plan_batches
 from flcore.engine.local.step import add_class_sums
 from flcore.evaluation.forward import Forward
 from flcore.io.records import serialise
-from flcore.math.prototypes.class_means import class_means, class_sums
+from flcore.math.prototypes.class_means import class_means
 from flcore.methods.api import Method
 from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedmlp import FedMLP
@@ -25,18 +25,12 @@ from flcore.methods.types import Exchange, Phase
 RUNNING = {"proto_mode": "running"}
 
 
-def test_sums_by_class() -> None:
-    """Rows (1, 2) and (5, 6) of class 0, (3, 4) of class 1; class 2 has none. The last row is padding, or counts."""
-    features, labels = torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([0, 1, 0])
-    sums, counts = class_sums(features, labels, 3)
-    assert sums.tolist() == [[6, 8], [3, 4], [0, 0]] and counts.tolist() == [2, 1, 0]
-    # Two clients at once, the second one's last row padding.
-    both = class_sums(torch.stack([features] * 2), torch.stack([labels] * 2), 3, torch.tensor([[1, 1, 1], [1, 1, 0.0]]))
-    assert both[0][0].tolist() == sums.tolist() and both[1][0].tolist() == counts.tolist()
-    assert both[0][1].tolist() == [[1, 2], [3, 4], [0, 0]] and both[1][1].tolist() == [1, 1, 0]
-    twice = add_class_sums(add_class_sums(None, (sums, counts)), (sums, counts))
-    assert twice is not None and twice[0].tolist() == [[12, 16], [6, 8], [0, 0]] and twice[1].tolist() == [4, 2, 0]
-    assert add_class_sums((sums, counts), None) == (sums, counts)
+def test_sums_of_two_mini_batches() -> None:
+    """Sums 6 and 3 of two and one samples, twice: 12 and 6 of four and two."""
+    one = torch.tensor([[6.0], [3.0]]), torch.tensor([2.0, 1.0])
+    twice = add_class_sums(add_class_sums(None, one), one)
+    assert twice is not None and twice[0].tolist() == [[12], [6]] and twice[1].tolist() == [4, 2]
+    assert add_class_sums(one, None) == one
 
 
 @pytest.mark.parametrize(
@@ -149,11 +143,3 @@ def test_who_asks(lab: Any) -> None:
     assert [note(method) for method in asked] == ["last_pass", "last_pass", "all"]
     assert note(FedPA(preset="authors")) == "all"
     assert note(FedPA(proto_mode="running", use_po=False, use_ad=False)) == "none"
-
-
-def test_running_prototypes_cannot_be_clipped_by_sample(lab: Any) -> None:
-    """A sample's feature is in the mean once per pass, each time another one."""
-    private = {"name": "fedpa", "proto_clip": 1.0}
-    with pytest.raises(ConfigError, match="set proto_mode = final or proto_unit = client"):
-        lab.config(method=private | RUNNING)
-    assert lab.config(method=private | RUNNING | {"proto_unit": "client"}).method.proto_unit == "client"
