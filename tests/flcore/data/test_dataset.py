@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from flcore.core.errors import ConfigError, Cure, DataError
 from flcore.data.dataset import Dataset, prepare_dataset
 from flcore.data.images import channel_statistics, convert_channels, normalise, resize
+from flcore.data.partition import Partition
 from flcore.data.sources import SOURCES
 from flcore.data.sources.base import RawDataset, RawSplit, Source
 
@@ -185,12 +187,17 @@ def test_damage_is_noticed_and_the_file_named(harm: Callable[[Path], None], file
     assert Cure.PREPARE_AGAIN in str(told.value)
 
 
-def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "file", "cure"), [(Dataset, "meta.json", Cure.PREPARE), (Partition, "manifest.json", Cure.DIVIDE)]
+)
+def test_a_folder_of_something_else_is_not_damaged_and_nobody_is_told_to_delete_it(
+    kind: type[Dataset | Partition], file: str, cure: str, tmp_path: Path
+) -> None:
     (tmp_path / "ch1.tex").write_text("mine")
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=r"meta\.json") as told:
-            Dataset.load(place)
-        assert Cure.PREPARE in str(told.value)
+        with pytest.raises(DataError, match=re.escape(file)) as told:
+            kind.load(place)
+        assert cure in str(told.value)
         assert str(told.value).startswith(f"{place}: ") and "delete" not in str(told.value)
 
 

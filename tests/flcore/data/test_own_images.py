@@ -152,13 +152,12 @@ def test_transparent_images_are_blended_onto_white(tmp_path: Path) -> None:
         assert (image if gray else image[..., 0]).tolist() == _BLENDED, name
 
 
-def two_bit_png(values: tuple[int, int, int, int], transparent: int) -> bytes:
-    """One row of four grey pixels of 2 bits, which Pillow cannot write."""
-    row = sum(value << (6 - 2 * place) for place, value in enumerate(values))
-    parts = {b"IHDR": struct.pack(">IIBBBBB", 4, 1, 2, 0, 0, 0, 0), b"tRNS": struct.pack(">H", transparent)}
-    parts |= {b"IDAT": zlib.compress(bytes([0, row])), b"IEND": b""}
+def png_of(width: int, bits: int, colour: int, row: bytes, **more: bytes) -> bytes:
+    """A PNG of one row, by hand: Pillow writes none of 2 bits, nor of 16 for each colour."""
+    parts = {"IHDR": struct.pack(">2I5B", width, 1, bits, colour, 0, 0, 0), **more}
+    parts |= {"IDAT": zlib.compress(b"\0" + row), "IEND": b""}
     chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        struct.pack(">I", len(data)) + kind.encode() + data + struct.pack(">I", zlib.crc32(kind.encode() + data))
         for kind, data in parts.items()
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
@@ -175,7 +174,8 @@ def test_one_transparent_value_is_white_at_any_depth(tmp_path: Path) -> None:
         ("gray.png", file_of(seven, transparency=7), [[255, 9]]),
         ("deep.png", file_of(np.array([[7, 0x4567]], dtype=np.uint16), transparency=7), [[255, 69]]),
         ("moving.gif", file.getvalue(), [[255, 9]]),
-        ("two.png", two_bit_png((0, 1, 2, 3), 1), [[0, 255, 170, 255]]),  # 2 of 0 to 3 is 2 x 85
+        # Four pixels of 2 bits, 0 to 3, of which 1 is transparent: 2 is 2 x 85.
+        ("two.png", png_of(4, 2, 0, b"\x1b", tRNS=b"\0\1"), [[0, 255, 170, 255]]),
     ):
         (image,) = decoded(one_each(content, name.partition(".")[2]), tmp_path / name)
         assert (image if image.ndim == 2 else image[..., 0]).tolist() == expected, name
@@ -203,23 +203,11 @@ def test_values_of_16_bits_are_scaled_by_the_bits_in_use(
     assert raw.train.decoded().tolist() == [[[shades[0], shades[1], shades[1]]]]
 
 
-def deep_colour(brightest: int) -> bytes:
-    """A PNG of one pixel with 16 bits for each colour, by hand: Pillow writes none."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = struct.pack(">2I5B", 1, 1, 16, 2, 0, 0, 0)
-    rows = zlib.compress(b"\0" + struct.pack(">3H", 64, 64, brightest))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
 def test_colours_of_16_bits_are_read_where_they_use_them(tmp_path: Path) -> None:
-    assert decoded(one_each(deep_colour(0x4567), "png"), tmp_path / "all").tolist() == [[[[0, 0, 0x45]]]]
+    deep, twelve = (png_of(1, 16, 2, struct.pack(">3H", 64, 64, brightest)) for brightest in (0x4567, 4095))
+    assert decoded(one_each(deep, "png"), tmp_path / "all").tolist() == [[[[0, 0, 0x45]]]]
     with pytest.raises(DataError, match=r"train/a/1\.png: .*16-bit"):
-        decoded(one_each(deep_colour(4095), "png"), tmp_path / "twelve")
+        decoded(one_each(twelve, "png"), tmp_path / "twelve")
 
 
 def test_pixels_whose_scale_or_colour_is_not_known_are_refused_by_name(tmp_path: Path) -> None:

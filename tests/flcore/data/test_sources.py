@@ -7,7 +7,6 @@ import re
 import struct
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from flcore.data.sources.digits import Digits
 from flcore.data.sources.femnist import Femnist
 from flcore.data.sources.imagefolder import ImageFolder
 from flcore.data.sources.mnist import Emnist, FashionMnist, Mnist
+from tests.flcore.data.image_trees import Packed, as_folder, both
 
 
 @pytest.fixture(autouse=True)
@@ -58,23 +58,17 @@ OWN = ("imagefolder", "arrays", "huggingface")
 """Sources of one's own images."""
 
 
-def test_the_number_of_channels_is_known_before_anything_is_read() -> None:
+def test_channels_and_classes_are_known_before_anything_is_read() -> None:
     """As published (data.md, section 1); of one's own images the files say."""
     gray = {"digits", "mnist", "fashionmnist", "emnist", "femnist"}
     for name, kind in SOURCES.items():
         assert kind().channels == (None if name in OWN else 1 if name in gray else 3), name
-    assert Digits().load().train.images.shape == (1437, 8, 8)
-
-
-def test_the_number_of_classes_is_known_before_anything_is_read() -> None:
-    """As published (data.md, section 1); of one's own images the files say."""
     published = {"digits": 10, "mnist": 10, "fashionmnist": 10, "emnist": 26, "femnist": 62, "cifar10": 10}
     published |= {"cifar100": 100, "tinyimagenet": 200, "vireofood172": 172, "celeba": 2}
     found = {name: kind().num_classes for name, kind in SOURCES.items()}
     assert found == published | dict.fromkeys(OWN)
     assert [Emnist(split=split).num_classes for split in ("balanced", "byclass")] == [47, 62]
     assert FashionMnist(drop_classes=(0, 9)).num_classes == 8
-    assert len(Digits().load().class_names) == 10
 
 
 def test_where_files_lie_is_known_before_anything_is_read(tmp_path: Path) -> None:
@@ -106,6 +100,7 @@ def test_missing_mnist_offers_the_download(tmp_path: Path) -> None:
 def test_digits_counts() -> None:
     """1,797 images by class 178, 182, 177, 183, 181, 182, 181, 179, 174, 180; a fifth of each is for tests."""
     raw = Digits().load()
+    assert raw.train.images.shape == (1437, 8, 8) and len(raw.class_names) == 10
     train, test = np.bincount(raw.train.labels), np.bincount(raw.test.labels)
     assert (train.sum(), test.sum()) == (1437, 360)
     total = train + test
@@ -115,8 +110,7 @@ def test_digits_counts() -> None:
 
 def test_digits_values_are_sixteenths() -> None:
     """v/16 is stored as round(255 v/16): 0, 16, 32, ..., 112, 128 (8 · 15.9375 = 127.5 goes up), 143, ..., 255."""
-    raw = Digits().load()
-    values = np.unique(raw.train.images)
+    values = np.unique(Digits().load().train.images)
     assert values.tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128, 143, 159, 175, 191, 207, 223, 239, 255]
     assert np.abs(values / 255 - np.arange(17) / 16).max() <= 0.5 / 255 + 1e-12
 
@@ -336,26 +330,9 @@ def plain_tree() -> dict[str, bytes]:
     }
 
 
-def as_folder(tree: dict[str, bytes], path: Path) -> Path:
-    for name, content in tree.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-def as_zip(tree: dict[str, bytes], path: Path) -> Path:
-    with zipfile.ZipFile(path.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in tree.items():
-            archive.writestr(name, content)
-    return path.with_suffix(".zip")
-
-
-both = pytest.mark.parametrize("packed", [as_folder, as_zip])
-
-
 @both
 @pytest.mark.parametrize("below", ["", "cifar10/"])
-def test_folder_and_zip_are_read_alike(packed, below: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_folder_and_zip_are_read_alike(packed: Packed, below: str, tmp_path: Path) -> None:
     root = packed({below + name: content for name, content in plain_tree().items()}, tmp_path / "images")
     raw = ImageFolder().load(root, False)
     assert raw.class_names == ("cat", "dog")
