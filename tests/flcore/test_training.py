@@ -123,8 +123,13 @@ class StopError(Exception):
     """A run is left after its first round."""
 
 
-def stopping(number: int, record: object) -> None:
-    raise StopError
+def leave_after_a_round(lab: Any, config: Config, folder: Path, environment: Any = None) -> None:
+    def stop(number: int, record: object) -> None:
+        raise StopError
+
+    observers = Observers(on_round=stop)
+    with pytest.raises(StopError):
+        train(config, lab.prepared, lab.partition_folder, folder, observers=observers, environment=environment)
 
 
 def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Path) -> None:
@@ -132,15 +137,7 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_began(lab: Any, tmp_path: Pa
     config, folder = lab.config(federation__rounds=2), tmp_path / "run"
     here = describe_environment(config)
     there = {**here, "processor": "another class"}
-    with pytest.raises(StopError):
-        train(
-            config,
-            lab.prepared,
-            lab.partition_folder,
-            folder,
-            observers=Observers(on_round=stopping),
-            environment=there,
-        )
+    leave_after_a_round(lab, config, folder, there)
     assert "earlier_environments" not in read_run_config(folder)
     train(config, lab.prepared, lab.partition_folder, folder, environment=here)
     assert (read_run_config(folder)["environment"], read_run_config(folder)["earlier_environments"]) == (here, [there])
@@ -153,15 +150,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
     config, folder = lab.config(federation__rounds=2), tmp_path / "run"
     here = describe_environment(config)
     there = {**here, "processor": "another class"}
-    with pytest.raises(StopError):
-        train(
-            config,
-            lab.prepared,
-            lab.partition_folder,
-            folder,
-            observers=Observers(on_round=stopping),
-            environment=there,
-        )
+    leave_after_a_round(lab, config, folder, there)
     before = (folder / "config.json").read_bytes()
     with monkeypatch.context() as patch:
         edited = {**rounds.code_modules(config), "flcore/core/rng.py": "edited since"}
@@ -176,11 +165,7 @@ def test_a_refused_start_leaves_what_is_said_of_the_run(
 def test_a_run_goes_on_where_its_data_have_moved(lab: Any, tmp_path: Path) -> None:
     """They are read anyway, and are the same."""
     folder = tmp_path / "run"
-    with pytest.raises(StopError):
-        train(
-            lab.config(federation__rounds=2, data__root="first"), lab.prepared, lab.partition_folder, folder,
-            observers=Observers(on_round=stopping),
-        )  # fmt: skip
+    leave_after_a_round(lab, lab.config(federation__rounds=2, data__root="first"), folder)
     moved = lab.config(federation__rounds=2, data__root="second")
     train(moved, lab.prepared, lab.partition_folder, folder)
     assert read_run_config(folder)["config"]["data"]["root"] == "second"

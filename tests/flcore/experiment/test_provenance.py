@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -31,12 +33,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@contextmanager
+def edited(path: Path, change: Callable[[str], str] = lambda text: text + "value = 1\n") -> Iterator[None]:
+    """A file with another text for a while."""
+    text = path.read_text()
+    try:
+        path.write_text(change(text))
+        yield
+    finally:
+        path.write_text(text)
+
+
 def config(name: str = "fedavg", **method: Any) -> Config:
     return Config.from_mapping({"method": {"name": name, **method}})
 
 
 @pytest.mark.parametrize(
-    ("method", "edited", "changes"),
+    ("method", "file", "changes"),
     [
         ({"name": "fedavg"}, "methods/fedpg.py", False),
         ({"name": "fedavg"}, "methods/registry.py", False),
@@ -59,27 +72,23 @@ def config(name: str = "fedavg", **method: Any) -> Config:
     ],
 )
 def test_an_edit_changes_the_runs_that_use_the_file(
-    library: Path, method: dict[str, Any], edited: str, changes: bool
+    library: Path, method: dict[str, Any], file: str, changes: bool
 ) -> None:
     chosen = config(**method)
-    before, path = code_fingerprint(chosen, library), library / edited
-    text = path.read_text()
-    try:
-        path.write_text(text + "value = 1\n")
+    before = code_fingerprint(chosen, library)
+    with edited(library / file):
         assert (code_fingerprint(chosen, library) != before) == changes
-    finally:
-        path.write_text(text)
     assert code_fingerprint(chosen, library) == before
 
 
+def remarked(text: str) -> str:
+    return text.replace("\n\n\n", "\n\n# a remark\n\n    # another one\n\n", 1) + "  # the last one\n"
+
+
 def test_a_comment_changes_no_run(library: Path) -> None:
-    chosen, path = config("fedprox"), library / "methods" / "fedprox.py"
-    before, text = code_fingerprint(chosen, library), path.read_text()
-    try:
-        path.write_text(text.replace("\n\n\n", "\n\n# a remark\n\n    # another one\n\n", 1) + "  # the last one\n")
-        assert code_fingerprint(chosen, library) == before
-    finally:
-        path.write_text(text)
+    before = code_fingerprint(config("fedprox"), library)
+    with edited(library / "methods" / "fedprox.py", remarked):
+        assert code_fingerprint(config("fedprox"), library) == before
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ def test_no_module_of_ours_loses_code_with_its_comments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edited", "changes"),
+    ("file", "changes"),
     [
         ("engine/local/convolution.py", True),
         ("engine/local/program.py", True),
@@ -127,24 +136,16 @@ def test_no_module_of_ours_loses_code_with_its_comments() -> None:
         ("methods/fedpg.py", False),
     ],
 )
-def test_a_compiled_step_is_made_anew_where_its_own_code_changes(library: Path, edited: str, changes: bool) -> None:
-    before, path = step_fingerprint(config(), library), library / edited
-    source = path.read_text()
-    try:
-        path.write_text(source + "line = 1\n")
+def test_a_compiled_step_is_made_anew_where_its_own_code_changes(library: Path, file: str, changes: bool) -> None:
+    before = step_fingerprint(config(), library)
+    with edited(library / file):
         assert (step_fingerprint(config(), library) != before) == changes
-    finally:
-        path.write_text(source)
 
 
 def test_the_whole_library_changes_with_every_file(library: Path) -> None:
-    before, path = library_fingerprint(library), library / "data" / "sources" / "mnist.py"
-    text = path.read_text()
-    try:
-        path.write_text(text + "line = 1\n")
+    before = library_fingerprint(library)
+    with edited(library / "data" / "sources" / "mnist.py"):
         assert library_fingerprint(library) != before
-    finally:
-        path.write_text(text)
 
 
 def test_methods_differ_and_stand_in_their_own_lists() -> None:
