@@ -92,6 +92,20 @@ def _stopped_everywhere(
     return seen
 
 
+class Stopping(InlineOrchestrator):
+    """Notes which clients are asked for what, and stops suddenly when it is asked for the n-th time."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.at, self.asked = at, list[tuple[str, list[int]]]()
+
+    def map(self, name: str, function: Any, items: Any) -> list[Any]:
+        self.asked.append((name, [client for group in items for stack in group for client in stack]))
+        if len(self.asked) == self.at:
+            raise Crash
+        return super().map(name, function, items)
+
+
 def _run_until(experiment: Any, folder: Path, round_number: int) -> None:
     """Begin a run in this process and stop suddenly behind a round."""
     checkpoint = Checkpoint(folder)
@@ -111,6 +125,7 @@ class Stops:
     """Sudden stops; a fixture, since test modules cannot import each other."""
 
     Crash = Crash
+    Stopping = Stopping
     everywhere = staticmethod(_stopped_everywhere)
     run_until = staticmethod(_run_until)
 

@@ -577,19 +577,11 @@ class Constant(FedAvg):
         return {"aggregate": beside}
 
 
-def test_what_the_server_did_not_change_is_not_written_again(lab: Any, tmp_path: Path) -> None:
+def test_what_the_server_did_not_change_is_not_written_again(lab: Any, stops: Any, tmp_path: Path) -> None:
     """The table stays in the first file, the model moves to the last one; also after going on."""
     experiment = lab.experiment(algorithm=Constant(), federation__rounds=2)
-    stopped = Checkpoint(tmp_path / "run")
-
-    class Stopping(InlineOrchestrator):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            if stopped.read_state().exchanges == 1:
-                raise KeyboardInterrupt
-            return super().map(name, function, items)
-
-    with pytest.raises(KeyboardInterrupt):
-        lab.run(experiment, tmp_path / "run", orchestrator=Stopping())
+    with pytest.raises(stops.Crash):
+        lab.run(experiment, tmp_path / "run", orchestrator=stops.Stopping(at=2))
     files = {"server.0000.safetensors", "server.0001.safetensors"}
     assert {path.name for path in (tmp_path / "run").glob("server.*")} == files
     run = lab.run(experiment, tmp_path / "run")
@@ -664,52 +656,37 @@ class Power:
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds names of open files in /proc")
 @pytest.mark.parametrize("lost", quick(["contents", "names", "nothing"], 1))
 def test_a_power_failure_takes_what_nobody_waited_for(
-    lab: Any, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Any, stops: Any, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second a round, durable after two: of five rounds and a half a kill takes the half, lost power one more."""
     changes = {"method__name": "fedproto", "federation__rounds": 7, "evaluation__snapshots": [0, 3, 5]}
     experiment = lab.experiment(spec=lab.ToySpec(), **changes)
     whole = lab.run(experiment, tmp_path / "whole").bytes
-    power, seconds, folder = Power(tmp_path / "run", monkeypatch), [0.0], tmp_path / "run"
+    power, stopping, folder = Power(tmp_path / "run", monkeypatch), stops.Stopping(at=6), tmp_path / "run"
 
-    class Stopping(InlineOrchestrator):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            seconds[0] += 1
-            if seconds[0] == 6:
-                raise KeyboardInterrupt
-            return super().map(name, function, items)
-
-    def begin(orchestrator: InlineOrchestrator, clock: Any) -> Checkpoint:
-        checkpoint = Checkpoint(folder, durable_every=2.0, clock=clock)
+    def begin(orchestrator: InlineOrchestrator) -> None:
+        checkpoint = Checkpoint(folder, durable_every=2.0, clock=lambda: float(len(stopping.asked)))
         run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), orchestrator, Observers())
-        return checkpoint
 
-    with pytest.raises(KeyboardInterrupt):
-        begin(Stopping(), lambda: seconds[0])
+    with pytest.raises(stops.Crash):
+        begin(stopping)
     assert not list(folder.glob("legs/*"))  # replies of the last second are in memory
     if lost != "nothing":
         power.fails(lost)
     found = Checkpoint(folder, durable_every=2.0).load(run_name(experiment))
     assert found is not None
     assert found.exchanges == (5 if lost == "nothing" else 4)
-    begin(InlineOrchestrator(), lambda: seconds[0])
+    begin(InlineOrchestrator())
     assert lab.committed(folder) == whole
 
 
-def test_a_run_goes_on_with_another_durability(lab: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_durability(lab: Any, stops: Any, tmp_path: Path) -> None:
     """First no state but the first is durable, then every one is: the second file goes, the bytes are the same."""
     experiment, folder = lab.experiment(method__name="fedproto", spec=lab.ToySpec()), tmp_path / "run"
     whole = lab.run(experiment, tmp_path / "whole").bytes
-
-    class Stopping(InlineOrchestrator):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            if Checkpoint(folder).read_state().exchanges == 2:
-                raise KeyboardInterrupt
-            return super().map(name, function, items)
-
     checkpoint = Checkpoint(folder, durable_every=1e9)
-    with pytest.raises(KeyboardInterrupt):
-        run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), Stopping(), Observers())
+    with pytest.raises(stops.Crash):
+        run_rounds(experiment, checkpoint, InlineExecutor(experiment, checkpoint), stops.Stopping(at=3), Observers())
     assert json.loads((folder / "durable.json").read_text())["exchanges"] == 0
     assert (folder / "server.0000.safetensors").exists()
     assert lab.run(experiment, folder).bytes == whole

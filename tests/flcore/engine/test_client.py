@@ -109,19 +109,18 @@ def test_frozen_statistics_never_change(lab: Any, method: str, tmp_path: Path) -
     assert not any(torch.equal(outcome.weights.params[name], tensor) for name, tensor in initial.params.items())
 
 
-def test_no_client_reaches_the_next(lab: Any) -> None:
-    """A worker that has trained others gives the reply of a new one, bit for bit."""
-    for model in ("fedgen_cnn", "fedproto_cnn"):
-        experiment = lab.experiment(method__name="fedproto", model={"name": model}, local__momentum=0.9)
-        server = experiment.method.start_server(experiment.setting)
-        used = ClientRunner(experiment)
-        for client in (2, 1, 3):
-            lab.train(experiment, client, server=server, worker=used)
-        first, second = (
-            lab.train(experiment, server=server, worker=worker) for worker in (used, ClientRunner(experiment))
-        )
-        assert serialise(first[0].message) == serialise(second[0].message)
-        assert serialise(first[1]) == serialise(second[1])
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
+@pytest.mark.parametrize("model", ["fedgen_cnn", "fedproto_cnn"])
+def test_no_client_reaches_the_next(lab: Any, model: str, stack: bool) -> None:
+    """A worker that has trained others gives the replies of a new one, bit for bit."""
+    changes = {"model": {"name": model}, "local__momentum": 0.9, "engine__stack": stack}
+    experiment = lab.experiment(method__name="fedproto", **changes)
+    used = ClientRunner(experiment)
+    lab.train_stack(experiment, [3, 1], worker=used)
+    first, second = (lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, ClientRunner(experiment)))
+    for client in (0, 2):
+        assert serialise(first[client][0].message) == serialise(second[client][0].message)
+        assert serialise(first[client][1]) == serialise(second[client][1])
 
 
 def test_no_dropout_noise_is_left_for_evaluation(lab: Any) -> None:
@@ -146,17 +145,17 @@ class Phased(Local):
         return self.parts
 
 
+@pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
 @pytest.mark.parametrize(("moves", "stays"), [("head.", "encoder."), ("encoder.", "head.")])
-def test_a_phase_moves_its_part_and_nothing_else(lab: Any, moves: str, stays: str) -> None:
+def test_a_phase_moves_its_part_and_nothing_else(lab: Any, moves: str, stays: str, stack: bool) -> None:
     """The frozen part is the same to the bit, BatchNorm statistics included (baselines.md section 16)."""
-    experiment = lab.experiment(
-        algorithm=Phased(parts=(Phase((moves,)),)), local__weight_decay=0.1, local__momentum=0.9
-    )
-    _, client_state = lab.train(experiment)
-    initial, found = experiment.setting.initial, client_state["model"]
-    for before, after in ((initial.params, found.params), (initial.buffers, found.buffers)):
-        for name, tensor in before.items():
-            assert torch.equal(after[name], tensor) == name.startswith(stays), name
+    changes = {"local__weight_decay": 0.1, "local__momentum": 0.9, "engine__stack": stack}
+    experiment = lab.experiment(algorithm=Phased(parts=(Phase((moves,)),)), **changes)
+    for _, client_state in lab.train_stack(experiment, [0, 1]).values():
+        initial, found = experiment.setting.initial, client_state["model"]
+        for before, after in ((initial.params, found.params), (initial.buffers, found.buffers)):
+            for name, tensor in before.items():
+                assert torch.equal(after[name], tensor) == name.startswith(stays), name
 
 
 def test_phases_follow_each_other_with_their_own_lengths(lab: Any) -> None:

@@ -139,8 +139,7 @@ def test_divergence_names_round_and_client(lab: Any, method: str, stack: bool, t
 @pytest.mark.parametrize("stack", [False, True], ids=["serial", "stacked"])
 def test_an_infinite_loss_is_a_failure(lab: Any, stack: bool) -> None:
     """Head rows ±2e38 for pixel 0: logits of (1, 0) differ by 4e38, beyond float32; the gradient is finite."""
-    dataset = lab.toy_dataset([[1, 0], [0, 1]], [1, 1], None, None)
-    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1]]), lab.ToySpec(), engine__stack=stack)
+    experiment = lab.linear([[1, 0], [0, 1]], [1, 1], [[0, 1]], engine__stack=stack)
     huge = Weights({"head.weight": torch.tensor([[2e38, 0.0], [-2e38, 0.0]]), "head.bias": torch.zeros(2)})
     failure, _ = lab.train(experiment, server={"model": huge})
     assert isinstance(failure, Failure)

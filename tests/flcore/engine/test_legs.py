@@ -273,15 +273,8 @@ def test_stopped_between_the_legs_the_first_is_not_done_again(lab: Any, stops: A
     """Nor are the seconds that it took forgotten."""
     experiment = by_hand(lab)
     expected = lab.run(experiment, tmp_path / "whole").bytes
-
-    class Stopping(Watching):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            if len(self.states) == 1:
-                raise stops.Crash
-            return super().map(name, function, items)
-
     with pytest.raises(stops.Crash):
-        lab.run(experiment, tmp_path / "run", orchestrator=Stopping(tmp_path / "run"))
+        lab.run(experiment, tmp_path / "run", orchestrator=stops.Stopping(at=2))
     checkpoint = Checkpoint(tmp_path / "run")
     assert checkpoint.read_state().place == (1, 1)
     first = checkpoint.records("timing.jsonl")
@@ -338,12 +331,7 @@ def test_the_legs_of_a_round_may_depend_on_the_round(lab: Any, tmp_path: Path) -
 
     watching = Watching(tmp_path / "run")
     run = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run", orchestrator=watching)
-    assert [state.place for state in watching.states] == [
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (3, 0),
-    ]
+    assert [state.place for state in watching.states] == [(1, 0), (1, 1), (2, 0), (3, 0)]
     assert (run.state.round, run.state.exchanges) == (3, 4)
     resumed = lab.run(lab.experiment(algorithm=WarmingUp()), tmp_path / "run")
     assert resumed.bytes == run.bytes
@@ -418,23 +406,18 @@ def test_the_cohort_is_that_of_the_whole_round(lab: Any, source: str, deadline: 
 
 
 @pytest.mark.parametrize("source", [None, "pseudo"])
-def test_who_was_late_in_one_leg_does_not_come_back_in_the_next(lab: Any, source: str | None, tmp_path: Path) -> None:
+def test_who_was_late_in_one_leg_does_not_come_back_in_the_next(
+    lab: Any, stops: Any, source: str | None, tmp_path: Path
+) -> None:
     """Deadline 2 (1.2) seconds a round: 0 and 1 train and retrain, 2 and 3 are only sent both messages.
 
     The exchange for all is for all. Two rounds: two exchanges for 4, of which 2 answer, and one for 4, who all do.
     """
-    deadline = 1.2 if source else 2.0
-    asked: list[tuple[str, list[int]]] = []
-
-    class LossOutput(InlineOrchestrator):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            asked.append((name, [client for group in items for stack in group for client in stack]))
-            return super().map(name, function, items)
-
+    deadline, watching = 1.2 if source else 2.0, stops.Stopping()
     experiment = timed(lab, Retraining(source=source), deadline=deadline)
-    run = lab.run(experiment, tmp_path / "run", orchestrator=LossOutput())
+    run = lab.run(experiment, tmp_path / "run", orchestrator=watching)
     one = [("train-clients", [0, 1]), ("retrain-clients", [0, 1]), ("report", [0, 1, 2, 3])]
-    assert asked == one * 2
+    assert watching.asked == one * 2
     assert [record["simulated_seconds"] for record in run.history] == [deadline, 2 * deadline]
     assert [record["stragglers"] for record in run.history] == [[2, 3]] * 2
     model = 4 * experiment.setting.initial.num_parameters
@@ -447,18 +430,10 @@ def test_whoever_failed_in_one_leg_is_out_of_the_next(lab: Any, stops: Any, tmp_
     experiment = timed(lab, Retraining(poisoned=(2,)), on_client_error="drop")
     whole = lab.run(experiment, tmp_path / "whole")
     assert [(number, client) for number, client, _ in whole.failures] == [(1, 2), (2, 2)]
-    asked: list[tuple[str, list[int]]] = []
-
-    class LossOutput(InlineOrchestrator):
-        def map(self, name: str, function: Any, items: Any) -> list[Any]:
-            asked.append((name, [client for group in items for stack in group for client in stack]))
-            if len(asked) == 2:
-                raise stops.Crash
-            return super().map(name, function, items)
-
+    stopping, again = stops.Stopping(at=2), stops.Stopping()
     with pytest.raises(stops.Crash):
-        lab.run(experiment, tmp_path / "run", orchestrator=LossOutput())
-    assert lab.run(experiment, tmp_path / "run", orchestrator=LossOutput()).bytes == whole.bytes
+        lab.run(experiment, tmp_path / "run", orchestrator=stopping)
+    assert lab.run(experiment, tmp_path / "run", orchestrator=again).bytes == whole.bytes
     train, retrain = ("train-clients", [0, 1, 2, 3]), ("retrain-clients", [0, 1, 3])
     report = ("report", [0, 1, 2, 3])
-    assert asked == [train, retrain, retrain, report, train, retrain, report]
+    assert stopping.asked + again.asked == [train, retrain, retrain, report, train, retrain, report]

@@ -1,4 +1,4 @@
-"""Whole runs with robust rules, noise and poisoned clients: what is refused, what holds, the same bytes however run."""
+"""Whole runs with robust rules, noise, poisoned clients and server optimisers: refusals, what holds, equal bytes."""
 
 from __future__ import annotations
 
@@ -163,12 +163,12 @@ def test_stopped_before_the_server_folds_and_resumed(lab: Any, stops: Any, case:
     class Stopping(InlineOrchestrator):
         def call(self, name: str, *rest: Any) -> Any:
             if name in ("aggregate", "aggregate-prototypes", "fuse-prototypes"):
-                col2im.append(name)
-            if len(col2im) == 2:
+                folds.append(name)
+            if len(folds) == 2:
                 raise stops.Crash
             return super().call(name, *rest)
 
-    col2im: list[str] = []
+    folds: list[str] = []
     experiment = lab.experiment(**CASES[case])
     whole = lab.run(experiment, tmp_path / "whole").bytes
     with pytest.raises(stops.Crash):
@@ -269,3 +269,52 @@ def test_facts_are_in_the_rounds_record(lab: Any, tmp_path: Path) -> None:
     plain = lab.run(lab.experiment(), tmp_path / "plain")
     assert "server" not in plain.history[0]
     assert serialise(plain.state.server) != serialise(run.state.server)
+
+
+# ---- an optimiser on the server ------------------------------------------------------------------------------------
+
+
+def test_the_fold_comes_first(lab: Any, tmp_path: Path) -> None:
+    """Clipped, then their median, then the step: half of the way that the median goes by itself."""
+    fold = {"rule": "median", "clip": 0.5}
+    start = lab.experiment().setting.initial.params
+    ways = []
+    for name, more in (("fold", {}), ("half", {"optimizer": "momentum", "server_lr": 0.5})):
+        run = lab.run(lab.experiment(aggregation={**fold, **more}, federation__rounds=1), tmp_path / name)
+        ways.append({key: value - start[key] for key, value in run.state.server["model"].params.items()})
+    for key, way in ways[0].items():
+        assert torch.allclose(ways[1][key], way / 2, rtol=1e-4, atol=1e-7)
+
+
+OF_WEIGHTS = [name for name, cls in METHODS.items() if "weights" in cls().aggregates]
+
+
+@pytest.mark.parametrize("name", quick(OF_WEIGHTS, ("fedavg", "fednova")))
+def test_every_stage_that_folds_weights_takes_the_step(lab: Any, name: str, tmp_path: Path) -> None:
+    """At a tiny rate the model hardly leaves the place where it began."""
+    if METHODS[name].data_scope == "union":
+        return
+    how = {"method__name": name, "model": lab.model_of(name), "federation__rounds": 1}
+    step = {"optimizer": "momentum", "server_lr": 1e-9}
+    experiment = lab.experiment(**how, aggregation=step)
+    start = experiment.method.start_server(experiment.setting)["model"].params
+    after = lab.run(experiment, tmp_path / "run").state.server["model"].params
+    assert all(torch.allclose(after[key], value, atol=1e-6) for key, value in start.items() if key in after)
+
+
+def test_a_run_that_does_not_say_it_keeps_its_name() -> None:
+    assert "aggregation" not in Config.from_mapping({"aggregation": {"optimizer": "none"}}).identity()
+    assert Config.from_mapping({"aggregation": {"optimizer": "adam"}}).identity()["aggregation"] == {
+        "optimizer": "adam"
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_refused_where_no_stage_folds_weights(name: str) -> None:
+    raw = {"method": {"name": name}, "aggregation": {"optimizer": "adam"}}
+    method = METHODS[name]()
+    if "weights" in method.aggregates and method.data_scope == "client":
+        Config.from_mapping(raw)
+    else:
+        with pytest.raises(ConfigError, match=r"^aggregation\.optimizer = adam: .*; leave optimizer out"):
+            Config.from_mapping(raw)

@@ -200,33 +200,6 @@ def test_a_turn_of_unequal_clients(lab: Any, distance: Any, variant: str, engine
     assert_close(replies(lab, serial), replies(lab, stacked), serial.setting.initial, distance, tolerance)
 
 
-# FedPG's server makes images in many gradient steps, which turns a rounding into another image.
-@pytest.mark.parametrize("method", quick([method for method in TRAINED if method != "fedpg"], ["fedavg", "fedproto"]))
-def test_a_run_of_every_method(lab: Any, distance: Any, method: str, tmp_path: Path) -> None:
-    """Two rounds of up to six steps: 1e-3 of what server and clients hold; the same participants and bytes.
-
-    FedGen's generator takes 50 steps of Adam on the server, which enlarge a rounding: 1e-2. FedCSPC calibrates in many
-    more steps, from which exemplars are made: what clients gave is compared, and the server's own work left out.
-    """
-    changes = {"method__name": method, "federation": {"rounds": 2, "participation": 0.75}}
-    changes["model"] = lab.model_of(method)
-    tolerance = 1e-2 if method == "fedgen" else 1e-3
-    serial, stacked = (
-        lab.run(experiment, tmp_path / name) for name, experiment in zip("ab", pair(lab, **changes), strict=True)
-    )
-    servers = [
-        {name: payload for name, payload in run.state.server.items() if name not in ("calibrated", "exemplars")}
-        for run in (serial, stacked)
-    ]
-    assert distance(*servers) < tolerance
-    for client in range(4):
-        assert distance(serial.client_state(client), stacked.client_state(client)) < tolerance
-    for expected, found in zip(serial.history, stacked.history, strict=True):
-        for name in ("round", "participants", "bytes_up", "bytes_down", "scalars_up", "steps"):
-            assert found[name] == expected[name]
-        assert found["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
-
-
 # ---- phases ------------------------------------------------------------------------------------------------------
 
 
@@ -266,26 +239,6 @@ def test_phases_of_unequal_clients(lab: Any, distance: Any, model: Any, engine: 
     projection = {name: t for name, t in serial.setting.initial.params.items() if name.startswith("projection.")}
     for _, client_state in second.values():
         assert all(torch.equal(client_state["model"].params[name], tensor) for name, tensor in projection.items())
-
-
-@dataclass(frozen=True)
-class HeadOnly(Local):
-    name = "head-only"
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase(("head.",)),)
-
-
-def test_a_frozen_part_is_the_same_to_the_bit(lab: Any) -> None:
-    experiment = lab.experiment(algorithm=HeadOnly(), engine__stack=True, local__weight_decay=0.1)
-    initial = experiment.setting.initial
-    for _, client_state in lab.train_stack(experiment, range(4)).values():
-        for before, after in (
-            (initial.params, client_state["model"].params),
-            (initial.buffers, client_state["model"].buffers),
-        ):
-            for name, tensor in before.items():
-                assert torch.equal(after[name], tensor) == name.startswith("encoder."), name
 
 
 # ---- BatchNorm and padding ---------------------------------------------------------------------------------------
@@ -408,20 +361,6 @@ def test_no_client_of_a_stack_reaches_another(lab: Any) -> None:
         assert serialise(found[0][client][0].message) == serialise(found[1][client][0].message)
 
 
-def test_a_used_worker_gives_the_same_bytes(lab: Any) -> None:
-    """Nothing of one stack stays in the module for the next."""
-    for model in MODELS.values():
-        experiment = lab.experiment(method__name="fedproto", model=model, local__momentum=0.9, engine__stack=True)
-        used = ClientRunner(experiment)
-        lab.train_stack(experiment, [3, 1], worker=used)
-        first, second = (
-            lab.train_stack(experiment, [0, 2], worker=worker) for worker in (used, ClientRunner(experiment))
-        )
-        for client in (0, 2):
-            assert serialise(first[client][0].message) == serialise(second[client][0].message)
-            assert serialise(first[client][1]) == serialise(second[client][1])
-
-
 def test_a_stack_shares_its_seconds_by_steps(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by one per reading: one second of training by shares, and one for each reply."""
     ticks = iter(range(100))
@@ -448,15 +387,6 @@ def test_how_stacks_are_handed_out_changes_no_byte(
     engine = {"stack": True, "stack_size": 2, "workers": workers, "clients_per_task": clients_per_task}
     found = lab.run(lab.experiment(**changes, engine=engine), tmp_path / "handed", orchestrator=lab.Threaded())
     assert found.bytes == expected
-
-
-def test_a_stack_may_be_named_in_any_order(lab: Any, distance: Any) -> None:
-    """The order in which clients are handed to a worker is that of the answers; each answer is the same to 1e-6."""
-    experiment = lab.experiment(engine__stack=True)
-    first, second = lab.train_stack(experiment, [0, 1, 2, 3]), lab.train_stack(experiment, [2, 0, 3, 1])
-    assert list(second) == [2, 0, 3, 1]
-    for client in range(4):
-        assert distance(first[client][0].message, second[client][0].message) < 1e-6
 
 
 # ---- what cannot be stacked --------------------------------------------------------------------------------------
