@@ -18,23 +18,12 @@ from flcore.methods.fedavg import FedAvg
 from flcore.methods.fedprox import FedProx
 from flcore.methods.types import MODEL, Batch, ClientContext, LocalModel, LossInputs, RoundContext, TrainedClient
 from flcore.testing import CHECKS, CheckError, check_method
-from tests.cases import quick
+from tests.cases import SMALL, quick
 
 # A state of client and server.
 QUICK = {"scaffold"}
 PATCHES = {"model": {"name": "patch_dictionary", "atoms": 6, "patch": 5, "grid": 2}}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"protolda": PATCHES, "protolda_blocks": PATCHES}
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "ccvr": {"per_class": 20, "epochs": 2},
-    "creff": {"match_steps": 2, "retrain_epochs": 2},
-    "fedcspc": {"cal_epochs": 2, "n_aug": 1},
-    "fedgen": {"gen_steps": 3},
-    "fedpa": {"gen_steps": 3},
-    "fedpg": {"gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
-    "gfpl": {"interval": 1, "first_exchange": 1, "components": 2},
-    "protolda_distilled": {"teacher": {"model.atoms": 6, "model.patch": 5, "model.grid": 2}},
-    "vhl": {"per_class": 5, "virtual_batch": 8},
-}
 SKIP: Mapping[str, set[str]] = {name: {"stacks"} for name in ("fedavg_q", "protolda_distilled")}  # codes of few bits
 
 

@@ -23,6 +23,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.experiment.traffic import cost
 from flcore.io.records import Record, pack_records, serialise, unpack_records
 from flcore.methods import METHODS
+from tests.cases import SMALL
 
 
 def over(record: Record) -> Record:
@@ -74,16 +75,10 @@ class Walled(InlineExecutor):
 
 
 OWN: Mapping[str, Mapping[str, Any]] = {
-    "ccvr": {"per_class": 5, "epochs": 1},
-    "creff": {"per_class": 5, "match_steps": 2, "retrain_epochs": 2},
-    "fedcspc": {"cal_epochs": 1, "n_aug": 1},
-    "fedgen": {"gen_steps": 2, "gen_batch": 8},
-    "fedpa": {"gen_steps": 2, "gen_batch": 8},
-    "fedpg": {"gen_steps": 2, "gen_batch": 8, "n_virtual": 2, "virtual_batch": 4},
+    **SMALL,
     "fedproto": {"inference": "prototypes"},
-    "gfpl": {"interval": 1, "first_exchange": 1, "head": "sum"},
+    "gfpl": {**SMALL["gfpl"], "head": "sum"},
     "protolda": {"personal": "shares"},
-    "vhl": {"per_class": 4, "virtual_batch": 4},
 }
 """Little work, and of some what makes clients answer with more than they keep."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,16 +30,24 @@ def prototypes(present: list[bool], dim: int = 2) -> Prototypes:
     return Prototypes(values * mask[:, None], mask)
 
 
+def mixtures() -> Mixtures:
+    values = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    counts = torch.tensor([7, 3])
+    return Mixtures(torch.tensor([0, 3]), torch.tensor([2, 1]), values[:, 0], values[:, 1:3], values[:, 3:], counts)
+
+
 EXAMPLES: dict[str, tuple[Payloads, dict[str, Size]]] = {
     # 9 float32 = 36 bytes; statistics 6·4 + 8 = 32 bytes and no scalars.
     "weights": ({"model": weights()}, {"model": Size(9, 36), "model_buffers": Size(0, 32)}),
     "weights without buffers": ({"model": weights().without_buffers()}, {"model": Size(9, 36)}),
     "buffers alone": ({"model": Weights({}, weights().buffers)}, {"model_buffers": Size(0, 32)}),
     "neither": ({"model": Weights({})}, {"model": Size(0, 0)}),
-    # One class with two components of d = 2: 2 weights, 4 means, 4 deviations; its id and its number of components.
-    "mixtures": (
-        {"m": Mixtures(torch.tensor([3]), torch.tensor([2]), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2))},
-        {"m": Size(10, 56)},
+    # Classes of 2 and 1 components of d = 2: 3 weights, 6 means, 6 deviations; an id, a number of components, a count.
+    "mixtures": ({"m": mixtures()}, {"m": Size(15, 60 + 2 * 24)}),
+    "mixtures without counts": ({"m": replace(mixtures(), counts=None)}, {"m": Size(15, 60 + 2 * 16)}),
+    "no mixtures": (
+        {"m": Mixtures(*[torch.zeros(0, dtype=torch.int64)] * 2, torch.ones(0), *[torch.ones(0, 2)] * 2)},
+        {"m": Size(0, 0)},
     ),
     # Two rows of two float32 and two int64 ids: 4 scalars, 16 + 16 bytes.
     "prototypes": ({"prototypes": prototypes([True, False, True])}, {"prototypes": Size(4, 32)}),
@@ -118,6 +127,25 @@ def test_a_part_of_weights() -> None:
 def test_prototypes_of_the_wrong_shape_are_refused(means: torch.Tensor, present: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"prototypes need means float32 \[K, d\] and present bool \[K\]"):
         Prototypes(means, present)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classes": torch.tensor([3, 0])},  # not ascending
+        {"classes": torch.tensor([0, 0])},
+        {"components": torch.tensor([2, 2])},  # four in all, of three
+        {"components": torch.tensor([3, 0])},
+        {"components": torch.tensor([2.0, 1.0])},
+        {"weights": torch.ones(2)},
+        {"means": torch.zeros(3, 3)},  # another d than the deviations
+        {"deviations": torch.zeros(3, 2, dtype=torch.float64)},
+        {"counts": torch.tensor([1])},
+    ],
+)
+def test_mixtures_refuse_what_does_not_belong_together(change: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="mixtures need ascending classes"):
+        replace(mixtures(), **change)
 
 
 def test_a_negative_count_is_refused() -> None:

@@ -1,7 +1,4 @@
-"""CCVR: the base's part to the bit, the calibration by hand, what it sends (baselines.md, section 7).
-
-The mathematics of merged Gaussians is tested in tests/flcore/prototypes, bases in test_on_top.py.
-"""
+"""CCVR: the calibration by hand, what it sends (baselines.md, section 7); bases are in test_on_top.py."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from flcore.math.prototypes.gaussians import from_upper_triangles
 from flcore.methods.ccvr import CCVR, STATISTICS, hidden_units, last_linear, signed_power
 from flcore.methods.types import MODEL, Replies, RoundContext
 from flcore.models import Backbone
-from tests.cases import quick
 
 SHORT = {"per_class": 20, "epochs": 2}
 
@@ -36,41 +32,6 @@ def calibrated(experiment: Any, server: Record) -> Weights:
 def toy(lab: Any, pixels: list[list[int]], labels: list[int], clients: list[Any], **changes: Any) -> Any:
     """A linear model for two classes that starts at zero; features are pixels."""
     return lab.linear(pixels, labels, clients, ([[1, 0], [0, 1]], [0, 1]), **changes)
-
-
-@pytest.mark.parametrize(
-    ("base", "own"),
-    quick(
-        [
-            ("moon", {}),
-            ("fedproc", {"weighted": True}),
-            ("creff", {"match_steps": 3, "retrain_epochs": 2, "per_class": 5}),
-        ],
-        1,
-    ),
-)
-def test_the_bases_part_is_the_bases_run(lab: Any, base: str, own: dict[str, Any], tmp_path: Path) -> None:
-    """The same seed: what the base holds, what clients remember and every round but the last, to the bit.
-
-    The last round scores the state in front of the calibration beside the new head.
-    """
-    changes = {"federation": {"rounds": 2, "participation": 0.75}, "local__momentum": 0.5}
-    alone = lab.run(lab.experiment(method={"name": base, **own}, **changes), tmp_path / "base")
-    settings = {base: {f"method.{name}": value for name, value in own.items()}}
-    method = {"name": "ccvr", "base": base, "base_settings": settings, **SHORT}
-    experiment = lab.experiment(method=method, **changes)
-    found = lab.run(experiment, tmp_path / "ccvr")
-    final = experiment.method.base_method.global_model(alone.state.server)
-    assert serialise(found.state.server.without("calibrated_head")) == serialise(alone.state.server)
-    assert not lab.same(calibrated(experiment, found.state.server), final)
-    for client in range(4):
-        assert serialise(found.client_state(client)) == serialise(alone.client_state(client))
-    first, expected = dict(found.history[0]), alone.history[0]
-    assert first.pop("alternatives")["before_calibration"]["top1_global"] == expected["top1_global"]
-    assert first == {key: value for key, value in expected.items() if key != "alternatives"}
-    last = found.history[1]["alternatives"]["before_calibration"]
-    assert last == {key: alone.history[1][key] for key in ("top1_global", "mean_local", "pooled_local")}
-    assert found.state.steps == alone.state.steps
 
 
 def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
@@ -99,7 +60,7 @@ def test_a_base_that_calibrates_too(lab: Any, tmp_path: Path) -> None:
 def test_traffic(lab: Any, tmp_path: Path) -> None:
     """d = 8: each of a client's classes has 8 + 8·9/2 = 44 float32 and two integers; all four clients answer.
 
-    P = 3,094 parameters (tests/flcore/test_methods.py) go down to the three of the cohort, then to all four, with 192
+    P = 3,094 parameters (test_traffic.py) go down to the three of the cohort, then to all four, with 192
     bytes of statistics each; up they come from the cohort alone.
     """
     changes = {"federation": {"rounds": 1, "participation": 0.75}}
@@ -260,6 +221,8 @@ def test_hidden_units_are_what_the_last_layer_reads(lab: Any) -> None:
     """W a + b of them are the features."""
     setting = projecting(lab).setting
     assert last_linear(setting) == "projection.2."
+    with pytest.raises(ConfigError, match=r"method\.tap = hidden: the model's projection does not end in a linear"):
+        CCVR(tap="hidden").start_server(projecting(lab, end=True).setting)
     encoded = torch.randn(7, 256, generator=torch_stream(0, "encoded"))
     params = setting.initial.params
     hidden = hidden_units(encoded, setting.initial, setting)
@@ -287,19 +250,6 @@ def test_statistics_of_hidden_units_are_those_of_features(lab: Any, tmp_path: Pa
     assert run.history[0]["server"]["calibration_loss"] < run.history[0]["server"]["calibration_loss_before"]
 
 
-@pytest.mark.parametrize(("tap", "scalars"), [("hidden", 3655), ("feature", 33_153)])
-def test_what_fedcspcs_cnn_sends_of_a_class(tap: str, scalars: int, lab: Any) -> None:
-    """Section 7 and the count: 84 + 84·85/2 + 1 = 3,655 of the hidden units, 256 + 256·257/2 + 1 = 33,153 of features.
-
-    Ten classes of the latter, 331,530 scalars, are 3.6 times the model's 92,626.
-    """
-    experiment = lab.experiment(method={"name": "ccvr", "tap": tap}, model={"name": "fedcspc_cnn"})
-    sent = statistics_of(lab, experiment, 0)
-    assert sent["means"].shape[1] + sent["covariances"].shape[1] + 1 == scalars
-    assert 10 * 33_153 == 331_530
-    assert pytest.approx(3.6, abs=0.05) == 331_530 / 92_626
-
-
 def test_the_map_is_that_of_the_trained_model(lab: Any) -> None:
     """Not of the initial one: with another last layer the server maps through that one."""
     experiment = projecting(lab)
@@ -308,17 +258,6 @@ def test_the_map_is_that_of_the_trained_model(lab: Any) -> None:
     replies = from_clients(lab, experiment, 0)
     first, second = (method.virtual_features(model, replies, setting)[0] for model in (setting.initial, other))
     assert torch.allclose(second, first + 9, atol=1e-4)
-
-
-@pytest.mark.parametrize("spec", ["no projection", "ReLU behind it"])
-def test_no_hidden_units(lab: Any, spec: str) -> None:
-    experiment = (
-        projecting(lab, end=True)
-        if spec == "ReLU behind it"
-        else lab.experiment(method={"name": "ccvr", "tap": "hidden"})
-    )
-    with pytest.raises(ConfigError, match=r"method\.tap = hidden: the model's projection does not end in a linear"):
-        experiment.method.start_server(experiment.setting)
 
 
 def test_signed_power_and_back() -> None:
@@ -340,11 +279,6 @@ def test_statistics_of_transformed_features(lab: Any) -> None:
     features, labels = experiment.method.virtual_features(experiment.setting.initial, replies, experiment.setting)
     assert features[labels == 0][:, 1].tolist() == pytest.approx([4] * 5)
     assert features[labels == 1].flatten().tolist() == pytest.approx([4, 9] * 5)
-
-
-def test_the_transform_does_not_go_with_hidden_units(lab: Any) -> None:
-    with pytest.raises(ConfigError, match="power needs tap = feature"):
-        lab.config(method={"name": "ccvr", "tap": "hidden", "power": 0.5})
 
 
 def test_a_calibration_that_diverges_says_so(lab: Any) -> None:

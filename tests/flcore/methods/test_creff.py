@@ -1,4 +1,4 @@
-"""CReFF: gradients and stages by hand, FedAvg beneath it to the bit, its traffic (baselines.md 20, 22 and 23)."""
+"""CReFF: gradients and stages by hand, FedAvg beneath it to the bit (baselines.md 20 and 23)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ def test_real_gradients_by_hand(lab: Any) -> None:
     Class 0: errors (-1/4, 1/4), feature (2, 0). Class 1: errors (3/4, -3/4), mean feature (1, 3). Local training moves
     the encoder, which starts as the identity; gradients are those of before. Client 1 holds class 1 alone, (0, 1).
     """
-    dataset = lab.toy_dataset([[2, 0], [0, 4], [2, 2], [0, 1]], [0, 1, 1, 1], None, None)
-    partition = lab.by_hand(dataset, [[0, 1, 2], [3]], [[0, 1]] * 2)
-    experiment = lab.experiment(
-        dataset, partition, lab.ToySpec(encoder=True), local={"lr": 0.1, "batch_size": 100}, method=SMALL
-    )
+    pixels = [[2, 0], [0, 4], [2, 2], [0, 1]]
+    experiment = lab.linear(pixels, [0, 1, 1, 1], [[0, 1, 2], [3]], encoder=True, method=SMALL)
     model = Weights({"encoder.1.weight": torch.eye(2), "head.weight": torch.eye(2), "head.bias": torch.zeros(2)})
     classifier = Weights({"head.weight": torch.zeros(2, 2), "head.bias": T([math.log(3), 0])})
     server = {"model": model, "classifier": classifier}
@@ -93,19 +90,6 @@ def test_local_training_is_fedavg(lab: Any, tmp_path: Any) -> None:
         kind = "classifier" if name.startswith("head.") else "model"
         assert torch.equal(value, run.state.server[kind].params[name])
     assert not torch.equal(model.params["head.weight"], run.state.server["model"].params["head.weight"])
-
-
-def test_traffic(lab: Any) -> None:
-    """Section 22: up P + |C_k|·(C·d + C), down P + C·d + C; C = 6, d = 8. Class ids and n_k cost 8 bytes each."""
-    experiment = lab.experiment(method=SMALL, model=CSPC | {"projection_dim": 8})
-    parameters = experiment.setting.initial.num_parameters
-    for client in range(4):
-        reply, _ = lab.train(experiment, client)
-        held = int((experiment.label_counts(client, 1) > 0).sum())
-        assert sum(size.scalars for size in reply.up.values()) == parameters + held * (6 * 8 + 6)
-        assert sum(size.bytes for size in reply.up.values()) == 4 * (parameters + held * 54) + 8 * held + 8
-        assert sum(size.scalars for size in reply.down.values()) == parameters + 6 * 8 + 6
-        assert sum(size.bytes for size in reply.down.values()) == 4 * (parameters + 54)
 
 
 def test_gradients_count_clients_not_samples() -> None:

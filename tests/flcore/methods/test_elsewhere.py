@@ -11,18 +11,11 @@ import torch
 
 from flcore.io.records import on_device, serialise
 from flcore.methods.registry import METHODS
+from tests.cases import SMALL
 
-SMALL: dict[str, dict[str, Any]] = {
-    "creff": {"match_steps": 2, "retrain_epochs": 2},
-    "fedcspc": {"cal_epochs": 2},
-    "fedgen": {"gen_steps": 3},
-    "fedpa": {"gen_steps": 3, "proto_clip": 1.0, "proto_noise": 0.1},
-    "fedpg": {"gen_steps": 3, "gen_batch": 8, "noise_dim": 4, "n_virtual": 5, "virtual_batch": 8},
-    "gfpl": {"interval": 1, "first_exchange": 1, "components": 2},
-    "vhl": {"per_class": 5, "virtual_batch": 8},
-}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     **{name: {"name": name, **SMALL.get(name, {})} for name in METHODS},
+    "fedpa": {"name": "fedpa", **SMALL["fedpa"], "proto_clip": 1.0, "proto_noise": 0.1},
     "fedpg, the authors' way": {
         **SMALL["fedpg"],
         **{"name": "fedpg", "proto_init": "random", "proto_lr": 1e-4, "virtual_dtype": "uint8", "support": 4},

@@ -74,18 +74,11 @@ def test_a_member_with_batchnorm_answers_as_the_model_itself(lab: Any) -> None:
     assert torch.allclose(as_member, lab.scores(experiment, weights, images), atol=1e-5)
 
 
-def test_training_is_that_of_fedavg(lab: Any, tmp_path: Any) -> None:
-    """The next broadcast, the losses and the traffic; members of whoever was sampled, none of the others."""
-    changes = {"federation__participation": 0.5, "federation__rounds": 2}
-    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
-    run = lab.run(lab.experiment(method__name="fedensemble", **changes), tmp_path / "ensemble")
-    assert serialise({"model": run.state.server["model"]}) == serialise(plain.state.server)
-    for ours, theirs in zip(run.history, plain.history, strict=True):
-        for key in ("train_loss", "bytes_up", "bytes_down", "scalars_up", "participants"):
-            assert ours[key] == theirs[key]
+def test_members_are_those_who_were_sampled(lab: Any, tmp_path: Any) -> None:
+    federation = {"participation": 0.5, "rounds": 2}
+    run = lab.run(lab.experiment(method__name="fedensemble", federation=federation), tmp_path / "ensemble")
     met = sorted({client for record in run.history for client in record["participants"]})
     assert sorted(run.state.server) == [f"member_{client:04d}" for client in met] + ["model"]
-    assert [record["loss_global"] for record in run.history] != [record["loss_global"] for record in plain.history]
 
 
 def test_a_member_is_what_the_client_uploaded(lab: Any, tmp_path: Any) -> None:
@@ -236,17 +229,6 @@ def test_an_averaged_member_has_averaged_statistics(lab: Any) -> None:
     assert after[member_slot(1)] is server[member_slot(1)]
     expected = average_weights({0: initial, 1: initial}, {0: 1, 1: 3}).params
     assert all(torch.equal(after[member_slot(0)].params[name], tensor) for name, tensor in expected.items())
-
-
-def test_one_model_side_by_side_is_fedavg(lab: Any, tmp_path: Any) -> None:
-    changes = {"federation__participation": 0.5}
-    plain = lab.run(lab.experiment(method__name="fedavg", **changes), tmp_path / "fedavg")
-    options = {"name": "fedensemble", "variant": "permutation", "models": 1}
-    run = lab.run(lab.experiment(method=options, **changes), tmp_path / "one")
-    assert serialise({"model": run.state.server["member_0000"]}) == serialise(plain.state.server)
-    for ours, theirs in zip(run.history, plain.history, strict=True):
-        assert (ours["train_loss"], ours["bytes_down"]) == (theirs["train_loss"], theirs["bytes_down"])
-        assert ours["top1_global"] == theirs["top1_global"]
 
 
 def test_every_model_goes_to_its_share_of_the_clients(lab: Any) -> None:

@@ -1,4 +1,4 @@
-"""FedFA by hand: a turn with its two updates, anchors of passes, the server, traffic (baselines.md 19 and 22)."""
+"""FedFA by hand: a turn with its two updates, anchors of passes, the server (baselines.md 19)."""
 
 from __future__ import annotations
 
@@ -143,15 +143,6 @@ def test_the_servers_mean_by_hand() -> None:
         ctx: Any = None
         found, _ = average_anchors(server, Replies(replies), ctx)
         assert found[ANCHORS]["anchors"].tolist() == expected  # type: ignore[index]
-
-
-def test_traffic(lab: Any, tmp_path: Any) -> None:
-    """Section 22: P + C·d each way; fedgen_cnn has 3,094 parameters and 192 bytes of statistics here, C·d = 6·8."""
-    federation = {"rounds": 2, "participation": 0.5}
-    run = lab.run(lab.experiment(method__name="fedfa", federation=federation), tmp_path / "run")
-    record, both = run.history[-1], 2 * 2  # two clients, two rounds
-    assert record["bytes_down"] == {"model": both * 3094 * 4, "model_buffers": both * 192, "anchors": both * 48 * 4}
-    assert record["scalars_up"] == both * (3094 + 48)
 
 
 def test_what_is_on_where() -> None:

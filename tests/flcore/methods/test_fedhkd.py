@@ -1,4 +1,4 @@
-"""FedHKD: knowledge and its mean, one step by hand, traffic and limit cases (baselines.md sections 14, 22, 23)."""
+"""FedHKD: knowledge and its mean, one step by hand (baselines.md section 14)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from flcore.io.messages import Count, Prototypes, TensorDict
 from flcore.io.records import Payloads, Record
-from flcore.math.prototypes.release import privacy_spent
 from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import NUM_SAMPLES, Replies, RoundContext
@@ -131,43 +130,3 @@ def test_mean_of_the_knowledge(lab: Any, absent_classes: Any, third: float) -> N
     after, facts = method.fuse_knowledge(server, Replies(replies), RoundContext(setting, 2))
     assert after[KNOWLEDGE].means.flatten().tolist() == [4, 2, third]
     assert (after[KNOWLEDGE].present.tolist(), facts) == ([True] * 3, {})
-
-
-def test_sigma_and_zeta_are_the_release_step_in_other_units(lab: Any) -> None:
-    """Replacing one of n features of norm ζ moves their mean by 2ζ/n at most: σ = 0.6 is z = 0.6·n/(2·1.2) = n/4.
-
-    The account takes the smallest n that goes up, ``min_count``: 1, or 8 with z = 2. σ without ζ promises nothing.
-    """
-    assert FedHKD(noise=0.6, clip=1.2).privacy(3)["epsilon"] == privacy_spent(0.25, 3, 1e-5)  # type: ignore[index]
-    account = FedHKD(noise=0.6, clip=1.2, min_count=8, proto_delta=1e-3).privacy(3)
-    assert account is not None and account["epsilon"] == privacy_spent(2.0, 3, 1e-3)
-    assert (account["unit"], account["delta"], account["releases"]) == ("sample", 1e-3, 3)
-    assert "soft predictions" in account["covers"]
-    assert FedHKD(noise=0.6).privacy(3) is None
-    assert FedHKD(clip=1.2).privacy(3) is None
-    assert FedHKD(noise=0.6, clip=1.2, lambda_head=0, gamma=0).privacy(3) is None
-    other = FedHKD(proto_clip=1.2, proto_noise=2.0, proto_unit="client").privacy(3)
-    assert other is not None and (other["epsilon"], other["unit"]) == (privacy_spent(2.0, 3, 1e-5), "client")
-
-
-@pytest.mark.parametrize(
-    "other", [{"proto_clip": 1.0}, {"proto_clip": 1.0, "proto_noise": 1.0}, {"proto_unit": "client"}]
-)
-@pytest.mark.parametrize("own", [{"clip": 1.0}, {"noise": 1.0}])
-def test_one_way_to_say_it(own: dict[str, Any], other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"clip and noise .* set one or the other"):
-        FedHKD(**own, **other)
-
-
-def test_traffic(lab: Any) -> None:
-    """Up P + |C_k|·(d + C) scalars and |C_k| counts, down P + C·d + C²; an id of 8 bytes with each class."""
-    experiment = lab.experiment(model=CSPC, method__name="fedhkd")
-    model = experiment.setting.initial.num_parameters
-    held = int((experiment.label_counts(0, 1) > 0).sum())
-    full = Prototypes(torch.ones(6, 16 + 6), torch.ones(6, dtype=torch.bool))
-    reply, _ = lab.train(experiment, server={"model": experiment.setting.initial, "knowledge": full}, number=2)
-    assert sum(size.scalars for size in reply.up.values()) == model + held * (16 + 6)
-    assert sum(size.scalars for size in reply.down.values()) == model + 6 * 16 + 6**2
-    assert reply.up["knowledge"].bytes == held * (22 * 4 + 8)
-    assert reply.up["class_counts"].bytes == 8 * held
-    assert reply.down["knowledge"].bytes == 6 * (22 * 4 + 8)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from flcore.core.errors import ConfigError
 from flcore.data.dividing import make_partition
 from flcore.data.imbalance import Imbalance
 from flcore.data.partition import Partition
@@ -54,9 +53,8 @@ def stream(lab: Any, streams: Partition) -> Any:
 
 def toy_view(lab: Any, encoder: bool = False) -> tuple[Any, ModuleView]:
     """A linear model over three pixels and three classes; its head starts at zero."""
-    dataset = lab.toy_dataset([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 1, 2], None, None)
-    partition = lab.by_hand(dataset, [[0, 1, 2]], [[0]])
-    experiment = lab.experiment(dataset, partition, lab.ToySpec(encoder), method__name="fedmlp")
+    pixels = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    experiment = lab.linear(pixels, [0, 1, 2], [[0, 1, 2]], encoder=encoder, method__name="fedmlp")
     module = experiment.new_module()
     return module, ModuleView(module, experiment.setting.network, dict(module.named_parameters()))
 
@@ -183,24 +181,16 @@ def test_global_prototypes(lab: Any) -> None:
 
     Norms of the uploads: √5, √45, and (0, 3) of class 1: mean (2.236068 + 6.708204 + 3)/3 = 3.981424.
     """
-    held = torch.tensor([True, True, False])
-    uploads = [
-        Prototypes(torch.tensor([[1.0, 2], [0, 3], [0, 0]]), held),
-        Prototypes(torch.tensor([[3.0, 6], [0, 0], [0, 0]]), torch.tensor([True, False, False])),
-    ]
-    replies = Replies(
-        {
-            k: {"prototypes": upload, "num_samples": Count(size)}
-            for k, (upload, size) in enumerate(zip(uploads, (1, 1000), strict=True))
-        }
-    )
+    first = Prototypes(torch.tensor([[1.0, 2], [0, 3], [0, 0]]), torch.tensor([True, True, False]))
+    second = Prototypes(torch.tensor([[3.0, 6], [0, 0], [0, 0]]), torch.tensor([True, False, False]))
     before = Prototypes(torch.tensor([[0.0, 0], [0, 0], [7, 7]]), torch.tensor([False, False, True]))
-    after, facts = aggregate_local_prototypes(Record({"prototypes": before}), replies, exchange_of(lab, 3, 2, 2))
+    server, ctx, none = Record({"prototypes": before}), exchange_of(lab, 3, 2, 2), Prototypes.empty(3, 2)
+    replies = {0: {"prototypes": first, "num_samples": Count(1)}, 1: {"prototypes": second, "num_samples": Count(9)}}
+    after, facts = aggregate_local_prototypes(server, Replies(replies), ctx)
     assert after["prototypes"].means.tolist() == [[2, 4], [0, 3], [7, 7]]
     expected = {"classes_known": 3, "prototype_norm_mean": 3.981424, "prototype_norm_max": 6.708204}
     assert facts == pytest.approx(expected, abs=1e-6)
-    withheld = Replies({k: {"prototypes": Prototypes.empty(3, 2)} for k in range(2)})
-    kept, facts = aggregate_local_prototypes(Record({"prototypes": before}), withheld, exchange_of(lab, 3, 2, 2))
+    kept, facts = aggregate_local_prototypes(server, Replies({0: {"prototypes": none}, 1: {"prototypes": none}}), ctx)
     assert kept["prototypes"].means.tolist() == before.means.tolist()
     assert facts == {"classes_known": 1}
 
@@ -352,21 +342,13 @@ def test_counts_add_up(lab: Any) -> None:
 
 def test_what_leaves_is_released_and_what_stays_is_not(lab: Any) -> None:
     """(3, 4) twice of class 0, (0, 5) once of class 1; two samples needed, length at most 1: (0.6, 0.8) alone."""
-    dataset = lab.toy_dataset([[3, 4], [3, 4], [0, 5]], [0, 0, 1], None, None)
     method = {"name": "fedmlp", "min_count": 2, "proto_clip": 1.0, "proto_unit": "client"}
-    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1, 2]]), lab.ToySpec(), method=method)
+    experiment = lab.linear([[3, 4], [3, 4], [0, 5]], [0, 0, 1], [[0, 1, 2]], method=method)
     reply, client_state = lab.train(experiment, exchange=1)
     sent, kept = reply.message["prototypes"], client_state["newest"]
     assert sent.present.tolist() == [True, False]
     assert sent.means.flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0])
     assert kept.means.tolist() == [[3, 4], [0, 5]]
-
-
-def test_the_account_is_of_the_prototypes_sent() -> None:
-    noisy = {"proto_noise": 4.0, "proto_clip": 1.0}
-    account = FedMLP(**noisy).privacy(3)  # type: ignore[arg-type]
-    assert account is not None and (account["releases"], account["unit"]) == (3, "sample")
-    assert FedMLP(**noisy, **OFF).privacy(3) is None  # type: ignore[arg-type]
 
 
 def overwritten(*uploads: Prototypes) -> Prototypes:
@@ -517,11 +499,3 @@ def test_who_answers_with_what(lab: Any) -> None:
     assert answers(whole) == [2, 2]
     assert int(part.predictors()["averaged_heads"](view, images, server, None).argmax()) == 2
     assert int(whole.predictors()["nearest_prototype"](view, images, server, None).argmax()) == 0
-
-
-def test_a_model_without_extractor(lab: Any) -> None:
-    dataset = lab.toy_dataset([[2, 0], [0, 4]], [0, 1], None, None)
-    method = {"name": "fedmlp", "share": "extractor"}
-    experiment = lab.experiment(dataset, lab.by_hand(dataset, [[0, 1]], [[0, 1]]), lab.ToySpec(), method=method)
-    with pytest.raises(ConfigError, match="share = extractor: this model has no layers below its head"):
-        experiment.method.start_server(experiment.setting)

@@ -1,7 +1,4 @@
-"""FedPG's stages and messages by hand, its limit cases, and whether its images help (fedpg.md section 8).
-
-The arithmetic of the losses is tested in generators/, losses/test_contrastive.py and test_virtual_images.py.
-"""
+"""FedPG's stages and messages by hand, and whether its images help (fedpg.md section 8)."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from flcore.experiment.experiment import Experiment
 from flcore.io.messages import Count, Prototypes
 from flcore.io.records import Record, payload_sizes, serialise
 from flcore.math.prototypes.class_means import class_means
-from flcore.methods.fedpg import TARGETS, FedPG, aggregate_supports
+from flcore.methods.fedpg import TARGETS
 from flcore.methods.kit.image_generator import IMAGE_GENERATOR
 from flcore.methods.kit.virtual_images import VIRTUAL
 from flcore.methods.types import MODEL, NUM_SAMPLES, PROTOTYPES, Replies, RoundContext
@@ -72,17 +69,6 @@ def after_a_round(lab: Any, present: tuple[bool, ...] = (True,) * 6, **changes: 
     return first_round(lab, present, **changes)[:2]
 
 
-def test_prototypes_are_means_over_clients(lab: Any) -> None:
-    """Fact 1: (1,0,2), (3,2,0) → (2,1,1); one client's own → itself; nobody's: absent, whatever there was before."""
-    first = Prototypes(torch.tensor([[1.0, 0, 2], [4, 4, 4], [0, 0, 0]]), torch.tensor([True, True, False]))
-    second = Prototypes(torch.tensor([[3.0, 2, 0], [0, 0, 0], [0, 0, 0]]), torch.tensor([True, False, False]))
-    before = Record({PROTOTYPES: Prototypes(torch.full((3, 3), 9.0), torch.tensor([True, True, True]))})
-    replies = Replies({0: {PROTOTYPES: first}, 1: {PROTOTYPES: second}, 2: {}})
-    after = aggregate_supports(before, replies, RoundContext(lab.experiment().setting, 2))[0][PROTOTYPES]
-    assert after.means.tolist() == [[2, 1, 1], [4, 4, 4], [0, 0, 0]]
-    assert after.present.tolist() == [True, True, False]
-
-
 def test_supports_of_a_client_have_a_stream_of_their_own(lab: Any) -> None:
     """A prototype is a mean of m = 4 features of the *trained local* model, in evaluation mode."""
     experiment = lab.experiment(method=SMALL | {"support": 4})
@@ -101,26 +87,6 @@ def test_supports_of_a_client_have_a_stream_of_their_own(lab: Any) -> None:
         if len(own) <= 4:
             assert torch.allclose(sent.means[label], own.mean(dim=0), atol=1e-5)
     assert sent.present.tolist() == (torch.bincount(labels, minlength=6) > 0).tolist()
-
-
-def test_a_bound_for_one_image_is_refused() -> None:
-    """A support drawn with replacement may hold an image m times: then it moves the mean by 2C, not by 2C/m."""
-    with pytest.raises(ValueError, match=r"drawn with replacement .* set proto_unit = client"):
-        FedPG(proto_clip=1.0)
-    with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
-        FedPG(proto_noise=1.0, proto_unit="client")
-
-
-def test_the_account_ends_with_the_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to round 5: at most five uploads, however often a client takes part later."""
-    monkeypatch.setattr(
-        "flcore.methods.kit.class_prototypes.privacy_spent", lambda noise, releases, delta: 0.5 * releases
-    )
-    noisy: dict[str, Any] = {"proto_clip": 1.0, "proto_noise": 4.0, "proto_unit": "client"}
-    for stop, epsilons in ((None, [1.5, 4.5]), (5, [1.5, 2.5])):
-        accounts = [FedPG(stop_round=stop, **noisy).privacy(releases) for releases in (3, 9)]
-        assert [account and account["epsilon"] for account in accounts] == epsilons
-    assert FedPG().privacy(9) is None
 
 
 def test_training_changes_nothing_that_came_in(lab: Any) -> None:
@@ -243,42 +209,6 @@ def test_the_virtual_images(lab: Any, kind: str, dtype: str) -> None:
             experiment.method.broadcast(server, client, RoundContext(experiment.setting, 2))[VIRTUAL] is server[VIRTUAL]
         )
     assert torch.equal(experiment.method.virtual_images(server, experiment.setting), images)
-
-
-@pytest.mark.parametrize("model", quick(["fedgen_cnn", "fedproto_cnn"], 1))
-def test_what_equals_fedavg(lab: Any, model: str, tmp_path: Any) -> None:
-    """Fact 10: with w_v = λ_c = 0 to the bit, and nothing of D' is sent, while the generator is trained all the same.
-
-    Any setting equals it in round 1, and after ``stop_round`` clients train as FedAvg's; a gate that never opens keeps
-    the images at home.
-    """
-    federation = {"rounds": 2, "participation": 0.5}
-    changes = {"model": {"name": model}, "federation": federation, "local__momentum": 0.5}
-    runs = {
-        name: lab.run(lab.experiment(method=options, **changes), tmp_path / name)
-        for name, options in {
-            "fedavg": {"name": "fedavg"},
-            "off": SMALL | {"w_v": 0, "lambda_c": 0},
-            "switched off": SMALL | {"use_ct": False, "use_fa": False},
-            "gate": SMALL | {"gate": 1.0, "gen_steps": 0},
-            "stop": SMALL | {"stop_round": 1},
-            "on": SMALL,
-        }.items()
-    }
-    expected = runs["fedavg"]
-    for name in ("off", "switched off", "gate", "stop"):
-        run = runs[name]
-        assert lab.same(run.state.server["model"], expected.state.server["model"])
-        assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in expected.history]
-        assert run.history[-1]["bytes_down"] == expected.history[-1]["bytes_down"]
-        assert run.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
-    on = runs["on"]
-    assert not lab.same(on.state.server["model"], expected.state.server["model"])
-    assert on.history[0]["train_loss"] == expected.history[0]["train_loss"]
-    assert on.history[0]["class_accuracy"] == expected.history[0]["class_accuracy"]
-    assert lab.same(runs["off"].state.server["generator"], runs["switched off"].state.server["generator"])
-    assert {"targets", "virtual"} <= set(runs["off"].state.server)
-    assert "targets" not in runs["stop"].state.server
 
 
 @pytest.mark.parametrize(("switch", "gone"), [("use_fa", "contrast"), ("use_ct", "virtual")])

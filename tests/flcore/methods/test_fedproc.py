@@ -1,19 +1,14 @@
-"""FedProc: its schedule, one step by hand, prototypes, traffic and limit cases (baselines.md sections 11, 22, 23)."""
+"""FedProc: its schedule, and one step by hand (baselines.md section 11)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from flcore.io.messages import Prototypes, TensorDict
-from flcore.io.records import Payloads, Record
-from flcore.methods.fedproc import FedProc
-from flcore.methods.kit.class_prototypes import CLASS_COUNTS
-from flcore.methods.types import PROTOTYPES, Replies, RoundContext
+from flcore.io.messages import Prototypes
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 
@@ -55,38 +50,3 @@ def test_one_step_by_hand(lab: Any) -> None:
     assert params["head.weight"].flatten().tolist() == pytest.approx([0.05, 0, -0.05, 0])
     assert reply.message["prototypes"].present.tolist() == [True, False]
     assert client_state == {}
-
-
-@pytest.mark.parametrize(("weighted", "expected"), [(False, 3.0), (True, 4.0)])
-def test_means_over_clients(lab: Any, weighted: bool, expected: float) -> None:
-    """Class 0: 1 and 5 of 100 and 300 samples; class 1 keeps 7; class 2 stays without."""
-    setting = replace(lab.experiment().setting, num_classes=3)
-    previous = Prototypes(torch.tensor([[9.0], [7.0], [0.0]]), torch.tensor([True, True, False]))
-    held = torch.tensor([True, False, False])
-    replies: dict[int, Payloads] = {
-        client: {
-            PROTOTYPES: Prototypes(torch.tensor([[value], [0.0], [0.0]]), held),
-            CLASS_COUNTS: TensorDict({"held": torch.tensor([count])}),
-        }
-        for client, value, count in ((0, 1.0, 100), (1, 5.0, 300))
-    }
-    server, ctx = Record({PROTOTYPES: previous}), RoundContext(setting, 2)
-    fused = FedProc(weighted=weighted).fuse_prototypes(server, Replies(replies), ctx)[0][PROTOTYPES]
-    assert fused.means.flatten().tolist() == [expected, 7, 0]
-    assert fused.present.tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_traffic(lab: Any, weighted: bool) -> None:
-    """Up P + |C_k|·d scalars, down P + C·d; an id of 8 bytes with each prototype, a count of 8 each if weighted."""
-    experiment = lab.experiment(model=CSPC, method={"name": "fedproc", "weighted": weighted})
-    model = experiment.setting.initial.num_parameters
-    held = int((experiment.label_counts(0, 1) > 0).sum())
-    full = Prototypes(torch.ones(6, 16), torch.ones(6, dtype=torch.bool))
-    server = {"model": experiment.setting.initial, "prototypes": full}
-    reply, _ = lab.train(experiment, server=server, number=2)
-    assert sum(size.scalars for size in reply.up.values()) == model + held * 16
-    assert sum(size.scalars for size in reply.down.values()) == model + 6 * 16
-    counts = 8 * held if weighted else 0
-    assert sum(size.bytes for size in reply.up.values()) == 4 * model + 8 + held * (16 * 4 + 8) + counts
-    assert sum(size.bytes for size in reply.down.values()) == 4 * model + 6 * (16 * 4 + 8)

@@ -1,7 +1,4 @@
-"""ProtoLDA: whitening and k-means by hand, what travels, and that the division of data does not matter (protolda.md).
-
-The mathematics of heads and of the wire is tested in tests/flcore/prototypes/test_discriminant.py.
-"""
+"""ProtoLDA: whitening and k-means by hand, what travels, and that no division of data matters (protolda.md)."""
 
 from __future__ import annotations
 
@@ -49,10 +46,20 @@ def tiny(
     return lab.experiment(partition=partition, model=lab.model_of("protolda"), method=settings, federation=asked)
 
 
+@pytest.fixture(scope="module")
+def plain(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of one round."""
+    return lab.run(tiny(lab), tmp_path_factory.mktemp("plain") / "run")
+
+
+def sum_of(run: Any) -> ClassSums:
+    totals = run.state.server[TOTALS]
+    return ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))
+
+
 def head(run: Any) -> tuple[Any, Any]:
     """The head in float64, solved anew from the sums that a run ended with."""
-    totals = run.state.server[TOTALS]
-    return discriminant(ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"])), 0.001)
+    return discriminant(sum_of(run), 0.001)
 
 
 def close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
@@ -123,9 +130,9 @@ def test_an_atom_without_patches_stays(lab: Any) -> None:
     assert facts == {"atoms_turned": pytest.approx((0 + 1 - 0.8) / 2), "empty_atoms": 1}
 
 
-def test_the_head_is_that_of_all_features_at_once(lab: Any, tmp_path: Path) -> None:
+def test_the_head_is_that_of_all_features_at_once(lab: Any, plain: Any) -> None:
     """What the run ends with, from the features of all training samples under its own filters."""
-    run = lab.run(tiny(lab), tmp_path / "run")
+    run = plain
     experiment = tiny(lab, lab.by_hand(lab.dataset, [range(240)], [range(60)]))
     client_state = Record({FILTERS: run.state.server[FILTERS]})
     known = lab.train(experiment, exchange=6, server=run.state.server, client_state=client_state)
@@ -149,17 +156,16 @@ DIVISIONS = {
 
 
 @pytest.mark.parametrize("division", quick(DIVISIONS, ["unequal"]))
-def test_a_division_gives_the_same_model(lab: Any, division: str, tmp_path: Path) -> None:
+def test_a_division_gives_the_same_model(lab: Any, plain: Any, division: str, tmp_path: Path) -> None:
     """The law: dictionary and head of the Dirichlet division, of any other, to 1e-9; and the same answers."""
-    expected = lab.run(tiny(lab), tmp_path / "dirichlet")
     parts = DIVISIONS[division]
     order = torch.randperm(240, generator=torch.Generator().manual_seed(1)).tolist()
     clients = [[order[index] for index in part] for part in parts]
     other = lab.run(tiny(lab, lab.by_hand(lab.dataset, clients, [range(60)] * len(clients))), tmp_path / "other")
-    close(other, expected)
-    atoms = [run.state.server[WHITENING]["atoms"] for run in (expected, other)]
+    close(other, plain)
+    atoms = [run.state.server[WHITENING]["atoms"] for run in (plain, other)]
     assert float((atoms[0] - atoms[1]).abs().max()) < 1e-9
-    assert other.history[-1]["top1_global"] == expected.history[-1]["top1_global"]
+    assert other.history[-1]["top1_global"] == plain.history[-1]["top1_global"]
 
 
 def test_everybody_answers_once_whoever_is_sampled(lab: Any, tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ def test_without_a_first_cohort_there_is_no_dictionary(lab: Any, rounds: int, tm
         lab.run(experiment, tmp_path / "run")
 
 
-def test_who_fails_may_answer_later(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fails_may_answer_later(lab: Any, plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = ProtoLDA.statistics
     failed: list[int] = []
 
@@ -202,14 +208,12 @@ def test_who_fails_may_answer_later(lab: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ProtoLDA, "statistics", failing)
     run = lab.run(tiny(lab, rounds=2, federation={"on_client_error": "drop"}), tmp_path / "run")
     assert [record["server"]["answers"] for record in run.history] == [3, 4]
-    monkeypatch.undo()
-    close(run, lab.run(tiny(lab), tmp_path / "expected"))
+    close(run, plain)
 
 
-def test_an_answer_that_is_there_already_is_refused(lab: Any, tmp_path: Path) -> None:
+def test_an_answer_that_is_there_already_is_refused(lab: Any, plain: Any) -> None:
     """A server that is sent the same statistics twice keeps its sums and says so."""
-    experiment = tiny(lab)
-    run = lab.run(experiment, tmp_path / "run")
+    experiment, run = tiny(lab), plain
     reply, _ = lab.train(
         experiment, 1, exchange=6, server=run.state.server, client_state=Record({FILTERS: run.state.server[FILTERS]})
     )
@@ -219,18 +223,16 @@ def test_an_answer_that_is_there_already_is_refused(lab: Any, tmp_path: Path) ->
     assert torch.equal(after[TOTALS]["second"], run.state.server[TOTALS]["second"])
 
 
-def test_who_is_forgotten_was_never_there(lab: Any, tmp_path: Path) -> None:
+def test_who_is_forgotten_was_never_there(lab: Any, plain: Any, tmp_path: Path) -> None:
     """The head of the others alone, over the same dictionary."""
     run = lab.run(tiny(lab, forget=[2]), tmp_path / "run")
-    alone = lab.run(tiny(lab, rounds=1), tmp_path / "all")
     others = [client for client in range(4) if client != 2]
     assert [client for client, _ in run.state.server[TOTALS]["answered"].tolist()] == others
     experiment, total = tiny(lab), None
-    client_state = Record({FILTERS: alone.state.server[FILTERS]})
+    client_state = Record({FILTERS: plain.state.server[FILTERS]})
     for client in others:
-        sent = lab.train(experiment, client, exchange=6, server=alone.state.server, client_state=client_state)[
-            0
-        ].message[CLASS_STATISTICS]
+        reply, _ = lab.train(experiment, client, exchange=6, server=plain.state.server, client_state=client_state)
+        sent = reply.message[CLASS_STATISTICS]
         sums = torch.zeros(6, sent["sums"].shape[1], dtype=torch.float64).index_copy_(0, sent["classes"], sent["sums"])
         counts = torch.zeros(6, dtype=torch.float64).index_copy_(0, sent["classes"], sent["counts"])
         own = ClassSums(counts, sums, from_upper_triangles(sent["second"]))
@@ -315,14 +317,18 @@ def test_balanced_classes_that_come_later(lab: Any, tmp_path: Path) -> None:
     assert run.history[-1]["top1_global"] > 0.85
 
 
-def test_own_shares(lab: Any, tmp_path: Path) -> None:
-    """Client 0 has classes 0 and 1 three to one, of data with as many of all six: log ¾ + log 6 and log ¼ + log 6."""
+def three_to_one(lab: Any) -> Any:
+    """Client 0 has 30 and 10 samples of classes 0 and 1, client 1 all others."""
     labels = lab.dataset.train.labels
     of = [(labels == label).nonzero().flatten().tolist() for label in range(6)]
     first = of[0][:30] + of[1][:10]
     rest = [index for index in range(240) if index not in first]
-    partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
-    experiment = tiny(lab, partition, personal="shares")
+    return lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
+
+
+def test_own_shares(lab: Any, tmp_path: Path) -> None:
+    """Client 0 has classes 0 and 1 three to one, of data with as many of all six: log ¾ + log 6 and log ¼ + log 6."""
+    experiment = tiny(lab, three_to_one(lab), personal="shares")
     run = lab.run(experiment, tmp_path / "run")
     model = lab.client_model(experiment.method, run.state.server, 0, run.client_state(0), experiment.setting)
     shift = model.params["head.bias"] - run.state.server[MODEL].params["head.bias"]
@@ -336,12 +342,7 @@ def test_a_head_of_ones_own(lab: Any, tmp_path: Path) -> None:
 
     With the client's shares, 30 and 10 of 40, in it; and what is delivered to it is that head.
     """
-    labels = lab.dataset.train.labels
-    of = [(labels == label).nonzero().flatten().tolist() for label in range(6)]
-    first = of[0][:30] + of[1][:10]
-    rest = [index for index in range(240) if index not in first]
-    partition = lab.by_hand(lab.dataset, [first, rest], [range(60)] * 2)
-    experiment = tiny(lab, partition, personal="mixture", own_weight=2.0)
+    experiment = tiny(lab, three_to_one(lab), personal="mixture", own_weight=2.0)
     run = lab.run(experiment, tmp_path / "run")
     server = run.state.server
     weights = Weights({**experiment.setting.initial.params, **server[FILTERS].params})
@@ -373,15 +374,9 @@ def test_heads_of_ones_own_follow_who_is_forgotten(lab: Any, tmp_path: Path) -> 
     run = lab.run(tiny(lab, all_three, personal="mixture", forget=[2]), tmp_path / "run")
     each = run.state.server[EACH]
     assert each["clients"].tolist() == [0, 1]
-    totals = sum_of(run)
-    mixed = totals + ClassSums(each["counts"][1], each["sums"][1], from_upper_triangles(each["second"][1]))
+    mixed = sum_of(run) + ClassSums(each["counts"][1], each["sums"][1], from_upper_triangles(each["second"][1]))
     weight, _ = discriminant(mixed, 0.001)
     torch.testing.assert_close(each["weight"][1], weight.float(), rtol=1e-5, atol=1e-5)
-
-
-def sum_of(run: Any) -> ClassSums:
-    totals = run.state.server[TOTALS]
-    return ClassSums(totals["counts"], totals["sums"], from_upper_triangles(totals["second"]))
 
 
 def test_noise_reaches_every_message_and_has_an_account(lab: Any) -> None:

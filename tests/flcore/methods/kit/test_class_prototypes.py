@@ -10,10 +10,12 @@ import torch
 
 from flcore.io.messages import Prototypes, TensorDict
 from flcore.io.records import Payloads, Record
-from flcore.math.prototypes.release import privacy_spent
+from flcore.methods.fedpa import fuse_client_prototypes
+from flcore.methods.fedpg import aggregate_supports
 from flcore.methods.fedproc import FedProc
-from flcore.methods.fedproto import FedProto
+from flcore.methods.fedproto import aggregate_prototypes
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS, ReleasesVectors, counts_of_uploads, fused_prototypes
+from flcore.methods.kit.feature_generator import LABEL_COUNTS
 from flcore.methods.types import PROTOTYPES, ClientContext, Exchange, Replies, RoundContext
 
 T = torch.tensor
@@ -83,25 +85,6 @@ def test_counts_are_those_of_the_classes_released(lab: Any) -> None:
     assert told.tolist() == torch.where(counts >= 5, counts, 0).tolist()
 
 
-def test_the_account_is_of_the_noise_alone() -> None:
-    noisy: dict[str, Any] = {"proto_clip": 1.0, "proto_noise": 4.0}
-    account = FedProto(**noisy, proto_delta=1e-3).privacy(6)
-    assert account is not None
-    assert account["epsilon"] == privacy_spent(4.0, 6, 1e-3)
-    assert (account["delta"], account["unit"], account["releases"]) == (1e-3, "sample", 6)
-    assert "weights" in account["covers"]
-    assert FedProto(proto_clip=1.0, min_count=9).privacy(6) is None
-    assert FedProc(**noisy, alpha=0).privacy(6) is None
-
-
-def test_no_noise_without_a_bound_and_no_bound_for_samples_that_come_twice() -> None:
-    with pytest.raises(ValueError, match="proto_noise needs proto_clip"):
-        FedProto(proto_noise=1.0)
-    with pytest.raises(ValueError, match=r"set proto_mode = final or proto_unit = client"):
-        FedProto(proto_mode="running", proto_clip=1.0)
-    assert FedProto(proto_mode="running", proto_clip=1.0, proto_unit="client").proto_clip == 1.0
-
-
 def turn_of(lab: Any, number: int = 1) -> ClientContext:
     return ClientContext(lab.experiment().setting, number, Exchange().name, client=2)
 
@@ -116,8 +99,6 @@ def test_vectors_of_any_number(lab: Any) -> None:
     blurred = noisy.release_vectors(ctx, torch.zeros(3, 4000))
     assert blurred.std().item() == pytest.approx(3.464102, rel=5 / math.sqrt(24_000))
     assert not torch.equal(noisy.release_vectors(turn_of(lab, 2), torch.zeros(3, 4000)), blurred)
-    account = noisy.privacy(4)
-    assert account is not None and (account["unit"], account["epsilon"]) == ("client", privacy_spent(0.5, 4, 1e-5))
 
 
 def row(*values: float | None) -> Prototypes:
@@ -126,26 +107,34 @@ def row(*values: float | None) -> Prototypes:
     return Prototypes(means, T([value is not None for value in values]))
 
 
-def test_uploads_into_one_prototype_per_class(lab: Any) -> None:
+# FedPA tells of every class (LABEL_COUNTS): client 0's 90 samples of class 1, which it withholds, do not weigh.
+UPLOADS: dict[int, Payloads] = {
+    client: {PROTOTYPES: sent, CLASS_COUNTS: TensorDict({"held": T(held)}), LABEL_COUNTS: TensorDict({"held": T(told)})}
+    for client, sent, held, told in (
+        (0, row(1, None, None), [1], [1, 90, 0]),
+        (1, row(5, 8, None), [3, 2], [3, 2, 0]),
+    )
+} | {2: {}}
+
+
+@pytest.mark.parametrize(
+    ("step", "first", "keeps"),
+    [
+        (fused_prototypes, 3, True),
+        (aggregate_prototypes, 3, True),
+        (FedProc().fuse_prototypes, 3, True),
+        (FedProc(weighted=True).fuse_prototypes, 4, True),
+        (fuse_client_prototypes, 4, True),
+        (aggregate_supports, 3, False),
+    ],
+)
+def test_uploads_into_one_prototype_per_class(lab: Any, step: Any, first: float, keeps: bool) -> None:
     """Classes 0 and 1 of two clients: (1 + 5)/2, or 1 and 5 as 1:3, 4; client 1's 8. Class 2 was 6: kept, or not."""
-    server = Record({PROTOTYPES: row(9, 9, 6)})
-    uploads = {0: row(1, None, None), 1: row(5, 8, None)}
-    counts = {0: [1], 1: [3, 2]}
-    replies: dict[int, Payloads] = {
-        client: {PROTOTYPES: upload, CLASS_COUNTS: TensorDict({"held": T(counts[client])})}
-        for client, upload in uploads.items()
-    }
-    replies[2] = {}  # sent none
-
-    ctx = RoundContext(lab.experiment().setting, 2)
-
-    def fused(*arguments: Any, **options: Any) -> Prototypes:
-        return fused_prototypes(server, Replies(replies), ctx, *arguments, **options)[0][PROTOTYPES]
-
-    told = counts_of_uploads(Replies(replies))
-    assert {client: found.tolist() for client, found in told.items()} == {0: [1, 0, 0], 1: [3, 2, 0]}
-    assert fused().means.flatten().tolist() == [3, 8, 6]
-    assert fused(told).means.flatten().tolist() == [4, 8, 6]
-    assert fused(keep=False).present.tolist() == [True, True, False]
-    assert fused(keep=False).means.flatten().tolist() == [3, 8, 0]
+    server, ctx = Record({PROTOTYPES: row(9, 9, 6)}), RoundContext(lab.experiment().setting, 2)
+    found = step(server, Replies(UPLOADS), ctx)[0][PROTOTYPES]
+    assert found.means.flatten().tolist() == [first, 8, 6 if keeps else 0]
+    assert found.present.tolist() == [True, True, keeps]
+    assert server[PROTOTYPES].means.flatten().tolist() == [9, 9, 6]
+    told = counts_of_uploads(Replies(UPLOADS))
+    assert {client: counts.tolist() for client, counts in told.items()} == {0: [1, 0, 0], 1: [3, 2, 0]}
     assert fused_prototypes(server, Replies({3: {}}), ctx) == (server, {})

@@ -22,7 +22,7 @@ from flcore.methods.fedcspc import FedCSPC
 from flcore.methods.fedprox import FedProx
 from flcore.methods.kit.on_top import WrapperMethod, possible_bases
 from flcore.methods.types import Exchange, FederationContext, RoundContext, ServerStep
-from tests.cases import quick
+from tests.cases import SMALL, quick
 
 OWN = ("AUTHORS", "name", "summary", "citation")
 OF_STAGES = ("aggregates", "releases_weights_alone")
@@ -30,16 +30,6 @@ OF_STAGES = ("aggregates", "releases_weights_alone")
 MEMBERS = [name for name in vars(Method) if not name.startswith("_") and name not in (*OWN, *OF_STAGES)]
 
 CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-# Small enough for a test.
-SMALL = {
-    "creff": {"match_steps": 3, "retrain_epochs": 2, "per_class": 5},
-    "fedcspc": {"cal_epochs": 2, "n_aug": 1, "clusters": 2, "n_repeat": 2},
-    "fedpg": {"gen_steps": 2, "gen_batch": 8, "n_virtual": 2, "virtual_batch": 4, "noise_dim": 4},
-    "fedgen": {"gen_steps": 2},
-    "fedpa": {"gen_steps": 2},
-    "vhl": {"per_class": 4, "virtual_batch": 4},
-    "ccvr": {"per_class": 10, "epochs": 2},
-}
 
 
 @dataclass(frozen=True)
@@ -265,6 +255,48 @@ def test_over_every_base(lab: Any, base: str, tmp_path: Path) -> None:
                 experiment, 0, exchange=len(experiment.method.round_exchanges(1, setting)) - 1, server=server
             )
             assert set(reply.message) == {"statistics"}
+
+
+@pytest.mark.parametrize(
+    ("top", "base", "own"),
+    quick(
+        [
+            ("ccvr", "moon", {}),
+            ("lda_head", "moon", {}),
+            ("ccvr", "fedproc", {"weighted": True}),
+            ("ccvr", "creff", SMALL["creff"]),
+        ],
+        2,
+    ),
+)
+def test_until_the_last_round_it_is_the_base(
+    lab: Any, top: str, base: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the base holds, what clients remember and every round but the last, to the bit.
+
+    The last round scores the model before the new head beside it, which the server was sent for.
+    """
+    changes = {"federation": {"rounds": 2, "participation": 0.75}, "local__momentum": 0.5}
+    alone = lab.run(lab.experiment(method={"name": base, **own}, **changes), tmp_path / "base")
+    settings = {base: {f"method.{name}": value for name, value in own.items()}}
+    method = {"name": top, "base": base, "base_settings": settings, **SMALL.get(top, {})}
+    experiment = lab.experiment(method=method, **changes)
+    run, asked = lab.run(experiment, tmp_path / "top"), experiment.method
+    assert serialise(run.state.server.only(*alone.state.server)) == serialise(alone.state.server)
+    final = asked.base_method.global_model(alone.state.server)
+    assert not lab.same(asked.global_model(run.state.server), final)
+    sent = asked.broadcast(run.state.server, 0, RoundContext(experiment.setting, 2, type(asked).collect_leg))
+    assert serialise(sent) == serialise({"model": final})
+    for client in range(4):
+        assert serialise(run.client_state(client)) == serialise(alone.client_state(client))
+    first, expected = dict(run.history[0]), alone.history[0]
+    before = "before_calibration" if top == "ccvr" else "before_discriminant"
+    assert first.pop("alternatives")[before]["top1_global"] == expected["top1_global"]
+    assert first == {key: value for key, value in expected.items() if key != "alternatives"}
+    last = run.history[1]["alternatives"][before]
+    assert last == {key: alone.history[1][key] for key in ("top1_global", "mean_local", "pooled_local")}
+    assert run.state.steps == alone.state.steps
+    assert top == "ccvr" or run.history[1]["server"] == {"shrinkage": 0.01, "answers": 4}
 
 
 def test_what_is_forwarded_has_a_name_that_compiled_steps_can_use() -> None:

@@ -12,7 +12,7 @@ import pytest
 from flcore.core.errors import ConfigError
 from flcore.methods import METHODS
 from flcore.methods.kit.preset import AuthorsPreset
-from tests.cases import quick
+from tests.cases import SMALL, quick
 
 CODE: dict[str, dict[str, Any]] = {
     # fedpg.md 2, 4 (cut-off), 5.3 and 7 b to e: the notebook.
@@ -63,8 +63,6 @@ CODE: dict[str, dict[str, Any]] = {
 """Of FedMLP, GFPL and FedProc no code is public. Of the others nothing is disputed, the defaults are the code's, or it
 has slips that no preset repeats (baselines.md, sections 4, 10, 19, 20)."""
 
-QUICK = {"fedpg": {"gen_steps": 3}, "fedcspc": {"cal_epochs": 2}, "fedgen": {"gen_steps": 3}, "fedpa": {"gen_steps": 3}}
-
 
 def test_these_methods_have_one() -> None:
     assert {name for name in METHODS if issubclass(METHODS[name], AuthorsPreset)} == set(CODE)
@@ -91,7 +89,8 @@ def test_another_choice_beside_it_is_refused(name: str, lab: Any) -> None:
 @pytest.mark.parametrize("name", quick(CODE, ("fedproto",)))
 def test_it_runs(name: str, lab: Any, tmp_path: Path) -> None:
     """Three rounds, so that what a round leaves for the next one is met twice."""
-    method = {"name": name, "preset": "authors", **QUICK.get(name, {})}
+    own = {key: value for key, value in SMALL.get(name, {}).items() if key not in CODE[name]}
+    method = {"name": name, "preset": "authors", **own}
     run = lab.run(lab.experiment(method=method, federation__rounds=3, model=lab.model_of(name)), tmp_path)
     assert [record["round"] for record in run.history] == [1, 2, 3]
     assert all(math.isfinite(value) for record in run.history for value in record["train_loss"].values())
