@@ -245,7 +245,7 @@ def test_what_is_no_list_of_files(entries: object, words: str) -> None:
     assert refusal({"plugins": entries}) == words
 
 
-def test_two_files_of_one_name(write: Write, tmp_path: Path) -> None:
+def test_two_files_of_one_name(write: Write) -> None:
     first, second = write(), write(METHOD.replace('"mine"', '"ours"'), name="other/mine.py")
     assert refusal({"plugins": [str(first), str(second)]}) == (
         f"plugins: {first} and {second} have one name; rename one of them"

@@ -226,7 +226,7 @@ def test_vireo_lists_sizes_and_labels(vireo: Path) -> None:
     assert VireoFood172().load(vireo).train.images.shape == (2, 224, 224, 3)
 
 
-def test_the_square_is_cut_out_of_the_middle_at_a_fixed_scale(tmp_path: Path) -> None:
+def test_the_square_is_cut_out_of_the_middle_at_a_fixed_scale() -> None:
     """80 x 40 becomes 16 x 8 (factor 1/5), of which the middle 6 x 6 stays: rows 5..10, that is rows 25 to 54."""
     values = np.zeros((80, 40, 3), dtype=np.uint8)
     values[25:55, 5:35] = 200

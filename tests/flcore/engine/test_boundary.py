@@ -122,7 +122,7 @@ def test_behind_a_wall_a_run_has_the_same_bytes(
     assert (executor.asked > 0) == asked
 
 
-def test_no_worker_has_a_place_for_the_servers_record(lab: Any, tmp_path: Path) -> None:
+def test_no_worker_has_a_place_for_the_servers_record(lab: Any) -> None:
     """What is handed out names an exchange, clients, messages and states; a worker holds no record of the server."""
     assert {field.name for field in fields(ExchangeWork)} == {
         *("round", "index", "name", "number", "run", "received", "client_states")

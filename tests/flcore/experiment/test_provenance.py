@@ -159,7 +159,7 @@ def test_what_does_not_follow_from_values_does_not_count() -> None:
     assert code_fingerprint(Config.from_mapping({"seed": 3, "data": {"name": "mnist"}})) == code_fingerprint(Config())
 
 
-def test_everything_that_a_run_loads_is_listed(tmp_path: Path) -> None:
+def test_everything_that_a_run_loads_is_listed() -> None:
     """The engine and the method of a run in a process of its own: no module of theirs is missed."""
     mapping = config("fedproto").to_mapping()
     code = """

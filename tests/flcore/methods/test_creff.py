@@ -17,7 +17,6 @@ from flcore.methods.creff import CLASSIFIER, GRADIENTS, CReFF, mean_gradients
 from flcore.methods.types import Exchange, Replies, RoundContext
 
 T = torch.tensor
-CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
 SMALL = {"name": "creff", "per_class": 5, "match_steps": 3, "retrain_epochs": 3}
 """Server stages that cost nothing, for tests of everything else."""
 

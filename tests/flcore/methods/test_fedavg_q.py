@@ -51,7 +51,7 @@ def test_clients_have_the_servers_model_to_the_bit(lab: Any, participation: floa
         assert (MODEL in sent) == (missed >= 8)
 
 
-def test_what_was_left_out_comes_with_the_next_message(lab: Any, tmp_path: Path) -> None:
+def test_what_was_left_out_comes_with_the_next_message(lab: Any) -> None:
     """The error that a client keeps is what it wanted to send less what arrived."""
     experiment = quantised(lab, bits=2)
     server = experiment.method.start_server(experiment.setting)

@@ -14,7 +14,7 @@ from flcore.methods.feddyn import GRADIENT
 from flcore.methods.types import Replies, RoundContext
 
 
-def test_two_rounds_by_hand(lab: Any, tmp_path: Path) -> None:
+def test_two_rounds_by_hand(lab: Any) -> None:
     """Client 0 has the sample x = (2, 0) of class 0, η = 0.1, α = 1, one step a round; client 1 of two is never asked.
 
     Round 1, at 0: the gradient of b_0 is -1/2, so b_0 = 0.05 and W_00 = 0.1. g_0 = 0 - α·w_0: -0.05 and -0.1.

@@ -15,8 +15,6 @@ from flcore.methods.fedhkd import KNOWLEDGE, FedHKD, qualified_counts
 from flcore.methods.kit.class_prototypes import CLASS_COUNTS
 from flcore.methods.types import NUM_SAMPLES, Replies, RoundContext
 
-CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
 
 def linear(lab: Any, **method: Any) -> Any:
     """Client 0 holds (2, 0) of class 0, client 1 (0, 4) of class 1; E = I, head zero, one full batch, SGD at 0.1."""

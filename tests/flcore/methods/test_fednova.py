@@ -27,7 +27,7 @@ def test_effective_steps_by_hand(steps: int, momentum: float, shrinkage: float, 
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.5, 1.0)])
-def test_effective_steps_are_those_of_training(lab: Any, momentum: float, mu: float, tmp_path: Path) -> None:
+def test_effective_steps_are_those_of_training(lab: Any, momentum: float, mu: float) -> None:
     """Weight decay is off and a batch has one sample: A black image's gradient is that of the bias alone.
 
     p is near 1/2 all the time at η = 1e-4: the gradient of b_0 is -1/2, so that b_0 = η/2 · ‖a‖₁ after 4 steps.

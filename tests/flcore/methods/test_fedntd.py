@@ -102,7 +102,7 @@ class OneModel(View):
         raise NotImplementedError
 
 
-def test_a_teacher_that_is_known_is_not_asked(lab: Any) -> None:
+def test_a_teacher_that_is_known_is_not_asked() -> None:
     """The same loss from logits that were looked up as from the model; x = 1 of class 2, others (1, 0).
 
     Teacher (1 + 3 + 3, 0): the head's shift comes on top of the features'.

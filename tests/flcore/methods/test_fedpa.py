@@ -175,7 +175,7 @@ def test_a_weight_of_zero_is_a_switch(lab: Any, options: Any, kept: set[str]) ->
     assert set(experiment.method.start_server(experiment.setting)) == {"model"} | kept
 
 
-def test_preset_of_the_authors(lab: Any) -> None:
+def test_preset_of_the_authors() -> None:
     """Their order of stages."""
     assert list(FedPA(preset="authors").server_steps()) == [TRAIN, LAST, FUSE]
     assert list(FedPA(gen_proto="old").server_steps()) == [TRAIN, LAST, FUSE]

@@ -10,8 +10,6 @@ import torch
 
 from flcore.io.messages import Prototypes
 
-CSPC = {"name": "fedcspc_cnn", "projection_dim": 16}
-
 
 def test_schedule(lab: Any) -> None:
     """Section 11 b, T = 10: the share of the contrast in round t = 5 and 9 is 0.5 and 0.1.

@@ -256,7 +256,7 @@ def test_a_client_gets_its_own_centre(lab: Any) -> None:
         assert all(torch.allclose(sent[name], tensor) for name, tensor in inbox[MODEL].params.items())
 
 
-def test_who_answers(lab: Any, tmp_path: Any) -> None:
+def test_who_answers(lab: Any) -> None:
     """Section 21: each client with its own centre, globally the mean over centres, weighted by members."""
     experiment = lab.experiment(method=TWO)
     facts = ("trains", "has_global_model", "has_vote", "predicts_from_client_state", "can_be_base")

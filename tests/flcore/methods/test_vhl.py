@@ -74,7 +74,7 @@ def test_outputs(options: dict[str, Any], outputs: int) -> None:
     assert VHL(**options).num_outputs(10) == outputs
 
 
-def test_the_outputs_of_virtual_classes_never_win(lab: Any) -> None:
+def test_the_outputs_of_virtual_classes_never_win() -> None:
     """A virtual output with the largest bias by far: the answer is still the best of the classes."""
 
     class Head:

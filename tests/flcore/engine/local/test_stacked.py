@@ -286,7 +286,7 @@ def test_masked_batchnorm_is_batchnorm_of_the_real_samples(
         assert torch.allclose(masked[0].state_dict()[name], tensor, atol=1e-5), name  # type: ignore[index]
 
 
-def test_without_a_mask_and_in_evaluation_it_is_pytorchs(lab: Any) -> None:
+def test_without_a_mask_and_in_evaluation_it_is_pytorchs() -> None:
     plain, masked = nn.BatchNorm2d(3), maskable(nn.Sequential(nn.BatchNorm2d(3)))[0]  # type: ignore[index]
     assert isinstance(masked, MaskedBatchNorm)
     images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
@@ -535,7 +535,7 @@ def test_a_frozen_model_in_the_loss(lab: Any, distance: Any, model: str) -> None
     assert first[4][0].losses["anchor"] > 0  # client 4 takes three steps: after the first it has left the anchor
 
 
-def test_the_samples_of_a_stack_are_those_of_its_clients(lab: Any) -> None:
+def test_the_samples_of_a_stack_are_those_of_its_clients() -> None:
     """What is taken at positions: inputs and labels row by row."""
     samples = MadeSamples(torch.arange(6.0).reshape(3, 2), torch.tensor([4, 5, 6]))
     assert samples.inputs(torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [0.0, 1.0]]
