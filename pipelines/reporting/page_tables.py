@@ -47,7 +47,7 @@ def page_facts(runs: Sequence[RunRecord], command: str | None) -> tuple[tuple[st
     commits = [run.folder.environment.get("code_version") for run in runs if run.folder.is_described]
     day = datetime.fromtimestamp(max(ended) / 1000, UTC).date().isoformat() if ended else None
     commit = ", ".join(dict.fromkeys(commit[:12] for commit in commits if commit))
-    known = (("runs ended", day), ("commit", commit), ("command", command))
+    known = (("runs ended", day), ("protofl commit", commit), ("command", command))
     return tuple((name, value) for name, value in known if value)
 
 

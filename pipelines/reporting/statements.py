@@ -1,4 +1,4 @@
-"""A comparison in sentences: which methods differ from the baseline, by how much, and where the interval contains 0."""
+"""A comparison in sentences: which methods differ from the baseline, by how much, and for which none was shown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _of(comparison: Comparison, key: str) -> Iterator[str]:
             parts.append(f"{side} {comparison.baseline}: {', '.join(texts)}")
     if groups["open"]:
         texts = [row.method for row in groups["open"]]
-        parts.append(f"interval contains 0: {', '.join(texts)}")
+        parts.append(f"no difference to {comparison.baseline} shown: {', '.join(texts)}")
     most = max(row.differences[key].n for row in rows)
     name = heading(key)[0].upper() + heading(key)[1:]
     seeds, divisions = plural(most, "seed"), len(comparison.draws)

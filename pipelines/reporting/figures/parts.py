@@ -62,10 +62,12 @@ def round_axis(axes: Axes) -> None:
 
 
 def byte_axis(axes: Axes, label: str) -> None:
-    """Show bytes on a logarithmic scale: powers of ten, on a short axis also 2 and 5 times."""
+    """Show bytes on a logarithmic scale: powers of ten, on a short axis also 2 and 5 times, else a few round values."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
+    # By itself, LogLocator writes more values on an axis of less than a decade than there is room for.
+    by_tens = LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,))
+    axes.xaxis.set_major_locator(by_tens if high > 5 * low else MaxNLocator(nbins=3, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(label)

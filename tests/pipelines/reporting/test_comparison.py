@@ -280,7 +280,7 @@ def test_statements_say_who_differs(tmp_path: Path) -> None:
     said = statements(compare(runs))
     assert said[0] == (
         "Global model, percentage points with 95 % interval, 3 seeds. Above fedavg: best +5.00 [+5.00, +5.00]; "
-        "below fedavg: worst \u22125.00 [\u22125.00, \u22125.00]; interval contains 0: moon."
+        "below fedavg: worst \u22125.00 [\u22125.00, \u22125.00]; no difference to fedavg shown: moon."
     )
     assert [sentence.partition(",")[0] for sentence in said] == ["Global model", "Mean over clients"]
     assert statements(compare(runs[:1])) == ()

@@ -237,9 +237,11 @@ def test_nothing_to_draw_gives_no_figures() -> None:
     [
         (3e5, 5e6, ["500 kB", "1 MB", "2 MB", "5 MB"]),  # 1.2 decades, with one power of ten
         (1.5e5, 1.5e7, ["1 MB", "10 MB"]),  # two decades: powers of ten say the scale
+        (2.13e7, 2.87e7, ["22 MB", "24 MB", "26 MB", "28 MB"]),  # 7.4 MB: in steps of 2, not of 1
+        (2.08e6, 2.26e6, ["2.1 MB", "2.2 MB"]),  # 0.18 MB: in steps of 0.1, not of 0.02
     ],
 )
-def test_a_short_axis_of_bytes_has_more_labels_than_powers_of_ten(low: float, high: float, labels: list[str]) -> None:
+def test_an_axis_of_bytes_has_labels_for_which_there_is_room(low: float, high: float, labels: list[str]) -> None:
     figure, axes = panel("")
     axes.set_xlim(low, high)
     byte_axis(axes, "bytes")
