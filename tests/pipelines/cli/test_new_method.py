@@ -47,7 +47,7 @@ def test_its_test_passes_in_a_folder_of_its_own(tmp_path: Path) -> None:
     results = Results()
     folders = (f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}")
     assert pytest.main([str(test), "-q", "-p", "no:cacheprovider", *folders], plugins=[results]) == 0
-    assert results.outcomes == ["passed"] * 2
+    assert results.outcomes == ["passed"] * 4
 
 
 def test_the_method_can_be_loaded_and_tuned(tmp_path: Path) -> None:
