@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 _WIDTH = 13
 
 
-def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each method, named or of a file, with the results of its checks as JSON values.
+def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[dict[str, Any]]:
+    """Yield the results of the checks of a method, or of those in a file, as JSON values.
 
     ``slow`` also trains in a worker process.
 
@@ -28,17 +29,14 @@ def checked(name: str, assignments: Sequence[str], *, slow: bool) -> Iterator[tu
     raw = {section: dict(values) for section, values in override({}, assignments).items()}
     params = raw.pop("method", {})
     for cls in _classes(name):
-        found = [
-            {
+        for one in check_method(cls, raw, slow=slow, stop=False, **params):
+            yield {
                 "method": cls.name,
                 "check": one.check,
                 "result": "failed" if one.problem else "skipped" if one.reason else "passed",
                 "finding": one.problem or one.reason,
                 "meaning": one.meaning,
             }
-            for one in check_method(cls, raw, slow=slow, stop=False, **params)
-        ]
-        yield cls.name, found
 
 
 def _classes(name: str) -> list[type[Method]]:
@@ -53,9 +51,11 @@ def _classes(name: str) -> list[type[Method]]:
     return [cls for cls in METHODS.values() if cls.__module__ == module]
 
 
-def lines(name: str, outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a heading and a line per check."""
-    passed = sum(one["result"] == "passed" for one in outcomes)
-    yield f"{name}: {passed} of {sum(one['result'] != 'skipped' for one in outcomes)} checks passed"
-    for one in outcomes:
-        yield f"  {one['result']:7} {one['check']:{_WIDTH}} {one['finding'] or one['meaning']}"
+def lines(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a heading per method and a line per check."""
+    for name in dict.fromkeys(one["method"] for one in outcomes):
+        checks = [one for one in outcomes if one["method"] == name]
+        results = Counter(one["result"] for one in checks)
+        yield f"{name}: {results['passed']} of {len(checks) - results['skipped']} checks passed"
+        for one in checks:
+            yield f"  {one['result']:7} {one['check']:{_WIDTH}} {one['finding'] or one['meaning']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cyclopts import App
@@ -33,13 +34,6 @@ _PARENTS = {
 """Command with commands of its own → summary."""
 
 
-class _Console:
-    """Prints without rich, whose import takes a third of the time that ``protofl --help`` may take."""
-
-    def print(self, *words: object) -> None:
-        print(*words)
-
-
 class CommandLine(App):
     """The app with plain help texts (:mod:`pipelines.cli.help`)."""
 
@@ -61,7 +55,8 @@ def command_names(app: App, *parents: str) -> Iterator[str]:
 
 def make_app(*, with_benchmarks: bool = True) -> CommandLine:
     """Return the command line; ``with_benchmarks`` in a source checkout, which imports torch."""
-    console: Any = _Console()
+    # Not rich, whose import takes a third of the time that `protofl --help` may take.
+    console: Any = SimpleNamespace(print=print)
     app = CommandLine(
         name="protofl",
         help="Prototype-based federated learning on non-IID images.",

@@ -124,12 +124,7 @@ def init(
     """
     from pipelines.cli.new_project import create
 
-    made = create(folder, images, title)
-    form = "as they are" if made.size is None else f"scaled to {made.size} x {made.size}"
-    colour = "grey" if made.channels == 1 else "colour"
-    print(f"{made.title}: {made.train} training and {made.test} test images, {made.classes} classes; {colour}, {form}")
-    for file, reason in made.skipped.items():
-        print(f"left out: {file} ({reason})")
+    print("\n".join(create(folder, images, title)))
     print(f"created {folder / 'params.yaml'} and {folder / 'dvc.yaml'}; next:")
     print(f"  cd {shlex.quote(str(folder))}")
     print("  protofl compare --set federation.rounds=2 --seeds 0 --out runs/check   # a trial")
@@ -159,12 +154,8 @@ def check(
     """
     from pipelines.cli.check_method import checked, lines
 
-    checked_methods = list(checked(name, assignments, slow=slow))
-    outcomes = [one for _, results in checked_methods for one in results]
-    if as_json:
-        print(json.dumps(outcomes, indent=2))
-    else:
-        print("\n".join(line for method, results in checked_methods for line in lines(method, results)))
+    outcomes = list(checked(name, assignments, slow=slow))
+    print(json.dumps(outcomes, indent=2) if as_json else "\n".join(lines(outcomes)))
     failed = [f"{one['method']}: {one['check']}" for one in outcomes if one["result"] == "failed"]
     if failed:
         raise RunError(f"check method: failed: {', '.join(failed)}")

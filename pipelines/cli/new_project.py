@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -41,24 +40,8 @@ _DEPLOYMENTS = Path(__file__).parents[1] / "orchestration" / "prefect.yaml"
 _CODE_OF_THE_PACKAGE = "    always_changed: true # the digests of the installed package\n"
 
 
-@dataclass(frozen=True)
-class Project:
-    """A new project: the title of the data, their classes and numbers of images.
-
-    ``size`` is the height and width that images are scaled to, None for as they are; ``skipped`` has reasons by file.
-    """
-
-    title: str
-    classes: int
-    train: int
-    test: int
-    size: int | None
-    channels: int
-    skipped: dict[str, str]
-
-
-def create(folder: Path, images: Path, title: str | None = None) -> Project:
-    """Write params.yaml, dvc.yaml, infra/prefect.yaml and a git repository with DVC; leave the images in their place.
+def create(folder: Path, images: Path, title: str | None = None) -> list[str]:
+    """Write params.yaml, dvc.yaml, infra/prefect.yaml and a git repository with DVC; return lines about the images.
 
     ``images`` is a folder or zip of images by class, with ``train`` and ``test`` or without.
 
@@ -98,8 +81,11 @@ def create(folder: Path, images: Path, title: str | None = None) -> Project:
     (folder / "infra").mkdir(exist_ok=True)
     write_text(folder / "infra" / "prefect.yaml", _DEPLOYMENTS.read_text(encoding="utf-8"))
     _make_repository(folder, images)
-    counts = (len(raw.class_names), len(raw.train.labels), len(raw.test.labels))
-    return Project(name, *counts, size, files.channels, dict(raw.skipped))
+    counts = f"{len(raw.train.labels)} training and {len(raw.test.labels)} test images, {len(raw.class_names)} classes"
+    colour = "grey" if files.channels == 1 else "colour"
+    form = "as they are" if size is None else f"scaled to {size} x {size}"
+    left_out = [f"left out: {file} ({reason})" for file, reason in raw.skipped.items()]
+    return [f"{name}: {counts}; {colour}, {form}", *left_out]
 
 
 def _template(name: str) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from prefect.cli import app
 
-from pipelines.orchestration import flows, paper_flow
-
-FLOWS = (flows, paper_flow)
+from pipelines.orchestration import flows, paper_flow  # noqa: F401 - imported before Prefect looks for them
 
 if __name__ == "__main__":
     app()

@@ -23,13 +23,6 @@ HOST = "127.0.0.1"
 _LOOK_EVERY_SECONDS = 30.0
 
 
-def _prefect() -> ASGIApp:
-    """Return Prefect's server, as ``prefect server start`` makes it."""
-    from prefect.server.api.server import create_app
-
-    return create_app(final=True)
-
-
 def _mlflow() -> ASGIApp:
     """Return MLflow's server, as ``mlflow server`` makes it: in this process, instead of one that it starts."""
     from mlflow.environment_variables import _MLFLOW_IN_JOB_EXECUTOR, _MLFLOW_SGI_NAME
@@ -73,7 +66,12 @@ def main() -> None:
     name, port = sys.argv[1], int(sys.argv[2])
     import uvicorn
 
-    app = {"prefect": _prefect, "mlflow": _mlflow}[name]()
+    if name == "mlflow":
+        app = _mlflow()
+    else:
+        from prefect.server.api.server import create_app
+
+        app = create_app(final=True)
     uvicorn.run(Checked(app), host=HOST, port=port, timeout_keep_alive=5)
 
 

@@ -34,9 +34,9 @@ def test_a_project_has_what_its_stages_need(tmp_path: Path) -> None:
     folder = tmp_path / "line"
     (tmp_path / "Bilder").mkdir()
     (images(tmp_path / "Bilder", 20, 40) / "Rost" / "kaputt.png").write_bytes(b"no image")
-    made = create(folder, tmp_path / "Bilder")
-    assert (made.classes, made.train, made.test, made.size, made.channels) == (2, 16, 4, 32, 3)
-    assert list(made.skipped) == ["Rost/kaputt.png"]
+    about, left_out = create(folder, tmp_path / "Bilder")
+    assert about == "Bilder: 16 training and 4 test images, 2 classes; colour, scaled to 32 x 32"
+    assert left_out.startswith("left out: Rost/kaputt.png (")
     params = yaml.safe_load((folder / "params.yaml").read_text())
     assert params["data"] | {"augmentation": None} == {
         **{"name": "imagefolder", "root": "../Bilder", "title": "Bilder", "size": 32, "channels": 3},
@@ -61,8 +61,8 @@ def test_a_project_has_what_its_stages_need(tmp_path: Path) -> None:
 
 def test_images_alike_stay_as_they_are_and_git_ignores_them(tmp_path: Path) -> None:
     folder = tmp_path / "line"
-    made = create(folder, images(folder / "images", 28, splits=True, channels=1), title="Line 3")
-    assert (made.title, made.train, made.test, made.size, made.channels) == ("Line 3", 20, 20, None, 1)
+    about = create(folder, images(folder / "images", 28, splits=True, channels=1), title="Line 3")
+    assert about == ["Line 3: 20 training and 20 test images, 2 classes; grey, as they are"]
     params = yaml.safe_load((folder / "params.yaml").read_text())
     assert params["data"]["root"] == "images" and params["data"]["test_fraction"] is None
     asked = ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all"]
