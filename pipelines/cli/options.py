@@ -98,7 +98,7 @@ def _once(values: Iterable[T]) -> tuple[T, ...]:
     return unique
 
 
-def read_by(read: Callable[[str], Any], metavar: str, **more: Any) -> Parameter:
+def read_by(read: Callable[[str], Any], metavar: str) -> Parameter:
     """Return the declaration of an option with one word as its value, also if that word is a list."""
 
     def convert(_type: object, tokens: Sequence[Token]) -> Any:
@@ -106,7 +106,7 @@ def read_by(read: Callable[[str], Any], metavar: str, **more: Any) -> Parameter:
             raise RepeatArgumentError(token=tokens[1], msg=f"write one list, {tokens[1].keyword} {metavar}")
         return read(tokens[0].value)
 
-    return Parameter(converter=convert, n_tokens=1, metavar=metavar, **more)
+    return Parameter(converter=convert, n_tokens=1, metavar=metavar)
 
 
 Seed = Annotated[int, read_by(whole_number(0), "N")]

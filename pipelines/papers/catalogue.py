@@ -30,8 +30,8 @@ One YAML file per table or figure in ``tables/``::
     beside: another measurement of the table, and how it differs    # for docs/claims.md
 
 A metric is a dotted key of a run's ``metrics.json``. ``timing.<...>``, ``analyses.<name>.<...>``,
-``history.<round>.<...>`` and ``rounds_to_target.<...>`` come from its other files, ``formula.<name>`` from a formula
-(:func:`pipelines.papers.metrics.figure`).
+``history.<round>.<...>`` and ``rounds_to_target.<...>`` come from its other files, ``formula.mixtures_up`` from a
+formula (:func:`pipelines.papers.metrics.figure`).
 
 A cell's configuration merges the common keys, then the column's, the row's and the cell's own. Columns with equal keys
 in all of these share their runs.

@@ -10,7 +10,7 @@ from flcore.config.analyses import without_round
 from flcore.core.errors import DataError
 from pipelines.papers.catalogue import DIVISION, Column, PaperTable
 from pipelines.papers.caveats import panel_caveat
-from pipelines.papers.metrics import predicted_by
+from pipelines.papers.metrics import FORMULA, PREDICTED
 from pipelines.papers.results import Cell, TableResults
 from pipelines.papers.runs import MeasuredRun
 from pipelines.reporting.figures.analyses import CAPTIONS, draw_analysis, heading, subject_of
@@ -52,7 +52,7 @@ def beside_printed(results: TableResults) -> Drawing | None:
     columns = [
         column
         for column in table.columns
-        if predicted_by(column.metric) is None and any(results.cells[row.key, column.key].ours.n for row in table.rows)
+        if column.metric != FORMULA and any(results.cells[row.key, column.key].ours.n for row in table.rows)
     ]
     if not columns:
         return None
@@ -62,8 +62,8 @@ def beside_printed(results: TableResults) -> Drawing | None:
 
 def formula_of(table: PaperTable, column: Column) -> Column | None:
     """Return the column with the formula for this measured column, from the same runs."""
-    same = next(group for group in table.settings() if column in group)
-    return next((other for other in same if predicted_by(other.metric) == column.metric), None)
+    same = next(group for group in table.settings() if column in group) if column.metric == PREDICTED else ()
+    return next((other for other in same if other.metric == FORMULA), None)
 
 
 def _draw_column(results: TableResults, column: Column) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 from typing import Any
@@ -27,11 +27,14 @@ TO_TARGET, SHARE = "rounds_to_target.", 0.95
 
 HISTORY = "history."
 
+FORMULA, PREDICTED = "formula.mixtures_up", "scalars_up_per_round"
+"""A metric that is computed from a run's configuration, and the measured figure that it predicts."""
+
 
 def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None = None) -> float | None:
     """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
-    In addition to :func:`figures`, ``metric`` may name one of :data:`FORMULAS`, a value of a round's record
+    In addition to :func:`figures`, ``metric`` may be :data:`FORMULA`, a value of a round's record
     (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the round that reached the target, if any.
     ``baseline``, a run with the same seed and partition and its metric, defines the target.
     """
@@ -41,9 +44,9 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
     if metric.startswith(HISTORY):
         number = metric.split(".")[1]
         return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))
-    if metric.startswith(PREFIX):
+    if metric == FORMULA:
         with suppress(DataError):  # its partition no longer exists
-            return FORMULAS[metric.removeprefix(PREFIX)][1](run)
+            return mixtures_up(run)
         return None
     try:
         return value_of(metric, figures(run, metric), run.history)
@@ -111,12 +114,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-# ---- formulas ----------------------------------------------------------------------------------------------------
-
-PREFIX = "formula."
-"""Prefix of a formula's metric in a table's file."""
-
-
 def mixtures_up(run: RunFolder) -> float:
     """Return the scalars that all GFPL clients send, mean over rounds (gfpl.md section 3; figure 7).
 
@@ -131,12 +128,3 @@ def mixtures_up(run: RunFolder) -> float:
     pairs = int((load_partition(run.inputs.partition).counts > 0).sum())
     exchanges = sum(method.exchanges(number) for number in range(1, rounds + 1))
     return method.components * (2 * length + 1) * pairs * exchanges / rounds
-
-
-FORMULAS: dict[str, tuple[str, Callable[[RunFolder], float]]] = {"mixtures_up": ("scalars_up_per_round", mixtures_up)}
-"""By name: the measured figure that a formula predicts, and the formula."""
-
-
-def predicted_by(metric: str) -> str | None:
-    """Return the measured figure that a formula predicts; None if the metric is no formula."""
-    return FORMULAS[metric.removeprefix(PREFIX)][0] if metric.startswith(PREFIX) else None
