@@ -61,8 +61,8 @@ def by_command(folder: Path, uri: str) -> None:
     """``protofl compare``."""
     from pipelines.cli.app import main
 
-    (folder / "all.yaml").write_text(json.dumps({**SETTINGS, "tracking": {"uri": uri}}))
-    rows = ["--methods", ",".join(METHODS), "--seeds", ",".join(map(str, SEEDS))]
+    (folder / "all.yaml").write_text(json.dumps(SETTINGS))
+    rows = ["--methods", ",".join(METHODS), "--seeds", ",".join(map(str, SEEDS)), "--set", f"tracking.uri={uri}"]
     assert (
         main(["compare", "--params", str(folder / "all.yaml"), *rows, "--out", str(folder / "out"), "--no-prefect"])
         == 0
