@@ -231,7 +231,8 @@ class _Answer:
         """Return the client's result; ``finite``: all payloads are known to be."""
         for name, payload in (*self.state.items(), *self.message.items()) if not finite else ():
             if not all_finite(payload.tensors()):
-                return Failure(f"its {name} holds values that are not finite", "reply")
+                cure = "lower local.lr or the weight of the growing term, or set local.clip=5"
+                return Failure(f"{name} in its reply is not finite; {cure}", "reply")
         for name, payload in self.message.items():
             unfit = misfit(payload, self.ctx.received.get(name))
             if unfit is not None:

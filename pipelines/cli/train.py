@@ -63,7 +63,7 @@ def run(
     raw = values.read(
         {"--method": ("method.name", method), "--seed": ("seed", seed)}, without_effect=ONE_RUN, method=method
     )
-    _say_models(values, raw, [method])
+    _say_assumptions(values, raw, [method])
     raw = for_entry(raw, method, seed)
     wait, copies = not flow.no_wait, not no_cache
     with operation(raw, quiet=as_json, wait=wait, copies=copies, restart=restart) as (how, config):
@@ -125,7 +125,7 @@ def compare(
         more=variants_of(variant),
     )
     raw = with_variants(raw, variant)
-    _say_models(values, raw, compared_rows(raw, methods))
+    _say_assumptions(values, raw, compared_rows(raw, methods))
     if partition_seeds is not None:
         raw = with_values(raw, {"compare.partition_seeds": list(partition_seeds)})
     if judged is not None:
@@ -187,7 +187,7 @@ def sweep(
     varied = {text.partition("=")[0]: text for text in vary}
     more = [(f"--vary {key}", tuple(key.split(".")), text) for key, text in varied.items()]
     raw = values.read({"--seeds": ("compare.seeds", seeds)}, without_effect=SEVERAL_RUNS, more=more)
-    _say_models(values, raw, [None, *baselines])
+    _say_assumptions(values, raw, [None, *baselines])
     with operation(raw, wait=not flow.no_wait, restart=restart) as (how, _):
         from pipelines.execution.bodies import comparison
         from pipelines.plan.grid import sweep_plan
@@ -243,7 +243,7 @@ def tune(
 
     own = {"--method": ("method.name", method), "--at-once": ("tune.parallel", at_once)}
     raw = values.read(own, without_effect=ONE_RUN, method=method)
-    _say_models(values, raw, [method])
+    _say_assumptions(values, raw, [method])
     raw = for_entry(raw, method, None)
     if at_once:
         raw = with_values(raw, {"tune.parallel": at_once})
@@ -266,9 +266,12 @@ def tune(
     return 0
 
 
-def _say_models(values: Values, raw: Mapping[str, Any], rows: Sequence[str | None]) -> None:
-    """Report which methods bring their own model; refuse another model in ``--set``."""
+def _say_assumptions(values: Values, raw: Mapping[str, Any], rows: Sequence[str | None]) -> None:
+    """Report that there is no parameter file, and which methods bring their own model; refuse another in ``--set``."""
+    from pipelines.plan.files import DEFAULT_FILE
     from pipelines.plan.params import brought_models
 
+    if values.params is None and not DEFAULT_FILE.exists():
+        tell(f"no {DEFAULT_FILE} here: built-in values hold, such as local.lr=0.01 (docs/reference/parameters.md)")
     for line in brought_models(raw, rows, values.assignments):
         tell(line)

@@ -112,7 +112,7 @@ def say_table(outcome: Outcome, runs: int) -> None:
         if outcome.failed:
             raise RunError(
                 f"{len(outcome.failed)} of {plural(runs, 'run')} failed, for the reasons given above; the table is "
-                "without them, and the same command tries them again"
+                "without them; mend the cause, and the same command trains them again"
             )
 
 

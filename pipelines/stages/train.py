@@ -83,7 +83,7 @@ def train(
         first, reason = next(iter(failed.items()))
         raise RunError(
             f"{len(failed)} of {plural(len(runs), 'run')} failed; the first of them, {first}: {reason}\n"
-            "the others are finished; the same command tries again"
+            "the others are finished and kept; mend the cause, and the same command trains what failed"
         )
     return [run.directory for run in runs]
 

@@ -8,6 +8,7 @@ was chosen on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,7 +45,7 @@ class Best:
     Attributes:
         run_id, name: of the run. experiment: its experiment's name.
         metric, value: by which it is the best. split: of the data that this was measured on.
-        among: how many finished runs have that figure.
+        among: how many finished runs have that figure. mixed: in what they differ that makes them hard to compare.
         model: the version that is champion now, as ``models:/NAME/VERSION``; None where nobody asked for it.
     """
 
@@ -55,6 +56,7 @@ class Best:
     value: float
     split: str
     among: int
+    mixed: Sequence[str] = ()
     model: str | None = None
 
     @property
@@ -63,7 +65,8 @@ class Best:
         on = "" if self.metric.startswith(_NOT_SCORED) else f" on {self.split} data"
         extreme = "lowest" if lower_is_better(self.metric) else "highest"
         runs = "the only finished run" if self.among == 1 else f"the {extreme} of {self.among} finished runs"
-        return f"{self.metric} {self.value:.6g}{on}, {runs} in {self.experiment}"
+        mixed = f" (of different {' and '.join(self.mixed)}: --where chooses among them)" if self.mixed else ""
+        return f"{self.metric} {self.value:.6g}{on}, {runs} in {self.experiment}{mixed}"
 
 
 def best(
@@ -107,6 +110,7 @@ def best(
             value=winner.data.metrics[name],
             split=_split(winner),
             among=len(runs),
+            mixed=_mixed(runs),
         )
         return replace(answer, model=_promoted(client, winner, answer)) if promote else answer
 
@@ -160,6 +164,12 @@ def _finished(client: MlflowClient, experiment: Experiment, where: str | None) -
             raise
         reason = str(error.message).partition("\n")[0]
         raise ConfigError(f"--where {where}: not a filter of MLflow ({reason})") from error
+
+
+def _mixed(runs: Sequence[Run]) -> list[str]:
+    found = {"data": {run.data.tags.get("data_hash") for run in runs}}
+    found["rounds"] = {run.data.params.get("federation.rounds") for run in runs}
+    return [name for name, values in found.items() if len(values) > 1]
 
 
 def _split(run: Run) -> str:

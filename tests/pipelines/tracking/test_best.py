@@ -29,7 +29,9 @@ def store(tmp_path: Path, uri: str, write_run: Write) -> str:
         ("trial", 6, "fedprox", True, {"trial": "0", "study": "x"}),
         ("running", 7, "moon", False, None),
     ):
-        run_dir = write_run(tmp_path / name, rounds, finished=finished, method=method, seed=rounds)
+        run_dir = write_run(
+            tmp_path / name, rounds, finished=finished, method=method, seed=rounds, federation={"rounds": rounds}
+        )
         assert RunTracker(run_dir, uri=uri, extra_tags=tags).sync(final=True)
     return uri
 
@@ -41,10 +43,11 @@ def store(tmp_path: Path, uri: str, write_run: Write) -> str:
             "top1_global",
             None,
             4,
-            "final/top1_global 0.4 on test data, the highest of 3 finished runs in digits/dirichlet",
+            "final/top1_global 0.4 on test data, the highest of 3 finished runs in digits/dirichlet"
+            " (of different rounds: --where chooses among them)",
         ),
         ("final/top1_global", "tags.method = 'fedprox'", 2, "0.2 on test data, the only finished run in"),
-        ("bytes_up", None, 2, "comm/total_bytes_up 214, the lowest of 3 finished runs in digits/dirichlet"),
+        ("bytes_up", None, 2, "comm/total_bytes_up 214, the lowest of 3 finished runs in digits/dirichlet (of different"),
         ("time/total", "tags.method = 'fedavg'", 3, "time/total 2.25, the lowest of 2 finished runs"),
     ],
 )
