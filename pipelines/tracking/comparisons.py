@@ -171,7 +171,8 @@ def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Se
         client.log_artifact(run_id, str(path), None if folder == "." else folder)
     client.log_text(run_id, json.dumps(_table(compared, children)), _TABLE)
     client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
-    client.set_tag(run_id, description.NOTE_TAG, _note(compared, children))
+    table = next((path.read_text(encoding="utf-8") for path in compared.files if path.suffix == ".md"), "")
+    client.set_tag(run_id, description.NOTE_TAG, description.note(table))
     client.set_terminated(run_id, status="FINISHED", end_time=compared.ended_ms)
 
 
@@ -183,13 +184,3 @@ def _table(compared: _Comparison, children: Sequence[tuple[str, str]]) -> dict[s
         figures = [run.metrics.get(figure) for figure in FIGURES]
         rows.append([label, run.config["seed"], *figures, seconds, run_id])
     return {"columns": ["name", "seed", *FIGURES, "seconds", "run_id"], "data": rows}
-
-
-def _note(compared: _Comparison, children: Sequence[tuple[str, str]]) -> str:
-    """Return the description: the comparison's table, and links to its runs."""
-    links = [
-        f"- [{label}, seed {run.config['seed']}](#/experiments/{experiment_id}/runs/{run_id})"
-        for run, label, (experiment_id, run_id) in zip(compared.runs, compared.labels, children, strict=True)
-    ]
-    table = next((path.read_text(encoding="utf-8") for path in compared.files if path.suffix == ".md"), "")
-    return description.note(table, links)

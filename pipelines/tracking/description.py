@@ -6,15 +6,12 @@ import getpass
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flcore.core.errors import DataError
 from pipelines.runs.compared import flatten
 from pipelines.runs.folder import RunFolder
-from pipelines.runs.inputs import Inputs
-from pipelines.runs.layout import read_json
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -101,22 +98,9 @@ def study_note(run: RunFolder) -> dict[str, str]:
     return {NOTE_TAG: note(table.read_text(encoding="utf-8"))} if run.study and table.exists() else {}
 
 
-def note(table: str, links: Sequence[str] = ()) -> str:
-    """Return a description of a length that MLflow keeps: a table and links, each cut at a line.
-
-    Links have a quarter of the room, and what the table leaves.
-    """
-    room = max(_LONGEST_NOTE // 4, _LONGEST_NOTE - len(table)) - len("\n\n## Runs\n\n- and 1,000,000 more\n")
-    shown = _first_lines(links, room)
-    more = [f"- and {len(links) - len(shown):,} more"] if len(shown) < len(links) else []
-    end = "\n".join(["", "", "## Runs", "", *shown, *more]) if links else ""
-    return "\n".join(_first_lines(table.splitlines(), _LONGEST_NOTE - len(end))) + end
-
-
-def _first_lines(lines: Sequence[str], room: int) -> list[str]:
-    """Return as many lines as fit into a number of characters."""
-    sizes = accumulate(len(line) + 1 for line in lines)
-    return [line for line, size in zip(lines, sizes, strict=True) if size <= room + 1]
+def note(table: str) -> str:
+    """Return a table as a description of a length that MLflow keeps, cut at a line."""
+    return table if len(table) <= _LONGEST_NOTE else table[:_LONGEST_NOTE].rpartition("\n")[0]
 
 
 def origin(run: RunFolder) -> dict[str, str]:
@@ -167,35 +151,14 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     digests = run.metrics.get("partition_fingerprint"), run.metrics.get("data_fingerprint")
     contexts = TRAINING, run.config.get("evaluation", {}).get("split", "test")
     try:
-        about = _folders(run.inputs)
+        sources = [("local", {"uri": str(folder.absolute())}) for folder in (run.inputs.partition, run.inputs.prepared)]
     except DataError:
-        about = [{"source_type": "code", "source": json.dumps({"tags": {"digest": digest}})} for digest in digests]
+        sources = [("code", {"tags": {"digest": digest}}) for digest in digests]
     return [
-        DatasetInput(Dataset(name, digest[:_DIGEST_LENGTH], **known), tags=[InputTag("mlflow.data.context", context)])
-        for name, digest, context, known in zip(names, digests, contexts, about, strict=True)
-        if digest is not None
-    ]
-
-
-def _folders(inputs: Inputs) -> list[dict[str, str]]:
-    """Return source, schema and profile of a partition and of the prepared images, as MLflow's pages show them."""
-    meta, manifest = read_json(inputs.prepared / "meta.json"), read_json(inputs.partition / "manifest.json")
-    features = [{"type": "tensor", "tensor-spec": {"dtype": "uint8", "shape": [-1, *meta["shape"]]}}]
-    targets = [{"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}]
-    schema = {"mlflow_tensorspec": {"features": json.dumps(features), "targets": json.dumps(targets)}}
-    rows = sum(client["sizes"]["train"] for client in manifest["clients"])
-    parameters = {key: value for key, value in manifest["parameters"].items() if value is not None}
-    divided = {"num_rows": rows, "num_clients": len(manifest["clients"]), **parameters}
-    sizes = {"num_rows": meta["test_size"], "num_training_rows": meta["train_size"]}
-    return [
-        {
-            "source_type": "local",
-            "source": json.dumps({"uri": str(folder.absolute())}),
-            "schema": json.dumps(schema),
-            "profile": json.dumps(profile),
-        }
-        for folder, profile in (
-            (inputs.partition, divided),
-            (inputs.prepared, {**sizes, "num_classes": meta["num_classes"]}),
+        DatasetInput(
+            Dataset(name, digest[:_DIGEST_LENGTH], source_type=kind, source=json.dumps(source)),
+            tags=[InputTag("mlflow.data.context", context)],
         )
+        for name, digest, context, (kind, source) in zip(names, digests, contexts, sources, strict=True)
+        if digest is not None
     ]

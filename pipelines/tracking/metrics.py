@@ -112,21 +112,11 @@ def round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return _numbers(metrics)
 
 
-def trial_metrics(metric: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """Return a record of a study's history as MLflow metrics; its rounds are trials.
-
-    Args:
-        metric: what the study optimises, any figure of ``metrics.json``.
-        record: of studies by earlier versions the value stands under the metric's name, where that was free.
-    """
-    sent = sum(sum((record.get(direction) or {}).values()) for direction in ("bytes_up", "bytes_down"))
-    value = record.get("value", record.get(metric))
-    return _numbers({f"trial/{metric}": None if isinstance(value, Mapping) else value, "trial/bytes": sent})
-
-
 def metrics_of(run: RunFolder, record: Mapping[str, Any]) -> dict[str, float]:
-    """Return a history record of a run, or of a study, as MLflow metrics."""
-    return round_metrics(record) if run.study is None else trial_metrics(_studied(run), record)
+    """Return a history record of a run as MLflow metrics, or of a study, whose rounds are trials."""
+    if run.study is None:
+        return round_metrics(record)
+    return _numbers({f"trial/{_studied(run)}": record.get("value"), "trial/bytes": sum(record["bytes_up"].values())})
 
 
 def _studied(run: RunFolder) -> str:

@@ -37,7 +37,6 @@ MODEL_URI_TAG = "protofl.model_uri"
 _REQUIREMENTS = ("mlflow", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 _LOADER = "protofl_model"
 _WHAT_IT_ANSWERS = "Class probabilities to images: uint8 [N, C, H, W], 0 to 255; client: whose own model answers."
-_FIGURES_OF_A_VERSION = ("final/top1_global", "final/top1_vote", "final/mean_local")
 _TAGS_OF_A_VERSION = ("method", "seed")  # the page gives each a line; hashes are tags of the run
 _MAX_BYTES = 2**30
 """Of personal models together: those of thousands of clients stay in the run's folder."""
@@ -123,10 +122,7 @@ def log(client: MlflowClient, run: RunFolder, made: Prepared, experiment_id: str
 
 
 def register(client: MlflowClient, run: Run, model_uri: str, name: str) -> ModelVersion:
-    """Make a logged model a version of a registered model, once; found again, it is left as it is.
-
-    Its description says what the run scored, its tags whose model it is: of twelve versions one wants to know which.
-    """
+    """Make a logged model a version of a registered model, once; its tags say whose model it is."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -145,15 +141,8 @@ def register(client: MlflowClient, run: Run, model_uri: str, name: str) -> Model
         model.artifact_location,
         run.info.run_id,
         tags={tag: run.data.tags[tag] for tag in _TAGS_OF_A_VERSION if tag in run.data.tags},
-        description=_scored(run),
         model_id=model.model_id,
     )
-
-
-def _scored(run: Run) -> str:
-    """Return such as ``fedpa-s0-7f8c63c2: final/top1_global 0.9345, final/mean_local 0.9120``."""
-    figures = [f"{name} {run.data.metrics[name]:.4f}" for name in _FIGURES_OF_A_VERSION if name in run.data.metrics]
-    return f"{run.info.run_name}: {', '.join(figures)}"
 
 
 def _signature(meta: Mapping[str, Any]) -> ModelSignature:

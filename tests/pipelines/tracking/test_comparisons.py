@@ -78,9 +78,7 @@ def test_a_comparison_reads_back(tmp_path: Path, reader: Any, write_run: Write) 
         "seconds": 2.25,
         "run_id": found["fedavg-s0-00fedavg"].info.run_id,
     }
-    note = parent.data.tags["mlflow.note.content"]
-    assert note.startswith("| method | top-1 |")
-    assert f"[fedprox, seed 0](#/experiments/{parent.info.experiment_id}/runs/{table['data'][2][-1]})" in note
+    assert parent.data.tags["mlflow.note.content"] == (folder / "comparison.md").read_text()
 
 
 def test_a_comparison_logged_again_changes_nothing(tmp_path: Path, reader: Any, write_run: Write) -> None:
@@ -118,20 +116,16 @@ def test_a_comparison_stays_one_and_takes_no_children_of_another(tmp_path: Path,
 def test_a_comparison_over_partitions_has_a_parent_in_each_experiment(
     tmp_path: Path, reader: Any, write_run: Write
 ) -> None:
-    """MLflow shows children in their own experiment only; the links of each lead to all runs."""
+    """MLflow shows children in their own experiment only."""
     folder = tables(tmp_path / "swept")
     runs = [
         write_run(folder / "runs" / name, 2, finished=True, seed=seed, partition={"name": name})
         for seed, name in enumerate(("dirichlet", "shards"))
     ]
     assert log_comparison(folder, folders(runs), reader.uri)
-    links, notes = [], []
     for experiment in ("digits/dirichlet", "digits/shards"):
         parent, child = sorted(reader.runs(experiment), key=lambda run: PARENT in run.data.tags)
         assert child.data.tags[PARENT] == parent.info.run_id
-        links.append(f"/experiments/{child.info.experiment_id}/runs/{child.info.run_id})")
-        notes.append(parent.data.tags["mlflow.note.content"])
-    assert all(link in note for link in links for note in notes)
 
 
 def test_runs_that_are_compared_no_more_are_let_go_however_many(
@@ -150,18 +144,11 @@ def test_runs_that_are_compared_no_more_are_let_go_however_many(
         assert not [name for name in tags if name == PARENT or "comparison" in name]
 
 
-@pytest.mark.parametrize(("lines", "runs"), [(1000, 1), (1000, 500), (3, 500), (3, 2)])
-def test_a_description_has_the_first_lines_of_a_long_table_and_whole_links(lines: int, runs: int) -> None:
-    """MLflow keeps 8,000 characters; a link has 60 here, so that a quarter of them are 32 links."""
-    table = "\n".join(["| a row of the table |"] * lines)
-    links = [f"- [fedavg, seed {number:03d}](#/experiments/1/runs/{number:020d})" for number in range(runs)]
-    text = description.note(table, links)
-    told = text.splitlines()
-    shown = [line for line in told if line.startswith("- [")]
-    assert len(text) <= 8000 and shown == links[: len(shown)] and len(shown) >= min(runs, 30)
-    assert told.count("| a row of the table |") >= min(lines, 250)
-    if len(shown) < runs:
-        assert told[-1] == f"- and {runs - len(shown)} more" and len(text) > 7800
+def test_a_description_has_the_first_lines_of_a_long_table() -> None:
+    """MLflow keeps 8,000 characters; a line with its line break has 23."""
+    table = "\n".join(["| a row of the table |"] * 1000)
+    assert description.note(table) == "\n".join(["| a row of the table |"] * (8000 // 23))
+    assert description.note("| short |\n") == "| short |\n"
 
 
 def test_what_is_no_comparison_is_refused(tmp_path: Path, uri: str, write_run: Write) -> None:

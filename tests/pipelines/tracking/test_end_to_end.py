@@ -163,8 +163,6 @@ def test_each_run_has_the_data_it_was_trained_and_tested_on(compared: Compared) 
             dataset = datasets[context]
             source = get_dataset_source_from_json(dataset.source, dataset.source_type)
             assert (Path(source.load()) / file).exists(), "it opens"
-            assert json.loads(dataset.profile)["num_rows"] > 0
-            assert "mlflow_tensorspec" in json.loads(dataset.schema)
 
 
 def test_every_metric_is_one_that_is_documented_and_means_it(compared: Compared) -> None:

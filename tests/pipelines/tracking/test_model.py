@@ -120,9 +120,6 @@ def test_a_model_is_logged_once_and_registered_once(made: dict[str, Path], reade
     uri = model_of(made["fedavg"], reader, register=True)
     assert model_of(made["fedavg"], reader, register=True) == uri
     [version] = reader.client.search_model_versions("name = 'digits-dirichlet'")
-    metrics = json.loads((made["fedavg"] / "metrics.json").read_text())
-    figures = f"final/top1_global {metrics['top1_global']:.4f}, final/mean_local {metrics['mean_local']:.4f}"
-    assert version.description == f"{version.tags['method']}-s0-{metrics['config_hash'][:8]}: {figures}"
     assert version.tags == {"method": "fedavg", "seed": "0"}
     assert version.aliases == [], "nobody is champion who was not made it"
     [found] = reader.runs()
@@ -163,9 +160,7 @@ def test_the_best_run_is_champion_only_when_it_is_promoted(made: dict[str, Path]
         assert found.model == f"models:/digits-dirichlet/{number}"
         version = reader.client.get_model_version_by_alias("digits-dirichlet", CHAMPION)
         assert (version.version, version.tags["method"]) == (number, method)
-        first, *rest = version.description.splitlines()
-        assert first == f"champion: {found.words}"
-        assert [line.partition("-s0-")[0] for line in rest] == [method], "what it scored stays, and stands there once"
+        assert version.description == f"champion: {found.words}"
     assert len(reader.client.search_model_versions("name = 'digits-dirichlet'")) == 2
 
     assert promote_run(made["fedper"], reader.uri, "mean_local = 0.9, at least 0.8") == "models:/digits-dirichlet/2"
