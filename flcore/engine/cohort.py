@@ -119,16 +119,6 @@ def leg_steps(experiment: Experiment, round_number: int, exchange: Exchange, cli
     return sum(planned_steps(size, local, phase) for phase in exchange.phases if phase.source is None)
 
 
-def round_steps(experiment: Experiment, round_number: int) -> int:
-    """Return the planned mini-batches of a round over clients' own images, for all participants."""
-    cohort = select_cohort(experiment, round_number)
-    return sum(
-        leg_steps(experiment, round_number, exchange, client)
-        for exchange in experiment.method.round_exchanges(round_number, experiment.setting)
-        for client in participants_of(experiment, exchange, cohort, ())
-    )
-
-
 def stacks(experiment: Experiment, round_number: int, exchange: Exchange, trainers: Sequence[int]) -> list[list[int]]:
     """Return the stacks: single clients, or stacks of nearly equal size with similar step counts.
 

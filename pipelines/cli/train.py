@@ -89,7 +89,7 @@ def compare(
     partition_seeds: Numbers | None = None,
     claims: File | None = None,
     tuned: Count = 0,
-    budget: Literal["rounds", "bytes", "steps"] = "rounds",
+    budget: Literal["rounds", "bytes"] = "rounds",
     out: Results = Path("runs/comparison"),
     flow: Flow = Flow(),
     restart: Restart = False,
@@ -105,7 +105,7 @@ def compare(
         claims: YAML file of claims to judge by these runs, such as which row is better (default: compare.claims)
         tuned: tune each method with N trials on validation data, then compare it tuned and as given (default: no
             tuning)
-        budget: what all runs have equally: rounds, or the baseline's bytes or steps
+        budget: what all runs have equally: rounds, or the baseline's bytes
     """
     from pipelines.orchestration.as_flow import as_flow, uses_prefect
     from pipelines.orchestration.commands import operation, say_table
@@ -215,7 +215,6 @@ def tune(
     objective: Annotated[Literal["accuracy", "accuracy,bytes"], Parameter(metavar="NAME")] = "accuracy",
     metric: Name | None = None,
     max_bytes: Size | None = None,
-    max_steps: Count | None = None,
     at_once: Count | None = None,
     storage: Annotated[str | None, Parameter(metavar="URL")] = None,
     out: Out | None = None,
@@ -230,7 +229,6 @@ def tune(
         metric: any number of metrics.json, dotted if nested; costs are minimised (default: top1_global, or mean_local
             without a global model)
         max_bytes: exclude trials that send more, such as 50MB, from the results (default: none)
-        max_steps: end each trial's rounds after N mini-batches of its clients (default: federation.rounds)
         at_once: run N trials in parallel, by all commands in the same folder; each is sampled without the results of
             the N - 1 still running (default: tune.parallel)
         storage: Optuna storage, or a journal file (default: .protofl/studies.journal)
@@ -247,7 +245,7 @@ def tune(
     raw = for_entry(raw, method, None)
     if at_once:
         raw = with_values(raw, {"tune.parallel": at_once})
-    request = StudyRequest(trials, objective, metric, storage, max_bytes, max_steps)
+    request = StudyRequest(trials, objective, metric, storage, max_bytes)
     folder = out or Path(f"runs/tune-{method}")
     with operation(raw, wait=not flow.no_wait) as (how, config):
         from pipelines.tuning.search import study

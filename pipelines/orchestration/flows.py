@@ -113,7 +113,7 @@ def compare(
     out: str = "runs/comparison",
     restart: bool = False,
     tuned: Annotated[int, Field(ge=0)] = 0,
-    budget: Literal["rounds", "bytes", "steps"] = "rounds",
+    budget: Literal["rounds", "bytes"] = "rounds",
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
     gate: dict[str, float] | None = None,
@@ -207,7 +207,6 @@ def tune(
     out: str = "runs/tune",
     config: Configuration | None = None,
     max_bytes: Count | None = None,
-    max_steps: Count | None = None,
     limit_hours: Hours | None = None,
 ) -> str:
     """An Optuna study of one method on validation data, then its results and MLflow runs.
@@ -223,7 +222,6 @@ def tune(
         out: the study's folder; ``{date}`` as for ``federated-experiment``.
         config: parameters instead of a file and overrides.
         max_bytes: the most that a result may send; None: any number.
-        max_steps: end each trial's rounds after this many mini-batches of its clients; None: federation.rounds.
         limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
 
     Returns:
@@ -238,7 +236,7 @@ def tune(
     place = (storage or os.environ.get(STORAGE)) if call is None else call.storage
     tags = ["tune", checked.method.name, checked.source.display_name]
     with operation(checked, tags, limit_hours=limit_hours) as how:
-        outcome = study(checked, StudyRequest(trials, objective, metric, place, max_bytes, max_steps), folder, how)
+        outcome = study(checked, StudyRequest(trials, objective, metric, place, max_bytes), folder, how)
         show_table(outcome)
     return publish_result(outcome)
 

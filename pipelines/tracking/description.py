@@ -150,6 +150,7 @@ def dataset_inputs(run: RunFolder) -> list[DatasetInput]:
     names = f"{images}/{partition['name']} s{seed}", images
     digests = run.metrics.get("partition_fingerprint"), run.metrics.get("data_fingerprint")
     contexts = TRAINING, run.config.get("evaluation", {}).get("split", "test")
+    sources: list[tuple[str, dict[str, Any]]]
     try:
         sources = [("local", {"uri": str(folder.absolute())}) for folder in (run.inputs.partition, run.inputs.prepared)]
     except DataError:

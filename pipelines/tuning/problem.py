@@ -38,7 +38,6 @@ class Problem:
         objective: one of :data:`OBJECTIVES`.
         metric: the optimised metric, such as ``top1_global``; dotted if nested in ``metrics.json``.
         max_bytes: trials that send more do not count as results.
-        max_steps: mini-batches of a trial's clients, which determine its rounds; None: rounds as given.
     """
 
     given: Config
@@ -47,17 +46,9 @@ class Problem:
     objective: str
     metric: str
     max_bytes: int | None = None
-    max_steps: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        config: Config,
-        objective: str,
-        metric: str | None = None,
-        max_bytes: int | None = None,
-        max_steps: int | None = None,
-    ) -> Problem:
+    def of(cls, config: Config, objective: str, metric: str | None = None, max_bytes: int | None = None) -> Problem:
         """Return the search of the method's parameters around a run's configuration.
 
         ``metric`` None is the global model's accuracy, or the clients' mean accuracy without a global model.
@@ -70,7 +61,7 @@ class Problem:
         metric = metric or ("top1_global" if config.method.has_global_model else "mean_local")
         check_metric(metric, config.method)
         checked = on_validation(config)
-        return cls(config, checked, space(checked), objective, metric, max_bytes, max_steps)
+        return cls(config, checked, space(checked), objective, metric, max_bytes)
 
     # ---- what is optimised ---------------------------------------------------------------------------------------
 
@@ -85,8 +76,8 @@ class Problem:
 
     @property
     def prunes(self) -> bool:
-        """True if trials can be pruned: one objective, known after every round, and equal rounds for all trials."""
-        return len(self.directions) == 1 and self.metric in PER_ROUND and self.max_steps is None
+        """True if trials can be pruned: one objective, known after every round."""
+        return len(self.directions) == 1 and self.metric in PER_ROUND
 
     def within(self, bytes: int) -> bool:
         """Return whether a trial that sends this number of bytes may be a result."""
@@ -104,7 +95,6 @@ class Problem:
         """Everything that can change a study's values except the searched keys, as JSON."""
         whole = without_keys(self.config.identity(), self.space)
         whole |= {"objective": self.objective, "metric": self.metric, "space": self.space, "max_bytes": self.max_bytes}
-        whole |= {} if self.max_steps is None else {"max_steps": self.max_steps}
         whole |= {"tune": self.config.to_mapping()["tune"]}
         return dict(json.loads(json.dumps(whole)))
 
@@ -127,15 +117,10 @@ class Problem:
         """Return the configuration of a trial, from its values by dotted key."""
         return Config.from_mapping(with_values(self.config.to_mapping(), self._other(values)))
 
-    def parameters_with(self, values: Values, rounds: int | None = None) -> dict[str, Any]:
-        """Return the given configuration with other values, as a parameter file: on all data, scored on test data.
-
-        Args:
-            values: by dotted key. rounds: of the trial, if trials differ in them.
-        """
+    def parameters_with(self, values: Values) -> dict[str, Any]:
+        """Return the given configuration with other values, as a parameter file: on all data, scored on test data."""
         mapping = {key: part for key, part in self.given.to_mapping().items() if key not in _NOT_STORED}
-        limited = {} if rounds is None else {"federation.rounds": rounds}
-        return with_values(mapping, {**self._other(values), **limited})
+        return with_values(mapping, self._other(values))
 
     def _other(self, values: Values) -> Values:
         """Return the values that differ from the given ones; a base's defaults are not written."""

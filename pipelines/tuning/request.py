@@ -16,8 +16,6 @@ class StudyRequest:
             without a global model.
         storage: Optuna's storage, as a URL or a journal's path; None: the journal of this folder.
         max_bytes: limit of bytes that a result may send; None: no limit.
-        max_steps: total mini-batches of own images for the clients of each trial, which determine its rounds; None: the
-            configuration's rounds.
     """
 
     trials: int = 20
@@ -25,4 +23,3 @@ class StudyRequest:
     metric: str | None = None
     storage: str | None = None
     max_bytes: int | None = None
-    max_steps: int | None = None

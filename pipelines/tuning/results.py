@@ -36,7 +36,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
     rounds = "".join(json_text(_as_round(trial)) + "\n" for trial in ended)
     write_text(files.record.history, rounds)
     if best:
-        write_params(files.best, problem.parameters_with(best[0].params, best[0].user_attrs.get("rounds")))
+        write_params(files.best, problem.parameters_with(best[0].params))
         summary = {problem.metric: best[0].values[0], "best_round": best[0].number}
         write_json(files.record.metrics, fingerprints_of(study) | summary)
 
@@ -96,7 +96,6 @@ def _described(
         "metric": problem.metric,
         "directions": list(problem.directions),
         "max_bytes": problem.max_bytes,
-        **({} if problem.max_steps is None else {"max_steps": problem.max_steps}),
         "split": problem.config.evaluation.split,
         "tune": problem.config.to_mapping()["tune"],
         "space": problem.space,
@@ -110,7 +109,6 @@ def _described(
                 "params": trial.params,
                 "accuracy": _accuracy(trial),
                 "bytes": trial.user_attrs.get("bytes"),
-                **({"last_round": trial.user_attrs["rounds"]} if "rounds" in trial.user_attrs else {}),
                 "error": trial.user_attrs.get("error"),
                 "rounds": {str(number): value for number, value in sorted(trial.intermediate_values.items())},
             }

@@ -129,8 +129,7 @@ class Search:
         """
         if request.trials < 1:
             raise ConfigError(f"--trials {request.trials}: must be at least 1")
-        limits = request.max_bytes, request.max_steps
-        self._problem = Problem.of(config, request.objective, request.metric, *limits)
+        self._problem = Problem.of(config, request.objective, request.metric, request.max_bytes)
         self._files, self._operation, self._prefix, self.wanted = StudyFiles(out), operation, prefix, request.trials
         claim_folder("study", out)
         refuse_missing(config)
@@ -253,9 +252,7 @@ class Search:
         """Report to Optuna, the user and MLflow how a trial ended."""
         problem, study, operation = self._problem, self._trials.study, self._operation
         values = [float(value) for value in (end.score, end.bytes) if value is not None][: len(problem.directions)]
-        rounds = end.rounds if problem.max_steps is not None else None
-        attributes = {"bytes": end.bytes, "error": end.error, "code": self._runs.code, "rounds": rounds}
-        self._trials.tell(number, end.state, values or None, **attributes)
+        self._trials.tell(number, end.state, values or None, bytes=end.bytes, error=end.error, code=self._runs.code)
         operation.watcher.say(self._prefix + describe(problem, study.get_trials(deepcopy=False)[number]))
         write_results(problem, study, self._files)
         operation.follower.follow(self._files.directory)

@@ -23,7 +23,6 @@ from flcore.experiment.run_folder import RunFiles
 from flcore.io import disk
 from flcore.io.files import remove_stale_temp, replace_file
 from flcore.io.locks import run_lock
-from pipelines.execution.budget import within_steps
 from pipelines.execution.one_run import PlacedRun, PrunedError, fetch, is_of_the_machine, placed
 from pipelines.runs.cache import Cache
 from pipelines.runs.folder import RunFolder
@@ -40,14 +39,13 @@ class TrialEnd:
 
     Attributes:
         state: COMPLETE, PRUNED or FAIL.
-        score: the metric of a finished trial. bytes: total sent. rounds: of the trial.
+        score: the metric of a finished trial. bytes: total sent.
         error: of a failed trial.
     """
 
     state: TrialState
     score: float | None = None
     bytes: int | None = None
-    rounds: int | None = None
     error: str | None = None
 
 
@@ -82,8 +80,6 @@ class TrialRuns:
         files = self.files.trial(number)
         remove_stale_temp(files.directory)
         config = self.problem.config_of(values)
-        if self.problem.max_steps is not None:
-            config = within_steps(config, self.inputs, self.problem.max_steps)
         self._clear(config, files)
         run = placed(config, self.inputs, self.files.directory, directory=files.directory, restart=True)
         return run, fetch(run, self.cache, copies=self.copies)
@@ -121,7 +117,7 @@ class TrialRuns:
         except RunError as error:
             return TrialEnd(TrialState.FAIL, error=str(error))
         sent = sum(last["bytes_up"].values()) + sum(last["bytes_down"].values())
-        return TrialEnd(TrialState.COMPLETE, score, sent, last["round"])
+        return TrialEnd(TrialState.COMPLETE, score, sent)
 
     def _clear(self, config: Config, files: RunFiles) -> None:
         """Clear the folder if another code version or another trial has used it."""

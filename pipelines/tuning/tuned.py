@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from flcore.config.schema import Config
 from flcore.core.errors import ProtoflError, RunError
 from pipelines.execution.bodies import comparison, inputs_of_runs
-from pipelines.execution.budget import Budget, steps_of, within_budget
+from pipelines.execution.budget import within_budget
 from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
@@ -27,7 +27,6 @@ from pipelines.reporting.comparison import Tuned, tuned_name
 from pipelines.runs.cache import Cache
 from pipelines.runs.layout import read_json
 from pipelines.tuning.folder import StudyFiles
-from pipelines.tuning.problem import on_validation
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import Search, run_trials
 from pipelines.tuning.space import with_values
@@ -54,12 +53,10 @@ def tuned_comparison(
     spent, plan = within_budget(budget, plan, out, operation)
     as_given, names = plan.runs, plan.rows
     rounds = {run.name: run.config.federation.rounds for run in reversed(as_given)}
-    # A step budget sets the rounds of each trial, since its clients have fewer images; a byte budget those per method.
-    steps = steps_of(on_validation(plan.of_row(spent.baseline))) if spent.steps else None
     searches = [
         Search(
             plan.of_row(name, rounds=rounds[name] if spent.bytes is not None else None),
-            StudyRequest(trials, max_bytes=spent.max_bytes, max_steps=steps),
+            StudyRequest(trials, max_bytes=spent.max_bytes),
             out / "tuning" / name,
             replace(operation, wait=False),
             f"{name}: ",
@@ -68,7 +65,7 @@ def tuned_comparison(
     ]
     run_trials(searches, operation, _unfinished(as_given, out, operation))
     results = [_result(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = plan.with_runs(_with_tuned_runs(as_given, results, spent))
+    planned = plan.with_runs(_with_tuned_runs(as_given, results))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in results], "budget": spent.words}
     return comparison(planned, out, operation, facts)
 
@@ -106,12 +103,12 @@ def _result(method: str, search: Search, out: Path) -> Tuned:
     )
 
 
-def _with_tuned_runs(as_given: Sequence[RunSpec], results: Sequence[Tuned], budget: Budget) -> Iterator[RunSpec]:
+def _with_tuned_runs(as_given: Sequence[RunSpec], results: Sequence[Tuned]) -> Iterator[RunSpec]:
     """Yield the runs with the values found, by method, then those with the given values."""
     for tuned in results:
         for run in as_given:
             if run.name == tuned.method and tuned.error is None:
                 config = Config.from_mapping(with_values(run.config.to_mapping(), tuned.values))
                 label = f"{run.label}, tuned" if run.label else "tuned"
-                yield replace(run, config=budget.fitted(config), label=label, row=tuned_name(tuned.method))
+                yield replace(run, config=config, label=label, row=tuned_name(tuned.method))
     yield from as_given

@@ -127,7 +127,7 @@ OPTIONS = {
     "compare": "params set methods variant seeds partition-seeds claims tuned budget out prefect no-prefect "
     "orchestrator restart no-wait no-cache",
     "sweep": "params set vary rows seeds baselines metric out prefect no-prefect orchestrator restart no-wait",
-    "tune": "params set method trials objective metric max-bytes max-steps at-once storage out prefect "
+    "tune": "params set method trials objective metric max-bytes at-once storage out prefect "
     "no-prefect orchestrator no-wait",
     "stage code": "out",
     "stage prepare": "params set out",
@@ -215,7 +215,7 @@ def test_functions_of_commands_say_what_each_argument_means() -> None:
         ("paper claims --write page --json", "--json"),
         ("tune --method fedavg --objective accuracy --objective accuracy,bytes", "--objective"),
         ("sweep --metric mean_local --metric top1_global", "--metric"),
-        ("compare --budget bytes --budget steps", "--budget"),
+        ("compare --budget bytes --budget rounds", "--budget"),
         ("paper claims --kept a --kept b", "--kept"),
     ],
 )

@@ -1,29 +1,18 @@
-"""Equal bytes and equal steps: how many rounds a run has, by hand."""
+"""Equal bytes: how many rounds a run has, by hand."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, RunError
-from flcore.data.partition import Partition
 from flcore.io.files import read_tensors
 from pipelines.execution import admission
-from pipelines.execution.budget import (
-    Budget,
-    _sent,
-    inputs_of,
-    rounds_for_bytes,
-    steps_of,
-    within_budget,
-    within_steps,
-)
+from pipelines.execution.budget import Budget, _sent, rounds_for_bytes, within_budget
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Silence
 from pipelines.execution.steps import InlineSteps
@@ -93,51 +82,15 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
     assert within_budget("bytes", comparison_plan(raw), tmp_path, replace(operation, restart=True)) == (budget, plan)
 
 
-def config_with(**local: Any) -> Config:
-    return Config.from_mapping({**RAW, "local": RAW["local"] | local})
-
-
-def test_steps_are_counted_from_the_partition() -> None:
-    config = config_with()
-    clients = Partition.load(inputs_of(config).partition).clients
-    of_a_round = sum(math.ceil(len(client.train) / 16) for client in clients)
-    assert steps_of(config) == 4 * of_a_round
-    assert steps_of(config_with(epochs=3)) == 3 * 4 * of_a_round
-    assert steps_of(config_with(steps=5)) == 4 * 2 * 5
-
-
-def test_who_trains_longer_has_fewer_rounds() -> None:
-    """Four rounds of one epoch: two of two, one of three (two would be six), sixteen of a quarter of the steps."""
-    config = config_with(steps=8)
-    budget, inputs = steps_of(config), inputs_of(config)
-    for steps, rounds in ((8, 4), (16, 2), (12, 2), (17, 1), (2, 16), (1, 32)):
-        assert within_steps(config_with(steps=steps), inputs, budget).federation.rounds == rounds
-    few = Config.from_mapping({**RAW, "local": {"steps": 1}, "federation": {"rounds": 2}})
-    assert within_steps(few, inputs, budget).federation.rounds == 20  # ten times, not 32
-    with pytest.raises(ConfigError, match="a first round takes more steps than the budget of 64"):
-        within_steps(config_with(steps=33), inputs, budget)
-
-
-def test_equal_steps_of_a_comparison_are_by_seed(tmp_path: Path) -> None:
-    raw = {**RAW, "compare": RAW["compare"] | {"settings": {"fedproto": {"local.epochs": 2}}}}
-    budget, plan = within_budget("steps", comparison_plan(raw), tmp_path, None)  # type: ignore[arg-type]
-    assert set(budget.steps) == {(0, 0), (1, 1)}  # seed, and that of the division
-    assert [run.config.federation.rounds for run in plan.runs] == [4, 4, 2, 2]
-    assert budget.words is not None
-    assert "as fedavg does as given" in budget.words
-    assert f"{budget.steps[0, 0]:,} steps" in budget.words
-
-
 def test_equal_rounds_leave_runs_as_they_are(tmp_path: Path) -> None:
     plan = comparison_plan(RAW)
     assert within_budget("rounds", plan, tmp_path, None) == (Budget(), plan)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="--budget joules: must be one of rounds, bytes, steps"):
+    with pytest.raises(ConfigError, match="--budget joules: must be one of rounds, bytes"):
         within_budget("joules", plan, tmp_path, None)  # type: ignore[arg-type]
 
 
-def test_a_stream_of_tasks_has_its_own_rounds() -> None:
+def test_a_stream_of_tasks_has_its_own_rounds(tmp_path: Path) -> None:
     raw = {**RAW, "partition": {"name": "dirichlet", "variant": "plain", "num_clients": 2, "tasks": 2}}
     raw["federation"] = {"rounds": 4, "task_schedule": "cyclic"}
-    config = Config.from_mapping(raw)
     with pytest.raises(ConfigError, match="a stream of tasks is as long as its rounds"):
-        within_steps(config, inputs_of(config), 100)
+        within_budget("bytes", comparison_plan(raw), tmp_path, None)  # type: ignore[arg-type]

@@ -174,30 +174,6 @@ def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operatio
 
 
 @pytest.mark.slow
-def test_equal_steps_give_who_trains_longer_fewer_rounds(
-    carried_out: tuple[Operation, Comparing], tmp_path: Path
-) -> None:
-    """Trials of e epochs have the whole part of 2 / e rounds, and those of 3 epochs and more are refused, and told."""
-    operation, _ = carried_out
-    outcome = tuned_comparison(comparison_plan(RAW, ["fedavg"], [0]), 6, tmp_path / "tuned", operation, budget="steps")
-    study = read_json(tmp_path / "tuned" / "tuning" / "fedavg" / "study.json")
-    seen = set()
-    for trial in study["trials"]:
-        epochs = trial["params"]["local.epochs"]
-        seen.add(epochs)
-        if epochs > 2:
-            assert trial["state"] == "fail"
-            assert "a first round takes more steps than the budget" in trial["error"]
-        else:
-            assert trial["last_round"] == {1: 2, 2: 1}[epochs]
-    assert len(seen) > 1
-    best = yaml.safe_load((tmp_path / "tuned" / "tuning" / "fedavg" / "best.yaml").read_text())
-    assert best["federation"]["rounds"] == study["trials"][study["best"][0]]["last_round"]
-    assert {2 // best["local"]["epochs"], 2} == _rounds_of_runs(tmp_path / "tuned")["fedavg"]
-    assert "steps, as fedavg does as given" in outcome.markdown
-
-
-@pytest.mark.slow
 def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:
