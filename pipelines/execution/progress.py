@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipelines.addresses import redact
 from pipelines.reporting.formats import plural
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _LINE_EVERY_SECONDS = 10.0
 
 
-class Watcher(Protocol):
-    """Receives steps, runs with their rounds, and warnings."""
+class Watcher:
+    """Receives steps, runs with their rounds, and warnings; this one prints warnings only."""
 
     def step(self, name: str) -> None:
         """Report the start of a step."""
@@ -38,38 +38,13 @@ class Watcher(Protocol):
 
     def say(self, text: str) -> None:
         """Print a line or two that a person should read."""
+        tell(f"protofl: {text}")
 
     def close(self) -> None:
         """End the reports."""
 
 
-class Silence:
-    """Prints warnings only."""
-
-    def step(self, name: str) -> None:
-        """Ignore."""
-
-    def runs(self, total: int, done: int) -> None:
-        """Ignore."""
-
-    def run(self, label: str, rounds: int, done: int) -> None:
-        """Ignore."""
-
-    def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
-        """Ignore."""
-
-    def run_ended(self, label: str) -> None:
-        """Ignore."""
-
-    def say(self, text: str) -> None:
-        """Print a line on standard error."""
-        tell(f"protofl: {text}")
-
-    def close(self) -> None:
-        """Ignore."""
-
-
-class Lines(Silence):
+class Lines(Watcher):
     """Prints a line per step and per run, and some of the rounds: for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
@@ -114,7 +89,7 @@ class Lines(Silence):
         self._write(redact(f"protofl: {text}"))
 
 
-class Bars(Silence):
+class Bars(Watcher):
     """Progress bars with the latest accuracies: for terminals. Bars of ended runs are removed."""
 
     def __init__(self, console: Console) -> None:
@@ -180,7 +155,7 @@ def brief(record: Mapping[str, Any] | None) -> str:
 def watcher_for_standard_error(*, quiet: bool = False) -> Watcher:
     """Return bars on a terminal, lines elsewhere."""
     if quiet:
-        return Silence()
+        return Watcher()
     if not sys.stderr.isatty():
         return Lines()
     return Bars(console(stderr=True))

@@ -27,7 +27,7 @@ def artifact_key(what: str) -> str:
     return "-".join(["protofl", *re.findall("[a-z0-9]+", name), what])
 
 
-class ProgressArtifact:
+class ProgressArtifact(Watcher):
     """Passes everything to other watchers, and the share of finished rounds to Prefect."""
 
     def __init__(self, *others: Watcher) -> None:

@@ -31,7 +31,7 @@ from pipelines.execution.bodies import carry_out_all, comparison, experiment
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.progress import Lines, Silence
+from pipelines.execution.progress import Lines, Watcher
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan, heard_in_part
@@ -83,7 +83,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operation(steps: Any = None, watcher: Any = None) -> tuple[Operation, NoFollower]:
     told = NoFollower()
-    return Operation(steps or InlineSteps(), watcher or Silence(), told), told  # type: ignore[arg-type]
+    return Operation(steps or InlineSteps(), watcher or Watcher(), told), told  # type: ignore[arg-type]
 
 
 def restarting() -> Operation:
@@ -170,7 +170,7 @@ def test_no_worker_begins_with_what_was_edited(plugin: Path) -> None:
     inputs = Inputs(Path("prepared"), Path("partition"))
     run = PlacedRun(Config.from_mapping(raw), inputs, Path("run"), "hash", "code", "mine")
     plugin.write_text(plugin.read_text() + "# a remark\n")
-    with RunPool(1, Silence()) as pool:
+    with RunPool(1, Watcher()) as pool:
         error = pool.carry_out(run)
         assert pool.held_idle() == 0  # no process was started
     assert isinstance(error, RunError) and "mine.py was edited" in str(error)
@@ -187,13 +187,13 @@ def test_the_process_of_a_run_whose_watcher_failed_trains_no_other_run(monkeypat
             self.place = place
             processes.append(self)
 
-        def carry_out(self, run: PlacedRun, watcher: Silence, *_: Any, **__: Any) -> None:
+        def carry_out(self, run: PlacedRun, watcher: Watcher, *_: Any, **__: Any) -> None:
             watcher.round(run.label, 1, None)
 
         def end(self) -> None:
             self.has_ended = True
 
-    class Unread(Silence):
+    class Unread(Watcher):
         def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
             if label == "first":
                 raise SystemExit(1)
@@ -305,7 +305,7 @@ def test_a_comparison_leaves_a_run_alone_and_a_run_a_comparison() -> None:
     assert steps.names == []
 
 
-class Listening(Silence):
+class Listening(Watcher):
     """Remembers what a person should know."""
 
     def __init__(self) -> None:
@@ -500,7 +500,7 @@ def test_a_run_that_the_machine_stops_is_tried_again_as_often_as_the_steps_say(
     class Patient(InlineSteps):
         pass
 
-    class Heard(Silence):
+    class Heard(Watcher):
         said: ClassVar[list[str]] = []
 
         def say(self, text: str) -> None:
@@ -560,7 +560,7 @@ def test_a_damaged_run_is_one_failure_beside_the_others_until_restart_is_said(na
     assert compared(raw=raw, restart=True)[1].followed == []
 
 
-class KillingWatcher(Silence):
+class KillingWatcher(Watcher):
     """Kills a process as soon as a run says that it has ended a round, once."""
 
     def __init__(self) -> None:
@@ -598,7 +598,7 @@ def test_runs_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
             assert begun.wait(60)
             raise KeyboardInterrupt
 
-    class Waiting(Silence):
+    class Waiting(Watcher):
         def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
             if number == 3:
                 begun.set()
@@ -627,7 +627,7 @@ def test_a_closed_pool_starts_no_process_for_one_that_has_ended() -> None:
     run = one_run.placed(planned.config, inputs, Path("all"))
     begun, raised = threading.Event(), []
 
-    class Waiting(Silence):
+    class Waiting(Watcher):
         def round(self, label: str, number: int, record: Mapping[str, Any] | None) -> None:
             begun.set()
 

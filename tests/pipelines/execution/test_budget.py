@@ -14,7 +14,7 @@ from flcore.io.files import read_tensors
 from pipelines.execution import admission
 from pipelines.execution.budget import Budget, _sent, rounds_for_bytes, within_budget
 from pipelines.execution.operation import Operation
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
 from pipelines.reporting.formats import format_bytes
@@ -69,7 +69,7 @@ def test_who_sends_twice_as_much_has_half_the_rounds(
     raw |= {"partition": {"name": "iid", "num_clients": 4}, "federation": {"rounds": 6, "participation": 0.5}}
     all_four = {"all four": {"method": "fedavg", "federation.participation": 1.0}}
     raw["compare"] = {"methods": ["fedavg", "all four"], "seeds": [0], "baseline": "fedavg", "variants": all_four}
-    operation = Operation(InlineSteps(), Silence(), NoFollower())  # type: ignore[arg-type]
+    operation = Operation(InlineSteps(), Watcher(), NoFollower())  # type: ignore[arg-type]
     budget, plan = within_budget("bytes", comparison_plan(raw), tmp_path, operation)
     folder = next((tmp_path / "budget").glob("fedavg-*"))
     model = sum(tensor.nbytes for tensor in read_tensors(folder / "model.safetensors", "")[0].values())

@@ -17,7 +17,7 @@ from pipelines.execution import one_run
 from pipelines.execution.bodies import experiment
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
 from pipelines.runs.folder import RunFolder
@@ -42,7 +42,7 @@ def config(root: str | None = None, rounds: int = 1) -> Config:
 
 
 def carried_out(asked: Config, out: str) -> Outcome:
-    return experiment(asked, Path(out), Operation(InlineSteps(), Silence(), NoFollower()))  # type: ignore[arg-type]
+    return experiment(asked, Path(out), Operation(InlineSteps(), Watcher(), NoFollower()))  # type: ignore[arg-type]
 
 
 def test_a_run_that_was_taken_from_elsewhere_names_its_own_files() -> None:

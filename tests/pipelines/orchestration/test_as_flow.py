@@ -12,13 +12,13 @@ import pytest
 
 from flcore.core.errors import RunError
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.orchestration import artifacts
 from pipelines.orchestration.as_flow import as_flow
 from pipelines.orchestration.flow_runs import CURRENT, finish_all, publish_result, show_table
 
 
-class Listening(Silence):
+class Listening(Watcher):
     """Remembers what a person should know."""
 
     def __init__(self) -> None:

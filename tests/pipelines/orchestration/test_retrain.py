@@ -15,7 +15,7 @@ from flcore.core.errors import ConfigError, RunError
 from flcore.methods import METHODS
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.orchestration import flows
 from pipelines.orchestration.gate import check_gate, pass_comparison
@@ -29,7 +29,7 @@ def _without_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextmanager
     def operation(*arguments: Any, **keywords: Any) -> Iterator[Operation]:
-        yield Operation(InlineSteps(), Silence(), None)  # type: ignore[arg-type]
+        yield Operation(InlineSteps(), Watcher(), None)  # type: ignore[arg-type]
 
     def experiment(config: Any, out: Path, *arguments: Any, **keywords: Any) -> Outcome:
         out.mkdir(parents=True, exist_ok=True)

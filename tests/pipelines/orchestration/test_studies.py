@@ -13,7 +13,7 @@ from flcore.config.schema import Config
 from flcore.core.errors import DataError
 from pipelines.cli.results import best, track_runs
 from pipelines.execution.operation import Operation
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.tuning.log import study_of
 from pipelines.tuning.request import StudyRequest
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
         patch.chdir(folder)
-        operation = Operation(InlineSteps(), Silence(), NoFollower(), True)  # type: ignore[arg-type]
+        operation = Operation(InlineSteps(), Watcher(), NoFollower(), True)  # type: ignore[arg-type]
         study(Config.from_mapping(SETTINGS), StudyRequest(2), folder / "study-of-mu", operation)
     return folder / "study-of-mu"
 

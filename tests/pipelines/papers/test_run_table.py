@@ -20,7 +20,7 @@ import pytest
 from flcore.core.errors import ConfigError
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration.commands import operation
 from pipelines.papers.plan import TableSelection, plan_table
@@ -125,7 +125,7 @@ def _carried_out(
     planned = plan_table(
         tiny(), TableSelection(rows, ["even"], seeds, assignments=assignments, **{"rounds_scale": 0.1, **asked})
     )
-    watcher, once = Silence(), iter([meanwhile] if meanwhile is not None else [])
+    watcher, once = Watcher(), iter([meanwhile] if meanwhile is not None else [])
     watcher.say = said.append  # type: ignore[method-assign]
     watcher.runs = lambda *_: next(once, bool)()  # type: ignore[method-assign]
     run_table(shard(planned, part), out, replace(how, watcher=watcher))
@@ -225,7 +225,7 @@ def test_figures_of_two_budgets_or_tables_are_not_put_into_one_folder(
 ) -> None:
     said = {"id": "fedpa.tiny", "seeds": [0], "partition_seeds": None, "rounds_scale": 0.2, **changes}
     (tmp_path / "table.json").write_text(json.dumps(said))
-    planned, how = plan_table(tiny(), TableSelection(rounds_scale=0.2), with_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    planned, how = plan_table(tiny(), TableSelection(rounds_scale=0.2), with_data=False), Operation(*[Watcher()] * 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         run_table(planned, tmp_path, how)
 
@@ -233,7 +233,7 @@ def test_figures_of_two_budgets_or_tables_are_not_put_into_one_folder(
 def test_a_folder_with_other_files_is_not_written_in(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
     (tmp_path / "thesis.tex").write_text("mine")
-    planned, how = plan_table(tiny(), TableSelection(), with_data=False), Operation(*[Silence()] * 3)  # type: ignore[arg-type]
+    planned, how = plan_table(tiny(), TableSelection(), with_data=False), Operation(*[Watcher()] * 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"holds thesis\.tex, which a paper's table would not; choose another --out"):
         run_table(planned, tmp_path, how)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "thesis.tex"]

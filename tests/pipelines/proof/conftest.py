@@ -15,7 +15,7 @@ from flcore import run
 from flcore.config.schema import Config
 from flcore.io.files import sealed, unsealed
 from pipelines.execution.operation import Operation
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.proof import reproduce
 from pipelines.proof.archive import archive
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 @contextmanager
 def _plainly(raw: Mapping[str, Any]) -> Iterator[tuple[Operation, Config]]:
-    yield Operation(InlineSteps(), Silence(), NoFollower()), Config.from_mapping(raw)  # type: ignore[arg-type]
+    yield Operation(InlineSteps(), Watcher(), NoFollower()), Config.from_mapping(raw)  # type: ignore[arg-type]
 
 
 @pytest.fixture

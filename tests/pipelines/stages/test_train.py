@@ -16,7 +16,7 @@ from flcore.experiment.run_folder import read_run_config, stored_config
 from flcore.io.locks import run_lock
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
@@ -45,7 +45,7 @@ def configs(raw: Mapping[str, Any]) -> list[Config]:
 def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:
     """Carry out the stage; returns which runs it trained."""
     follower = NoFollower()
-    operation = Operation(InlineSteps(), Silence(), follower)  # type: ignore[arg-type]
+    operation = Operation(InlineSteps(), Watcher(), follower)  # type: ignore[arg-type]
     asked: Sequence[Config] = configs(raw)
     train(asked, artifacts / "prepared", artifacts / "partitions", artifacts / "runs", operation)
     return sorted(follower.followed)

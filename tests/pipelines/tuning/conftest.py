@@ -14,7 +14,7 @@ from flcore.config.schema import Config
 from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.progress import Silence
+from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
@@ -49,7 +49,7 @@ def interrupt(*arguments: object, **keywords: object) -> None:
 
 
 @dataclass
-class Told(Silence):
+class Told(Watcher):
     """Remembers lines for people, and what it is asked to draw and log."""
 
     lines: list[str] = field(default_factory=list)
