@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from typing import Any
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError, DataError, ProtoflError, RunError
 from flcore.core.loaded_code import EditedError
-from flcore.engine.numerics import alone
 from flcore.engine.pool.child import WorkerProcess, end_with_parent
 from flcore.engine.pool.task import StoppedError
 from flcore.engine.rounds import Observers
@@ -161,52 +158,6 @@ class RunPool:
             worker = _Worker(place)
             self._all = [other for other in self._all if other.place != place] + [worker]
         return worker
-
-
-class ThisProcess:
-    """Trains runs in the calling process, one at a time."""
-
-    def __init__(self, watcher: Watcher, prune: Prune | None = None) -> None:
-        """Set the callbacks after each round, as for :class:`RunPool`."""
-        self._watcher, self._prune = watcher, prune
-
-    def __enter__(self) -> ThisProcess:
-        """Use it until the end of the block."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
-
-    def carry_out(self, run: PlacedRun) -> ProtoflError | None:
-        """Train a run, as :meth:`RunPool.carry_out` does."""
-        watcher, rounds = self._watcher, run.config.federation.rounds
-
-        def on_round(number: int, record: Mapping[str, Any] | None) -> None:
-            watcher.round(run.label, number, record)
-            if self._prune is not None and self._prune(run.label):
-                raise PrunedError(f"pruned after round {number}")
-
-        observers = Observers(on_round, on_start=partial(watcher.run, run.label, rounds))
-        try:
-            with alone():
-                carry_out(run, Cache.here(), observers=observers)
-        except ProtoflError as raised:
-            return raised
-        except OSError as raised:
-            return _error_of(*_refused(raised))
-        return None
-
-    def wait(self, seconds: float) -> None:
-        """Wait before a run is tried again."""
-        time.sleep(seconds)
-
-    def held_by(self, label: str) -> int:
-        """Return 0: no other run starts during one."""
-        return 0
-
-    def held_idle(self) -> int:
-        """Return the memory of this process, which trains the next run."""
-        return memory.resident(os.getpid())
 
 
 class _DiedError(Exception):

@@ -13,13 +13,13 @@ from flcore.engine.pool.task import StoppedError
 from pipelines.execution.admission import Admission, More
 from pipelines.execution.one_run import PlacedRun, PrunedError, was_stopped_by_the_machine
 from pipelines.execution.operation import Operation
-from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import Work
 from pipelines.runs.cache import Cache
 
 
 def side_by_side(
-    pool: RunPool | ThisProcess,
+    pool: RunPool,
     at_once: int,
     operation: Operation,
     begun: Callable[[PlacedRun], None],

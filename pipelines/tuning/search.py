@@ -26,7 +26,7 @@ from flcore.io.locks import take_lock
 from pipelines.execution.admission import most_at_once
 from pipelines.execution.bodies import inputs_of_runs
 from pipelines.execution.outcome import Outcome
-from pipelines.execution.run_pool import RunPool, ThisProcess
+from pipelines.execution.run_pool import RunPool
 from pipelines.execution.side_by_side import side_by_side
 from pipelines.plan.spec import RunSpec
 from pipelines.runs.cache import Cache
@@ -102,8 +102,7 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
 
     configs = [search.config for search in searches for _ in range(search.config.tune.parallel)]
     parallel = most_at_once([*configs, *(run.config for run in waiting)])
-    pool = RunPool(parallel, operation.watcher, prune) if parallel > 1 else ThisProcess(operation.watcher, prune)
-    with pool:
+    with RunPool(parallel, operation.watcher, prune) as pool:
         side_by_side(
             pool,
             parallel,

@@ -44,6 +44,7 @@ from pipelines.runs.inputs import Inputs
 from pipelines.tuning.comparing import compare_methods
 from tests.cases import quick
 from tests.following import NoFollower
+from tests.one_process import ThisProcess
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -436,7 +437,7 @@ def test_analyses_that_are_asked_for_later_are_done_and_shown() -> None:
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what becomes of runs, wherever they are carried out: processes take their time."""
-    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: run_pool.ThisProcess(watcher))
+    monkeypatch.setattr(bodies, "RunPool", ThisProcess)
 
 
 def compared(

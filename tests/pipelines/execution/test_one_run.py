@@ -69,16 +69,6 @@ def test_a_finished_run_is_told_where_its_data_lie_when_they_have_moved(
         shutil.rmtree("cache", ignore_errors=True)
 
 
-def test_a_flipped_bit_in_the_cache_costs_time_and_no_run() -> None:
-    """One pixel of the prepared images; the run is another one than that which found them whole."""
-    carried_out(config(), "one")
-    images = RunFolder(Path("one")).inputs.prepared / "train.safetensors"
-    whole = images.read_bytes()
-    images.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert not carried_out(config(rounds=2), "two").was_finished
-    assert images.read_bytes() == whole
-
-
 def test_a_run_has_its_folder_to_itself_until_it_has_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command, typed once more at any of these moments, is refused."""
     came: list[str] = []

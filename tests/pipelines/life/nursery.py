@@ -33,10 +33,10 @@ from flcore.config.schema import Config
 from flcore.experiment.provenance import code_fingerprint, division_fingerprint, preparation_fingerprint
 from pipelines.cli import app
 from pipelines.execution import bodies
-from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration import commands
 from pipelines.tuning import search
 from tests.following import NoFollower
+from tests.one_process import ThisProcess
 
 _SECONDS_BETWEEN_LOOKS = 0.002
 
@@ -44,8 +44,8 @@ _SECONDS_BETWEEN_LOOKS = 0.002
 def main() -> None:
     """Serve until there are no more requests; children that are left are ended."""
     commands.Follower = NoFollower  # type: ignore[assignment,misc]
-    bodies.RunPool = lambda size, watcher: ThisProcess(watcher)  # type: ignore[assignment,misc]
     for module in (bodies, search):
+        module.RunPool = ThisProcess  # type: ignore[attr-defined]
         module.most_at_once = lambda runs: 1  # type: ignore[attr-defined]
     children: dict[int, Path] = {}
     for line in sys.stdin:

@@ -15,10 +15,12 @@ from pipelines.cli.results import best, track_runs
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Watcher
 from pipelines.execution.steps import InlineSteps
+from pipelines.tuning import search
 from pipelines.tuning.log import study_of
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
 from tests.following import NoFollower
+from tests.one_process import ThisProcess
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -34,6 +36,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(folder / "cache"))
+        patch.setattr(search, "RunPool", ThisProcess)
+        patch.setattr(search, "most_at_once", lambda runs: 1)
         patch.chdir(folder)
         operation = Operation(InlineSteps(), Watcher(), NoFollower(), True)  # type: ignore[arg-type]
         study(Config.from_mapping(SETTINGS), StudyRequest(2), folder / "study-of-mu", operation)
@@ -68,7 +72,7 @@ def test_a_study_is_logged_whole_whichever_part_of_it_is_named(finished: Path, f
         assert [found[name].info.run_name for name in "01"] == [f"{parent.info.run_name} trial {n}" for n in "01"]
         assert {found[name].data.tags["mlflow.parentRunId"] for name in "01"} == {parent.info.run_id}
         note = parent.data.tags["mlflow.note.content"]
-        assert note == (finished / "study.md").read_text().rstrip("\n"), "its page says what was searched and found"
+        assert note == (finished / "study.md").read_text(), "its page says what was searched and found"
     with pytest.raises(DataError, match="no finished run has final/top1_global"):
         best(metric="top1_global", uri=fresh_store)  # trials are not runs
 

@@ -21,11 +21,11 @@ from flcore.core.errors import ConfigError
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Watcher
-from pipelines.execution.run_pool import ThisProcess
 from pipelines.orchestration.commands import operation
 from pipelines.papers.plan import TableSelection, plan_table
 from pipelines.papers.run_table import run_table
 from pipelines.papers.shard import shard
+from tests.one_process import ThisProcess
 
 from .conftest import TINY, tiny
 
@@ -90,7 +90,7 @@ def test_a_killed_table_ends_with_the_same_bytes(tmp_path: Path) -> None:
 def how(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
     """One follower and one cache for all tables here: a run that several of them have is trained once, and here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
+        patch.setattr(bodies, "RunPool", ThisProcess)
         patch.setenv("PROTOFL_CACHE", str(tmp_path_factory.mktemp("cache")))
         with operation({"tracking": {"enabled": False}}, wait=False) as (how, _):
             yield how

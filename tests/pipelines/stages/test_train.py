@@ -17,7 +17,6 @@ from flcore.io.locks import run_lock
 from pipelines.execution import bodies
 from pipelines.execution.operation import Operation
 from pipelines.execution.progress import Watcher
-from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, Cache
@@ -27,6 +26,7 @@ from pipelines.stages.partition import partition
 from pipelines.stages.prepare import prepare
 from pipelines.stages.train import train
 from tests.following import NoFollower
+from tests.one_process import ThisProcess
 
 SMALL: dict[str, Any] = {
     "data": {"limit_per_class": 20},
@@ -55,7 +55,7 @@ def trained(artifacts: Path, raw: Mapping[str, Any] = SMALL) -> list[str]:
 def _in_this_process() -> Iterator[None]:
     """Runs are trained where the stage is: a pool's processes are not what is tested here, and take their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
+        patch.setattr(bodies, "RunPool", ThisProcess)
         yield
 
 

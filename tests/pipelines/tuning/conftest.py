@@ -15,9 +15,12 @@ from pipelines.execution.follower import Follower
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.execution.progress import Watcher
+from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import InlineSteps
+from pipelines.tuning import search as searching
 from pipelines.tuning.request import StudyRequest
 from pipelines.tuning.search import study
+from tests.one_process import ThisProcess
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -71,6 +74,11 @@ class Told(Watcher):
         return {"store": "sqlite:///somewhere.db"}
 
 
+def _pool(size: int, *given: Any) -> ThisProcess | RunPool:
+    """Trials one after the other are carried out here, parallel ones in processes."""
+    return (ThisProcess if size == 1 else RunPool)(size, *given)
+
+
 def _configure(**sections: Any) -> Config:
     merged = {name: {**section, **sections.pop(name, {})} for name, section in SETTINGS.items()}
     return Config.from_mapping({**merged, **sections})
@@ -112,6 +120,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOFL_CACHE", str(directory / "cache"))
+        patch.setattr(searching, "RunPool", _pool)
         patch.chdir(directory)
         _search(_configure(), 2, directory / "study")
     return directory / "study"
@@ -127,4 +136,5 @@ def told() -> Told:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Works in an empty folder with a cache of its own, so that no trial is taken from another test's."""
     monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(searching, "RunPool", _pool)
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,6 @@ from pipelines.execution import admission, bodies
 from pipelines.execution.follower import Follower
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
-from pipelines.execution.run_pool import ThisProcess
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
 from pipelines.plan.params import with_variants
@@ -29,6 +28,7 @@ from pipelines.runs.layout import read_json
 from pipelines.tuning import search
 from pipelines.tuning.tuned import tuned_comparison
 from tests.following import NoFollower
+from tests.one_process import ThisProcess
 
 RAW: dict[str, Any] = {
     "data": {"name": "digits", "limit_per_class": 20},
@@ -53,8 +53,7 @@ class Comparing(NoFollower):
 @pytest.fixture
 def carried_out(monkeypatch: pytest.MonkeyPatch) -> tuple[Operation, Comparing]:
     monkeypatch.setattr(admission, "physical_cores", lambda: 1)
-    # Another process takes seconds to start; what they do is tested in `test_bodies.py`.
-    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: ThisProcess(watcher))
+    monkeypatch.setattr(bodies, "RunPool", ThisProcess)
     # Nor are figures looked at: a comparison's take two seconds.
     monkeypatch.setattr(comparison_report, "comparison_drawings", lambda comparison, partition: {})
     follower = Comparing()
@@ -137,8 +136,8 @@ def test_runs_take_the_cores_that_no_trial_can_use(
 
     monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(admission, "physical_cores", lambda: 3)
-    monkeypatch.setattr(search, "RunPool", lambda size, watcher, prune: Threads(watcher, prune))
-    monkeypatch.setattr(bodies, "RunPool", lambda size, watcher: Threads(watcher))
+    monkeypatch.setattr(search, "RunPool", Threads)
+    monkeypatch.setattr(bodies, "RunPool", Threads)
     tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "meanwhile", together)
     for name in ("runs.csv", "comparison.csv"):
         expected = (tmp_path / "one-after-the-other" / name).read_bytes()
