@@ -67,16 +67,9 @@ def study(config: Config, request: StudyRequest, out: Path, operation: Operation
     return search.outcome()
 
 
-def run_trials(searches: Sequence[Search], operation: Operation, backfill: Sequence[PlacedRun] = ()) -> None:
-    """Run the trials of studies in parallel; studies with the fewest begun trials first.
-
-    Args:
-        searches: the studies. operation: how to run.
-        backfill: runs for cores that no trial can use; those that have not begun when the last trial ends are left out.
-    """
-    waiting = list(backfill)
-    trials = sum(search.wanted for search in searches)
-    operation.watcher.runs(trials + len(waiting), sum(search.ended for search in searches))
+def run_trials(searches: Sequence[Search], operation: Operation) -> None:
+    """Run the trials of studies in parallel; studies with the fewest begun trials first."""
+    operation.watcher.runs(sum(search.wanted for search in searches), sum(search.ended for search in searches))
     for line in dict.fromkeys(budget_line(search.config.tune, search.wanted) for search in searches):
         operation.watcher.say(line)
     by_label: dict[str, Search] = {}
@@ -89,26 +82,16 @@ def run_trials(searches: Sequence[Search], operation: Operation, backfill: Seque
             over = over and appeared is None
             runs += appeared or []
             by_label.update((run.label, search) for run in appeared or [])
-        while not over and waiting and len(runs) < room:
-            runs.append(waiting.pop(0))
         return None if over else runs
 
-    def ended(run: PlacedRun, error: ProtoflError | None) -> None:
-        if run.label in by_label:  # the comparison checks the other runs
-            by_label[run.label].note_end(run, error)
-
-    def prune(label: str) -> bool:
-        return label in by_label and by_label[label].prunes(label)
-
-    configs = [search.config for search in searches for _ in range(search.config.tune.parallel)]
-    parallel = most_at_once([*configs, *(run.config for run in waiting)])
-    with RunPool(parallel, operation.watcher, prune) as pool:
+    parallel = most_at_once([search.config for search in searches for _ in range(search.config.tune.parallel)])
+    with RunPool(parallel, operation.watcher, lambda label: by_label[label].prunes(label)) as pool:
         side_by_side(
             pool,
             parallel,
             operation,
             lambda run: None,
-            ended,
+            lambda run, error: by_label[run.label].note_end(run, error),
             name=lambda run: run.label,
             more=more,
         )

@@ -3,28 +3,25 @@
 A learning rate alone matters more than the method, so a tuned method always beats one with default values. Here each
 method, including FedAvg and Local, has a study of N trials over its own and the shared parameters
 (:mod:`pipelines.tuning.space`), on validation data, with the comparison's number of rounds and its own seed. Studies
-run in parallel. Every seed is run on test data with the given values (also while trials leave cores free) and with the
-values found; differences are to the tuned baseline. A method without a finished trial has no tuned row.
+run in parallel. Then every seed is run on test data with the given values and with the values found; differences are to
+the tuned baseline. A method without a finished trial has no tuned row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flcore.config.schema import Config
-from flcore.core.errors import ProtoflError, RunError
-from pipelines.execution.bodies import comparison, inputs_of_runs
+from flcore.core.errors import RunError
+from pipelines.execution.bodies import comparison
 from pipelines.execution.budget import within_budget
-from pipelines.execution.one_run import PlacedRun, fetch, placed
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.plan.spec import ExperimentPlan, RunSpec
 from pipelines.reporting.comparison import Tuned, tuned_name
-from pipelines.runs.cache import Cache
 from pipelines.runs.layout import read_json
 from pipelines.tuning.folder import StudyFiles
 from pipelines.tuning.request import StudyRequest
@@ -63,22 +60,11 @@ def tuned_comparison(
         )
         for name in names
     ]
-    run_trials(searches, operation, _unfinished(as_given, out, operation))
+    run_trials(searches, operation)
     results = [_result(name, search, out) for name, search in zip(names, searches, strict=True)]
     planned = plan.with_runs(_with_tuned_runs(as_given, results))
     facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in results], "budget": spent.words}
     return comparison(planned, out, operation, facts)
-
-
-def _unfinished(as_given: Sequence[RunSpec], out: Path, operation: Operation) -> list[PlacedRun]:
-    """Return the unfinished runs with the given values; the comparison refuses runs that cannot be run."""
-    runs: dict[Path, PlacedRun] = {}
-    for planned, inputs in zip(as_given, inputs_of_runs(as_given, operation), strict=True):
-        with suppress(ProtoflError):
-            run = placed(planned.config, inputs, out / "runs", label=planned.label)
-            if run.directory not in runs and not fetch(run, Cache.here(), copies=operation.copies):
-                runs[run.directory] = run
-    return list(runs.values())
 
 
 def _result(method: str, search: Search, out: Path) -> Tuned:

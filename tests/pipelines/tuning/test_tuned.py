@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +11,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from flcore.core.errors import ConfigError, ProtoflError
+from flcore.core.errors import ConfigError
 from flcore.experiment.run_folder import read_run_config
 from pipelines.execution import admission, bodies
 from pipelines.execution.follower import Follower
-from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan
@@ -25,7 +23,6 @@ from pipelines.reporting import comparison_report
 from pipelines.reporting.comparison_report import collect, write_report
 from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
-from pipelines.tuning import search
 from pipelines.tuning.tuned import tuned_comparison
 from tests.following import NoFollower
 from tests.one_process import ThisProcess
@@ -113,35 +110,6 @@ def test_every_method_has_the_same_budget_and_stands_tuned_beside_as_given(
     tuned_comparison(comparison_plan(RAW), 3, tmp_path / "tuned", operation)
     assert len(list((tmp_path / "tuned").glob("tuning/*/trials/*"))) == 6
     assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.slow
-def test_runs_take_the_cores_that_no_trial_can_use(
-    carried_out: tuple[Operation, Comparing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FedProto's last trial ends after FedAvg's run as given; else this would wait two minutes and fail."""
-    together, _ = carried_out
-    tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "one-after-the-other", together)
-    ended = {"fedavg seed 0": threading.Event()}
-
-    class Threads(ThisProcess):
-        def carry_out(self, run: PlacedRun) -> ProtoflError | None:
-            assert run.restart == ("trial" in run.label)
-            if run.label == "fedproto: trial 1":
-                assert all(event.wait(120) for event in ended.values())
-            error = super().carry_out(run)
-            if run.label in ended:
-                ended[run.label].set()
-            return error
-
-    monkeypatch.setenv("PROTOFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(admission, "physical_cores", lambda: 3)
-    monkeypatch.setattr(search, "RunPool", Threads)
-    monkeypatch.setattr(bodies, "RunPool", Threads)
-    tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "meanwhile", together)
-    for name in ("runs.csv", "comparison.csv"):
-        expected = (tmp_path / "one-after-the-other" / name).read_bytes()
-        assert (tmp_path / "meanwhile" / name).read_bytes() == expected
 
 
 def test_values_that_nothing_beats_are_one_run_in_two_rows(
