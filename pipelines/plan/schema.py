@@ -1,8 +1,8 @@
 """JSON Schema of a parameter file, for editors and for Prefect's parameter form; generated from the declarations.
 
 It knows every key, type, range, choice and meaning, and the keys of each ``name``. Only the configuration checks rules
-about several keys, and requirements of a method: everything that the schema refuses is invalid or meaningless in a
-comparison, but not everything that it accepts can be run.
+about several keys, the settings of a comparison's methods, and requirements of a method: everything that the schema
+refuses is invalid, but not everything that it accepts can be run.
 
 Draft 7, the newest one that YAML plug-ins of editors support completely. In a file with plug-ins, methods of any name
 and keys are accepted; ``protofl schema --plugin FILE.py`` writes a schema with the entries of the plug-in.
@@ -37,8 +37,6 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 """Section with a ``name`` → its registry."""
 
 _LISTED = {"data": "datasets", "partition": "partitioners", "model": "models", "method": "methods"}
-# Plain sections with keys that may differ between the methods of a comparison.
-_OF_A_METHOD = ("federation", "aggregation", "local", "engine", "evaluation", "tracking")
 
 
 def schema() -> Schema:
@@ -53,9 +51,6 @@ def schema() -> Schema:
         for name, entry in registry.items():
             properties = {"name": {"const": name}, **shared, **_properties(entry)}
             definitions[f"{section}.{name}"] = _closed(entry.summary, properties)
-    definitions["settings"] = _shared_settings(definitions)
-    definitions["settings.keys"] = {"enum": list(definitions["settings"]["properties"])}
-    definitions["compare"]["properties"] |= _comparison(definitions)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "parameters of protofl",
@@ -141,63 +136,10 @@ def _by_name(section: str, registry: Mapping[str, Any]) -> Schema:
     }
 
 
-def _shared_settings(definitions: Schema) -> Schema:
-    """Return ``compare.settings`` of any method: dotted keys of the sections that may differ between methods."""
-    model: dict[str, list[Schema]] = {"model.name": [{"enum": list(MODELS)}]}
-    for name in MODELS:
-        for key, wanted in definitions[f"model.{name}"]["properties"].items():
-            known = model.setdefault(f"model.{key}", [])
-            if key != "name" and wanted not in known:
-                known.append(wanted)
-    properties: Schema = {key: known[0] if len(known) == 1 else {"anyOf": known} for key, known in model.items()}
-    for section in _OF_A_METHOD:
-        properties |= {f"{section}.{key}": _reference(section, key) for key in definitions[section]["properties"]}
-    return {"properties": properties}
-
-
-def _comparison(definitions: Schema) -> Schema:
-    """Return the keys of ``compare`` with more than a type: names of methods, and settings of each."""
-    own = definitions["compare"]["properties"]
-    return {
-        "methods": {**own["methods"], "uniqueItems": True},
-        "seeds": {**own["seeds"], "uniqueItems": True},
-        "partition_seeds": {**own["partition_seeds"], "uniqueItems": True},
-        "variants": {
-            **own["variants"],
-            "additionalProperties": {
-                "type": "object",
-                "properties": {"method": {"type": "string"}},
-                "required": ["method"],
-            },
-        },
-        "settings": {
-            **own["settings"],
-            "properties": {name: _settings_of(definitions, name) for name in METHODS},
-            "additionalProperties": {"type": ["object", "null"]},
-        },
-    }
-
-
-def _settings_of(definitions: Schema, method: str) -> Schema:
-    keys = [key for key in definitions[f"method.{method}"]["properties"] if key != "name"]
-    return {
-        "type": ["object", "null"],
-        "allOf": [{"$ref": "#/definitions/settings"}],
-        "properties": {f"method.{key}": _reference(f"method.{method}", key) for key in keys},
-        "propertyNames": {
-            "anyOf": [{"$ref": "#/definitions/settings.keys"}, {"enum": [f"method.{key}" for key in keys]}]
-        },
-    }
-
-
-def _reference(definition: str, key: str) -> Schema:
-    return {"$ref": f"#/definitions/{definition}/properties/{key}"}
-
-
 def _registered_alone() -> Schema:
     """Return the rules for files without plug-ins: registered names, or importable classes as ``module:Class``."""
     names = {"enum": list(METHODS)}
-    compare = {"methods": {"items": names}, "baseline": names, "settings": {"propertyNames": names}}
+    compare = {"methods": {"items": names}, "baseline": names}
     importable = {"type": "string", "pattern": ":"}
     chosen: Schema = {
         section: {"properties": {"name": {"anyOf": [{"enum": list(registry)}, importable]}}}
