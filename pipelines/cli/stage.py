@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.cli.options import Assignments, Common, MethodName, Restart, Results, Seed, Values
+from pipelines.cli.options import Assignments, Common, Restart, Results, Values
 
 _PACKAGE = Path(__file__).parents[1]
 """The folder of `pipelines`."""
@@ -24,30 +24,14 @@ def stage_prepare(*, values: Values = Values(), out: Results = Path("artifacts")
     return _stage("prepare", values, out)
 
 
-def stage_partition(*, values: Values = Values(), out: Results = Path("artifacts"), seed: Seed | None = None) -> int:
-    """Divide the data among clients, for each seed.
-
-    Args:
-        seed: only this seed of compare.seeds
-    """
-    return _stage("partition", values, out, seed=seed)
+def stage_partition(*, values: Values = Values(), out: Results = Path("artifacts")) -> int:
+    """Divide the data among clients, for each seed."""
+    return _stage("partition", values, out)
 
 
-def stage_train(
-    *,
-    values: Values = Values(),
-    out: Results = Path("artifacts"),
-    method: MethodName | None = None,
-    seed: Seed | None = None,
-    restart: Restart = False,
-) -> int:
-    """Train and evaluate all runs of compare.methods and compare.seeds.
-
-    Args:
-        method: only this method of compare.methods
-        seed: only this seed of compare.seeds
-    """
-    return _stage("train", values, out, method, seed, restart=restart)
+def stage_train(*, values: Values = Values(), out: Results = Path("artifacts"), restart: Restart = False) -> int:
+    """Train and evaluate all runs of compare.methods and compare.seeds."""
+    return _stage("train", values, out, restart=restart)
 
 
 def stage_compare(*, values: Values = Values(), out: Results = Path("artifacts")) -> int:
@@ -79,9 +63,7 @@ def stage_paper(
     return 0
 
 
-def _stage(
-    name: str, values: Values, out: Path, method: str | None = None, seed: int | None = None, *, restart: bool = False
-) -> int:
+def _stage(name: str, values: Values, out: Path, *, restart: bool = False) -> int:
     """Run one stage of `dvc.yaml` without Prefect.
 
     DVC records parameters and code at the end of a stage as the inputs of its results, so neither may change meanwhile.
@@ -96,8 +78,8 @@ def _stage(
         return params.read_bytes() if params.is_file() else None, read_sources(_PACKAGE)
 
     before = inputs()
-    raw = values.read({}, without_effect={"seed": "the seeds come from compare.seeds"}, method=method)
-    commands.stage(name, raw, out, method, seed, restart=restart)
+    raw = values.read({}, without_effect={"seed": "the seeds come from compare.seeds"})
+    commands.stage(name, raw, out, restart=restart)
     refuse_edited()
     if inputs() != before:
         raise EditedError.of(f"{params} or a file of {_PACKAGE.name}")

@@ -19,37 +19,33 @@ if TYPE_CHECKING:
     from pipelines.execution.operation import Operation
 
 
-def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed: int | None, *, restart: bool) -> None:
+def stage(name: str, raw: Mapping[str, Any], out: Path, *, restart: bool) -> None:
     """Run one stage of `dvc.yaml`, below one folder (``protofl stage``).
 
     Args:
         name: ``prepare``, ``partition``, ``train`` or ``compare``.
         raw: parameters, not yet validated.
         out: the folder: ``prepared/``, ``partitions/``, ``runs/``, ``comparison/``.
-        method, seed: only these of the comparison's runs; None: all of ``compare.methods`` and ``compare.seeds``.
-            Results of the other runs remain.
         restart: train: discard unusable checkpoints and damaged results.
 
     Raises:
-        ConfigError: the parameters are wrong, a method or seed is not in the comparison, or the stage would replace
-            files that no stage has made.
+        ConfigError: the parameters are wrong, or the stage would replace files that no stage has made.
         DataError: data are missing or damaged. RunError: runs failed.
     """
     configs = _configs(raw)
     plugins = [plugin.path for config in configs for plugin in config.plugins]
     if "DVC_STAGE" in os.environ and (refused := unseen_plugin(Path(), plugins)) is not None:
         raise ConfigError(refused)
-    _refuse_others("--method", method, "methods", [config.method.name for config in configs])
-    _refuse_others("--seed", seed, "seeds", [config.seed for config in configs])
-    chosen = [config for config in configs if method in (None, config.method.name) and seed in (None, config.seed)]
-    _refuse_missing(name, configs if name == "compare" else chosen, out)
+    _refuse_missing(name, configs, out)
     _claim(name, out)
     if name in ("train", "compare"):
         with operation(raw, restart=restart) as (how, _):
             if name == "compare":
                 _compare(raw, configs, out, how)
             else:
-                _train(configs, chosen, out, how)
+                from pipelines.stages.train import train
+
+                train(configs, out / "prepared", out / "partitions", out / "runs", how)
         return
     if name == "prepare":
         from pipelines.stages.prepare import prepare
@@ -61,7 +57,7 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, method: str | None, seed
         from pipelines.stages.partition import partition, partition_table
 
         numbers = sorted({config.seed for config in configs})
-        made = partition(configs[0], numbers, out / "prepared", out / "partitions", only=seed)
+        made = partition(configs[0], numbers, out / "prepared", out / "partitions")
         for number, division in made.items():
             print("\n".join([f"seed {number}", *partition_table(division)]))
 
@@ -107,20 +103,6 @@ def _configs(raw: Mapping[str, Any]) -> list[Config]:
             "compare.variants, compare.partition_seeds: stages carry out each method once per seed; use protofl compare"
         )
     return [run.config for run in planned]
-
-
-def _refuse_others(option: str, value: str | int | None, key: str, there: Sequence[str | int]) -> None:
-    """Refuse values that are not in the comparison, as later stages do not know them."""
-    if value is not None and value not in there:
-        those = ", ".join(str(entry) for entry in dict.fromkeys(there))
-        raise ConfigError(f"{option} {value}: not in compare.{key}; there are {those}")
-
-
-def _train(comparison: Sequence[Config], chosen: Sequence[Config], out: Path, how: Operation) -> None:
-    from pipelines.stages.train import train
-
-    places = (out / "prepared", out / "partitions", out / "runs")
-    train(chosen, *places, how, comparison=comparison)
 
 
 def _compare(raw: Mapping[str, Any], configs: Sequence[Config], out: Path, how: Operation) -> None:

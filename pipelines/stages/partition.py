@@ -17,31 +17,25 @@ from flcore.io import disk
 from pipelines.runs.cache import Cache, place
 
 
-def partition(
-    config: Config, seeds: Sequence[int], prepared: Path, directory: Path, *, only: int | None = None
-) -> dict[int, Partition]:
+def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: Path) -> dict[int, Partition]:
     """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; remove folders of other seeds.
 
     If ``partition.seed`` is set, there is one partition, of this seed.
 
     Args:
         config: of a run. seeds: of the comparison. prepared: its data. directory: of all partitions.
-        only: the only one of these seeds to divide for; partitions of the others remain.
 
     Returns:
-        The new partitions, by seed.
+        The partitions by seed.
     """
     cache = Cache.here()
     made: dict[int, Partition] = {}
-    runs = [replace(config, seed=seed) for seed in seeds]
-    for own in runs:
-        if only is not None and own.seed != only:
-            continue
+    for own in (replace(config, seed=seed) for seed in seeds):
         if own.partition_seed not in made:
             folder = partition_folder(directory, own)
             place("partition", cache.partition(own, prepared), folder)
             made[own.partition_seed] = Partition.load(folder)
-    remove_others(directory, [partition_folder(directory, own).name for own in runs])
+    remove_others(directory, [f"seed-{seed}" for seed in made])
     return made
 
 

@@ -39,8 +39,6 @@ def train(
     partitions: Path,
     directory: Path,
     operation: Operation,
-    *,
-    comparison: Sequence[Config] = (),
 ) -> list[Path]:
     """Train and evaluate runs into ``<directory>/<method>-s<seed>``; remove folders of other runs.
 
@@ -48,7 +46,6 @@ def train(
         configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
         directory: of the runs; ``<directory>.json`` names their runs and code.
         operation: how to run the steps.
-        comparison: all its runs, including ``configs``; results of the others remain.
 
     Raises:
         ConfigError: a partition was made with other parameters.
@@ -61,12 +58,8 @@ def train(
     for config in configs:
         refuse_other_division(config, partitions)
         runs.append(_placed(config, prepared, partitions, directory, restart=operation.restart))
-    own = {run.directory.name for run in runs}
-    others = {run_folder(directory, config).name for config in comparison} - own
-    # The other runs are checked when they are trained: their partitions may be missing now.
-    elsewhere = {name: known[name] for name in sorted(others & known.keys())}
     kept = {run.directory.name: _named(run) for run in runs if known.get(run.directory.name) == _named(run)}
-    write_json(ledger, elsewhere | kept, durable=True)  # first: a run that is interrupted below must not be in it
+    write_json(ledger, kept, durable=True)  # first: a run that is interrupted below must not be in it
     for run in runs:
         if run.directory.name in kept:
             _describe_again(run)
@@ -75,10 +68,10 @@ def train(
                 if run.directory.name in known or not _was_begun(run) or run.was_finished_by_other_code:
                     remove_others(run.directory, [".running", ".running.holder"])
     if directory.exists():
-        remove_others(directory, sorted(own | others))
+        remove_others(directory, [run.directory.name for run in runs])
     failed = carry_out_placed(runs, operation)
     ended = {run.directory.name: _named(run) for run in runs if run.label not in failed}
-    write_json(ledger, elsewhere | ended, durable=True)
+    write_json(ledger, ended, durable=True)
     if failed:
         first, reason = next(iter(failed.items()))
         raise RunError(

@@ -312,11 +312,10 @@ def test_parameters_are_handed_on_as_they_are_given(
     calls = handed_on(asked)
     assert calls["operation"][0] == {**moon, "tune": {"parallel": 2}}
     assert calls["tune"][1] == StudyRequest(20, "accuracy,bytes", "mean_local", max_bytes=5000)
-    assert main(["stage", "train", "--method", "moon", "--restart", *more]) == 0
-    named = {**raw, "method": {"name": "moon"}}
-    assert asked.pop() == ("stage", "train", named, Path("artifacts"), "moon", None, {"restart": True})
+    assert main(["stage", "train", "--restart", *more]) == 0
+    assert asked.pop() == ("stage", "train", raw, Path("artifacts"), {"restart": True})
     assert main(["stage", "compare", "--out", "y", *more]) == 0
-    assert asked.pop() == ("stage", "compare", raw, Path("y"), None, None, {"restart": False})
+    assert asked.pop() == ("stage", "compare", raw, Path("y"), {"restart": False})
 
 
 def test_the_store_of_runs_is_the_commands_the_files_or_the_environments(

@@ -98,56 +98,6 @@ def test_what_has_finished_is_not_trained_again_and_folders_of_others_go(artifac
     assert (artifacts / "runs.json").read_bytes() == before
 
 
-def stage(artifacts: Path, name: str, method: str | None, seed: int | None, **compare: Any) -> None:
-    raw = {**SMALL, "compare": {**SMALL["compare"], **compare}}
-    commands.stage(name, raw, artifacts, method, seed, restart=False)
-
-
-@pytest.mark.slow
-def test_a_stage_that_is_given_one_method_or_seed_leaves_what_is_there_of_the_others(
-    artifacts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of the comparison are two methods and two seeds; four runs, of which the two of seed 0 are there."""
-    before, seeds = json.loads((artifacts / "runs.json").read_text()), {"seeds": [0, 1]}
-    stage(artifacts, "partition", None, 1, **seeds)
-    assert sorted(path.name for path in (artifacts / "partitions").iterdir()) == ["seed-0", "seed-1"]
-    assert capsys.readouterr().out.startswith("seed 1\n")
-    stage(artifacts, "train", "fedavg", 1, **seeds)
-    assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "fedavg-s1", "local-s0"]
-    after = json.loads((artifacts / "runs.json").read_text())
-    assert sorted(after) == ["fedavg-s0", "fedavg-s1", "local-s0"] and {**after, **before} == after
-    # Another comparison, of which they are not: there they go, as ever.
-    stage(artifacts, "train", "local", None, methods=["local"])
-    assert [path.name for path in (artifacts / "runs").iterdir()] == ["local-s0"]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_left_out_is_looked_at_when_it_is_asked_for(artifacts: Path) -> None:
-    """Its ledger entry says what it is: of one round, where two are asked for by then."""
-    two = {**SMALL, "federation": {"rounds": 2}}
-    commands.stage("train", two, artifacts, "fedavg", None, restart=False)
-    assert rounds_of(artifacts, "fedavg-s0") == (2, 2) and rounds_of(artifacts, "local-s0") == (1, 1)
-    assert trained(artifacts, two) == ["local-s0"]
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "seed", "message"),
-    [
-        ("train", "fedprox", None, "--method fedprox: not in compare.methods; there are local, fedavg"),
-        ("train", None, 7, "--seed 7: not in compare.seeds; there are 0"),
-        ("partition", None, 7, "--seed 7: not in compare.seeds; there are 0"),
-    ],
-)
-def test_what_is_not_of_the_comparison_is_refused_before_anything_goes(
-    artifacts: Path, name: str, method: str | None, seed: int | None, message: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        stage(artifacts, name, method, seed)
-    assert str(refused.value) == message
-    assert sorted(path.name for path in (artifacts / "runs").iterdir()) == ["fedavg-s0", "local-s0"]
-    assert [path.name for path in (artifacts / "partitions").iterdir()] == ["seed-0"]
-
-
 @pytest.mark.parametrize(
     ("name", "gone", "before"),
     [
@@ -160,7 +110,7 @@ def test_what_is_not_of_the_comparison_is_refused_before_anything_goes(
 def test_the_stage_that_comes_first_is_named(artifacts: Path, name: str, gone: str, before: str) -> None:
     (artifacts / gone).unlink()
     with pytest.raises(DataError) as refused:
-        stage(artifacts, name, None, None)
+        commands.stage(name, SMALL, artifacts, restart=False)
     message = f"{artifacts / gone}: not there; carry out protofl stage {before} --out {artifacts} first"
     assert str(refused.value) == message
 
@@ -194,7 +144,7 @@ def test_results_that_came_by_dvc_are_compared_as_those_that_were_trained_here(a
         for name in NOT_BY_DVC:
             (artifacts / "runs" / run / name).unlink()
     for folder in (artifacts, here):
-        stage(folder, "compare", None, None, baseline="local")
+        commands.stage("compare", {**SMALL, "compare": SMALL["compare"] | {"baseline": "local"}}, folder, restart=False)
     pages = [(folder / "comparison" / "report.html").read_bytes() for folder in (artifacts, here)]
     assert pages[0] == pages[1] and b"partition.alpha" in pages[0]
     assert rounds_of(artifacts, "fedavg-s0") == (1, 1)
