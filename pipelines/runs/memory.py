@@ -22,10 +22,10 @@ import gc
 import math
 import resource
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from flcore.config.schema import Config
@@ -93,10 +93,8 @@ def _numbers(answer: object) -> int:
 
 
 def free_memory() -> float:
-    """Return the bytes that are free without swapping, by machine and container; infinite if unknown."""
-    told = _fields(Path("/proc/meminfo")).get("MemAvailable:")
-    machine = float("inf") if told is None else told * 1024
-    return min(machine, _free_in(Path("/sys/fs/cgroup")))
+    """Return the bytes that are free without swapping, by machine and container."""
+    return min(float(psutil.virtual_memory().available), _free_in(Path("/sys/fs/cgroup")))
 
 
 def _free_in(group: Path) -> float:
@@ -130,17 +128,14 @@ def peak() -> int:
 
 
 def resident(process: int) -> int:
-    """Return the memory of a process and its descendants; 0 if the system does not report it, or it has ended."""
-    return sum(1024 * _fields(Path(f"/proc/{number}/status")).get("VmRSS:", 0) for number in _family(process))
-
-
-def _family(process: int) -> Sequence[int]:
-    found = [process]
-    for number in found:  # grows in the loop
-        for task in Path(f"/proc/{number}/task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, task.read_text().split())
-    return found
+    """Return the memory of a process and its descendants; 0 if it has ended."""
+    held = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process)
+        for each in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                held += each.memory_info().rss
+    return held
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -6,7 +6,6 @@ reaches a terminal.
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -91,24 +90,8 @@ def _usable(stream: TextIO | None, number: int) -> TextIO:
     if stream is None:
         return open(number, "w", encoding="utf-8", closefd=False)
     if hasattr(stream, "reconfigure"):
-        codecs.register_error("protofl", _in_plain_letters)
-        stream.reconfigure(errors="protofl")
+        stream.reconfigure(errors="backslashreplace")
     return stream
-
-
-# Replacements of the characters in tables, for ASCII or Latin-1 terminals and logs; others are escaped.
-_PLAIN = {"−": "-", "–": "-", "—": "-", "±": "+-", "×": "x", "→": "->", "≈": "~", "…": "...", "Δ": "delta", "\u202f": " "}
-_PLAIN |= dict.fromkeys("─━╌╍┄┅", "-") | dict.fromkeys("│┃", "|")
-
-
-def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    signs = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(sign) or ("+" if "─" <= sign <= "╿" else _written_out(sign)) for sign in signs), error.end
-
-
-def _written_out(sign: str) -> str:
-    return sign.encode("ascii", "backslashreplace").decode()
 
 
 def console(*, stderr: bool = False, **keywords: Any) -> Console:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from flcore.config.schema import Config
@@ -74,7 +75,6 @@ print(taken - before, taken - memory.peak())
         assert given_back > 90 * MIB
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say")
 def test_what_a_process_holds_is_with_all_that_it_has_started() -> None:
     """A process that starts one with 50 MiB of text."""
     inner = f"import time; x = b'1' * 50 * {MIB}; print('ready', flush=True); time.sleep(60)"
@@ -82,7 +82,7 @@ def test_what_a_process_holds_is_with_all_that_it_has_started() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         held = memory.resident(process.pid)
-        [child] = (number for number in memory._family(process.pid) if number != process.pid)
+        [child] = (child.pid for child in psutil.Process(process.pid).children())
         assert 50 * MIB < memory.resident(child) < held < 110 * MIB
         os.kill(child, 9)
         assert process.wait() == 0
@@ -98,4 +98,4 @@ def test_a_container_may_have_less_than_its_machine(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert memory._free_in(tmp_path) == float("inf")
     assert memory._free_in(tmp_path / "none") == float("inf")
-    assert 0 < memory.free_memory() < float("inf") or not Path("/proc/meminfo").exists()
+    assert 0 < memory.free_memory() < float("inf")
