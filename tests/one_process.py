@@ -13,7 +13,7 @@ from flcore.engine.numerics import alone
 from flcore.engine.rounds import Observers
 from pipelines.execution.one_run import PlacedRun, PrunedError, carry_out
 from pipelines.execution.progress import Watcher
-from pipelines.execution.run_pool import Prune, _error_of, _refused
+from pipelines.execution.run_pool import Prune, run_error
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache
 
@@ -47,7 +47,7 @@ class ThisProcess:
         except ProtoflError as raised:
             return raised
         except OSError as raised:
-            return _error_of(*_refused(raised))
+            return run_error(raised)
         return None
 
     def wait(self, seconds: float) -> None:

@@ -31,7 +31,7 @@ from pipelines.runs.inputs import Inputs
 from pipelines.runs.provenance import source
 
 _TRIES = 2  # a run resumes after its process was killed, which costs only time
-_PLAIN = {kind.__name__: kind for kind in (ConfigError, DataError, EditedError, PrunedError)}
+_PLAIN = (ConfigError, DataError, EditedError, PrunedError)
 _SECONDS_TO_DIE = 5
 _TOLD = ("top1_global", "mean_local", "tasks")
 _STOP = "stop"
@@ -180,8 +180,10 @@ class _Worker:
             with self._alive():  # only around this pipe: a watcher has its own
                 kind, *content = self._pipe.recv()
             if kind == "ended":
-                (error,) = content
-                return None if error is None else _error_of(*error)
+                error, is_system = content
+                if is_system:
+                    error.__cause__ = OSError(str(error))  # for is_of_the_machine: pickle drops the cause
+                return error
             getattr(watcher, kind)(*content)
             if kind == "round" and prune is not None and prune(content[0]):
                 with self._alive():
@@ -208,16 +210,14 @@ def _as_values(run: PlacedRun) -> dict[str, Any]:
     }
 
 
-def _refused(error: OSError) -> tuple[str, str, str, str]:
-    """Return the arguments of :func:`_error_of` for a system error, such as a full disk or a read-only folder."""
-    text = f"{error.filename or 'a file'}: {error.strerror or error}; mend that, and repeat the command to resume"
-    return "RunError", text, "".join(traceback.format_exception(error)), str(error)
-
-
-def _error_of(kind: str, text: str, details: str, refused: str) -> ProtoflError:
-    error = _PLAIN[kind](text) if kind in _PLAIN else RunError(text, details)
-    if refused:  # so that is_of_the_machine gives the same answer here
-        error.__cause__ = OSError(refused)
+def run_error(cause: Exception) -> RunError:
+    """Return the error of a run that failed by another one, such as that of a full disk or a read-only folder."""
+    if isinstance(cause, OSError):
+        text = f"{cause.filename or 'a file'}: {cause.strerror or cause}; mend that, and repeat the command to resume"
+    else:
+        text = f"{type(cause).__name__}: {cause}"
+    error = RunError(text, "".join(traceback.format_exception(cause)))
+    error.__cause__ = cause
     return error
 
 
@@ -243,7 +243,7 @@ def _work(pipe: Connection, place: int, command: str) -> None:
         try:
             run = _run_of(message)
         except ProtoflError as raised:  # a plug-in was edited since
-            pipe.send(("ended", (type(raised).__name__, str(raised), "", "")))
+            pipe.send(_ended(raised))
         else:
             _carry_out(run, pipe)
 
@@ -267,16 +267,19 @@ def _carry_out(run: PlacedRun, pipe: Connection) -> None:
 
     # No energy meter: it would measure all parallel runs.
     observers = Observers(on_round, on_start=lambda done: pipe.send(("run", run.label, rounds, done)))
-    error: tuple[str, str, str, str] | None = None
+    error: ProtoflError | None = None
     try:
         carry_out(run, Cache.here(), observers=observers)
     except ProtoflError as raised:
-        refused = str(raised) if is_of_the_machine(raised) else ""
-        error = type(raised).__name__, str(raised), getattr(raised, "details", ""), refused
-    except OSError as raised:
-        error = _refused(raised)
+        error = raised
     except Exception as raised:
-        refused = str(raised) if is_of_the_machine(raised) else ""
-        text, trace = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
-        error = "RunError", text, trace, refused
-    pipe.send(("ended", error))
+        error = run_error(raised)
+    pipe.send(_ended(error))
+
+
+def _ended(error: ProtoflError | None) -> tuple[str, ProtoflError | None, bool]:
+    """Return the message that ends a run: its error, of a type that every process knows, and whether the system's."""
+    is_system = is_of_the_machine(error)
+    if error is not None and type(error) not in _PLAIN:
+        error = RunError(str(error), getattr(error, "details", ""))
+    return "ended", error, is_system

@@ -45,20 +45,17 @@ class RunFolder:
     @property
     def config(self) -> Mapping[str, Any]:
         """Return the resolved configuration, nested."""
-        config: Mapping[str, Any] = self.header["config"]
-        return config
+        return dict(self.header["config"])
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """Return the part of the configuration that can change a result."""
-        identity: Mapping[str, Any] = self.header["identity"]
-        return identity
+        return dict(self.header["identity"])
 
     @property
     def config_hash(self) -> str:
         """Return the name of the run: the hash of identity, data and partition."""
-        config_hash: str = self.header["config_hash"]
-        return config_hash
+        return str(self.header["config_hash"])
 
     @property
     def code(self) -> str | None:
@@ -69,8 +66,7 @@ class RunFolder:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Return versions, class of processor, device, hashes of code and lock."""
-        environment: Mapping[str, Any] = self.header.get("environment") or {}
-        return environment
+        return self.header.get("environment") or {}
 
     @property
     def study(self) -> str | None:
