@@ -127,9 +127,6 @@ Assignments = Annotated[Repeated, Parameter(name="--set", metavar="KEY=VALUE")]
 Restart = Annotated[
     bool, Parameter(help="discard unusable checkpoints, damaged results and results of other code; resume the rest")
 ]
-NoCache = Annotated[
-    bool, Parameter(help="train again instead of copying results of runs that have finished in another folder")
-]
 Json = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on standard output")]
 
 

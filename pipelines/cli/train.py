@@ -21,7 +21,6 @@ from pipelines.cli.options import (
     MethodName,
     Name,
     Names,
-    NoCache,
     Numbers,
     Out,
     Repeated,
@@ -45,7 +44,6 @@ def run(
     out: Out | None = None,
     flow: Flow = Flow(),
     restart: Restart = False,
-    no_cache: NoCache = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Run one configuration, from data to report; resumes if interrupted.
@@ -65,8 +63,7 @@ def run(
     )
     _say_assumptions(values, raw, [method])
     raw = for_entry(raw, method, seed)
-    wait, copies = not flow.no_wait, not no_cache
-    with operation(raw, quiet=as_json, wait=wait, copies=copies, restart=restart) as (how, config):
+    with operation(raw, quiet=as_json, wait=not flow.no_wait, restart=restart) as (how, config):
         if uses_prefect(flow.is_wanted, how):
             from pipelines.orchestration.flows import federated_experiment
 
@@ -93,7 +90,6 @@ def compare(
     out: Results = Path("runs/comparison"),
     flow: Flow = Flow(),
     restart: Restart = False,
-    no_cache: NoCache = False,
 ) -> int:
     """Compare methods over seeds in one table; reuses finished runs.
 
@@ -130,7 +126,7 @@ def compare(
         raw = with_values(raw, {"compare.partition_seeds": list(partition_seeds)})
     if judged is not None:
         raw = with_values(raw, {"compare.claims": judged})
-    with operation(raw, wait=not flow.no_wait, copies=not no_cache, restart=restart) as (how, _):
+    with operation(raw, wait=not flow.no_wait, restart=restart) as (how, _):
         from pipelines.plan.comparison import comparison_plan
         from pipelines.tuning.comparing import check_claims, compare_methods
 

@@ -32,7 +32,6 @@ from pipelines.runs import analyses
 from pipelines.runs.cache import Cache
 from pipelines.runs.inputs import Inputs
 from pipelines.runs.ownership import claim_folder
-from pipelines.runs.replaced import replaced
 from pipelines.runs.standard_error import in_commands
 
 RUNS = Path("runs")
@@ -66,7 +65,7 @@ def experiment(config: Config, out: Path | None, operation: Operation, *, inputs
         inputs = _inputs(config, {}, cache, operation)
     run = placed(config, inputs, RUNS, directory=out, alone=True, restart=operation.restart)
     was_here = RunFiles(run.directory).history.exists()
-    is_done = fetch(run, cache, copies=operation.copies)
+    is_done = fetch(run, cache)
     if is_done and not was_here:  # a test of determinism must not compare a copy
         operation.watcher.say(f"{run.directory}: a copy of this run, which has finished before in another folder")
     if not is_done:
@@ -139,8 +138,6 @@ def comparison(plan: ExperimentPlan, out: Path, operation: Operation, facts: Map
         if not finished:
             first = Outcome(out, failed=failed).first_failure
             raise FailedRunsError(f"all {len(failed)} runs failed; the first of them, {first}")
-        for text in replaced(kind, out, {run.hash for run in runs}):
-            operation.watcher.say(text)
         facts |= {**operation.console, "command": operation.command, "failed": dict(failed)}
         operation.follower.compare(kind, plan.parameters, [run.directory for run in runs], out, **facts)
         if not operation.wait:
@@ -180,7 +177,7 @@ def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation) -> dict[st
 
     def is_there(run: PlacedRun) -> bool:
         try:
-            return fetch(run, cache, copies=operation.copies)
+            return fetch(run, cache)
         except DataError as error:  # damaged: the others need not wait; the store has the undamaged results
             failed[run.label] = printable(in_commands(str(error)))
             watcher.say(f"{run.label} failed: {error}")

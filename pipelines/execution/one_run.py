@@ -129,14 +129,10 @@ def placed(
     return PlacedRun(experiment.config, inputs, found, experiment.hash, code_fingerprint(config), name, restart)
 
 
-def fetch(run: PlacedRun, cache: Cache, *, copies: bool = True) -> bool:
-    """Use the results of a run that has finished under the same code; False if there are none.
+def fetch(run: PlacedRun, cache: Cache) -> bool:
+    """Use the results of a run that has finished under the same code, here or elsewhere; False if there are none.
 
     If it has finished in its own folder, update the recorded folders of its data.
-
-    Args:
-        run: the run. cache: knows the folders of finished runs.
-        copies: also copy results from other folders.
 
     Raises:
         DataError: the run has finished here, its results are damaged, and it may not be restarted.
@@ -150,7 +146,7 @@ def fetch(run: PlacedRun, cache: Cache, *, copies: bool = True) -> bool:
     if is_here:
         _find_data_again(run)
         return True
-    elsewhere = cache.finished_run(run.hash, run.code) if copies else None
+    elsewhere = cache.finished_run(run.hash, run.code)
     if elsewhere is None or _is_taken(run):
         return False
     is_inside = run.directory.resolve().is_relative_to(elsewhere.resolve())

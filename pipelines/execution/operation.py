@@ -26,7 +26,6 @@ class Operation:
         watcher: receives progress.
         follower: draws and logs run folders, in a subprocess.
         wait: whether to wait for the follower.
-        copies: whether the results of a run that has finished in another folder are copied, instead of training again.
         restart: whether unusable checkpoints and damaged results are discarded.
         console: target of printed tables.
         command: as typed, for pages; None if another program calls.
@@ -36,7 +35,6 @@ class Operation:
     watcher: Watcher
     follower: Follower
     wait: bool = True
-    copies: bool = True
     restart: bool = False
     console: PrintTarget = field(default_factory=lambda: PrintTarget(width=150, terminal=False))
     command: str | None = None

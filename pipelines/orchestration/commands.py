@@ -28,7 +28,7 @@ _WIDTH_OF_A_LOG = 150  # 80 columns would fold every cell of a table
 
 @contextmanager
 def operation(
-    raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, copies: bool = True, restart: bool = False
+    raw: Mapping[str, Any], *, quiet: bool = False, wait: bool = True, restart: bool = False
 ) -> Iterator[tuple[Operation, Config]]:
     """Yield execution settings and the validated configuration.
 
@@ -37,7 +37,6 @@ def operation(
     Args:
         raw: parameters, not yet validated.
         quiet: print errors only. wait: for the report and for MLflow.
-        copies: copy the results of runs that have finished in another folder.
         restart: discard unusable checkpoints and damaged results.
     """
     section = raw.get("tracking")
@@ -62,7 +61,7 @@ def operation(
             steps, terminal = InlineSteps(config.engine.worker_count), sys.stdout.isatty()
             width = shutil.get_terminal_size().columns if terminal else _WIDTH_OF_A_LOG
             console: PrintTarget = {"terminal": terminal, "width": width}  # tables have to fit it
-            yield Operation(steps, watcher, follower, wait, copies, restart, console, _command()), config
+            yield Operation(steps, watcher, follower, wait, restart, console, _command()), config
             if not wait:
                 follower.leave()
         finally:

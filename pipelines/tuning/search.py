@@ -119,7 +119,7 @@ class Search:
         with exclusive_lock(out), storage_errors():
             remove_stale_temp(out)
             self._trials = Trials(self._problem, self._files, request.storage)
-            self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here(), operation.copies)
+            self._runs = TrialRuns(self._problem, self._files, self._inputs(), Cache.here())
             write_record(self._problem, self._files)
             self.ended = len(ended_trials(self._trials.study))
             others = len(of_other_code(self._trials.study, self._runs.code))

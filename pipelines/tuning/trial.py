@@ -56,14 +56,12 @@ class TrialRuns:
     Attributes:
         problem: the study. files: of the study.
         inputs: the data. cache: finds finished runs.
-        copies: as for :class:`~pipelines.execution.operation.Operation`.
     """
 
     problem: Problem
     files: StudyFiles
     inputs: Inputs
     cache: Cache
-    copies: bool = True
 
     @cached_property
     def code(self) -> str:
@@ -82,7 +80,7 @@ class TrialRuns:
         config = self.problem.config_of(values)
         self._clear(config, files)
         run = placed(config, self.inputs, self.files.directory, directory=files.directory, restart=True)
-        return run, fetch(run, self.cache, copies=self.copies)
+        return run, fetch(run, self.cache)
 
     def end(self, number: int, pruned_at: int | None, error: ProtoflError | None) -> TrialEnd:
         """Return a trial's result, and delete files that only its resumption would need.

@@ -123,9 +123,9 @@ def test_prefect_is_requested_by_either_name() -> None:
 
 OPTIONS = {
     "init": "images title",
-    "run": "params set method seed out prefect no-prefect orchestrator restart no-wait no-cache json",
+    "run": "params set method seed out prefect no-prefect orchestrator restart no-wait json",
     "compare": "params set methods variant seeds partition-seeds claims tuned budget out prefect no-prefect "
-    "orchestrator restart no-wait no-cache",
+    "orchestrator restart no-wait",
     "sweep": "params set vary rows seeds baselines metric out prefect no-prefect orchestrator restart no-wait",
     "tune": "params set method trials objective metric max-bytes at-once storage out prefect "
     "no-prefect orchestrator no-wait",

@@ -282,17 +282,17 @@ def test_parameters_are_handed_on_as_they_are_given(
     calls = handed_on(asked)
     assert calls["operation"] == [
         {**moon, "seed": 4},
-        {"quiet": True, "copies": True, "restart": False, "wait": True},
+        {"quiet": True, "restart": False, "wait": True},
     ]
     assert (calls["prefect"][0], calls["run"][1], calls["said"][-1]) == (None, None, {"as_json": True})
     words = ["--no-prefect", "--restart", "--no-wait"]
     assert main(["run", "--out", "x", *more, *words]) == 0
     calls = handed_on(asked)
-    assert calls["operation"] == [raw, {"quiet": False, "copies": True, "restart": True, "wait": False}]
+    assert calls["operation"] == [raw, {"quiet": False, "restart": True, "wait": False}]
     assert (calls["prefect"][0], calls["run"][1]) == (False, Path("x"))
     assert main(["compare", "--methods", "moon,local", "--seeds", "1,2", *more]) == 0
     calls = handed_on(asked)
-    assert calls["operation"] == [raw, {"copies": True, "restart": False, "wait": True}]
+    assert calls["operation"] == [raw, {"restart": False, "wait": True}]
     plan, *where = calls["compare"]
     assert where == [Path("runs/comparison"), None, {"tuned": 0, "budget": "rounds"}]
     epochs = {(run.name, run.config.seed): run.config.local.epochs for run in plan.runs}

@@ -121,7 +121,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(out: str, *more: str) -> bytes:
-    assert main(("run", "--no-cache", "--out", out, *more)) == 0
+    """Train, with a cache in which no such run has finished."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFL_CACHE", f"{out}-cache")
+        assert main(("run", "--out", out, *more)) == 0
     return Path(out, "metrics.json").read_bytes()
 
 
@@ -133,7 +136,7 @@ def test_the_command_runs_it_alone_and_in_two_workers(own: Path) -> None:
     assert kept.read_text() == ALL_KINDS
     identity = json.loads((own / "runs" / "alone" / "config.json").read_text())["identity"]
     assert set(identity["plugins"]) == {"own"}
-    assert main(("run", "--no-cache", "--out", "runs/alone")) == 0  # finished: found again
+    assert main(("run", "--out", "runs/alone")) == 0  # finished: found again
 
 
 def test_killed_and_resumed_the_same_bytes(own: Path) -> None:

@@ -35,7 +35,7 @@ from pipelines.execution.progress import Lines, Watcher
 from pipelines.execution.run_pool import RunPool
 from pipelines.execution.steps import InlineSteps
 from pipelines.plan.comparison import comparison_plan, heard_in_part
-from pipelines.plan.grid import SweepPlan, sweep_plan
+from pipelines.plan.grid import sweep_plan
 from pipelines.plan.params import override, with_variants
 from pipelines.runs import memory
 from pipelines.runs.cache import ENVIRONMENT_VARIABLE, kind_of
@@ -137,15 +137,16 @@ def test_the_same_run_elsewhere_is_taken_from_where_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_again_with_workers_where_nothing_is_copied() -> None:
+def test_a_run_is_trained_again_with_workers_where_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds of local training and aggregation, as often as asked; the number of workers changes no byte."""
     experiment(Config.from_mapping(SMALL), Path("one"), operation()[0])
+    monkeypatch.setenv("PROTOFL_CACHE", "another")
     steps = Recorded()
     config = Config.from_mapping({**SMALL, "engine": {"workers": 2}})
-    second = experiment(config, Path("two"), replace(operation(steps)[0], copies=False))
+    second = experiment(config, Path("two"), operation(steps)[0])
     assert not second.was_finished and steps.names.count("aggregate") == 2
     assert digests(Path("one")) == digests(Path("two"))
-    third = experiment(config, Path("two"), replace(operation()[0], copies=False))
+    third = experiment(config, Path("two"), operation()[0])
     assert third.was_finished  # in its own folder it has
 
 
@@ -329,32 +330,6 @@ def test_rows_of_one_round_that_hears_a_part_of_the_clients_are_named() -> None:
     comparison(comparison_plan(halved), Path("out"), operation(watcher=heard)[0], {"name": "x"})
     [said] = heard.said
     assert said.startswith("federation.participation = 0.5: fedprox has one round")
-
-
-@pytest.mark.usefixtures("_in_this_process")
-def test_tables_of_another_comparison_are_replaced_with_a_word() -> None:
-    """Many use the default folder for all of them. One with more rows than before takes nothing away."""
-    earlier = [("moon", 0, "another"), ("local", 1, "a third")]
-    rows = [{"method": method, "seed": seed, "config_hash": run} for method, seed, run in earlier]
-    alone = comparison_plan(SMALL, ["local"], [0])
-    for plan in (alone, SweepPlan(alone.parameters, alone.base, alone.runs)):
-        kind, out, heard = plan.kind, Path(plan.kind), Listening()
-        comparison(plan, out, operation(watcher=heard)[0], {"name": "x"})
-        assert heard.said == []
-        (done,) = (out / "runs").iterdir()
-        own = {
-            "method": "local",
-            "seed": 0,
-            "config_hash": json.loads((done / "config.json").read_text())["config_hash"],
-        }
-        for there, said in (([own], []), ([own, *rows], ["moon seed 0 and 1 other run"]), (3, [])):
-            (out / f"{kind}.json").write_text(json.dumps({"runs": there}))
-            heard.said.clear()
-            comparison(plan, out, operation(watcher=heard)[0], {"name": "x"})
-            assert heard.said == [
-                f"{out}: the tables of an earlier {kind} there, with {text}, are replaced; its runs stay in {out}/runs"
-                for text in said
-            ]
 
 
 @pytest.mark.parametrize("kind", ["run", "comparison"])
