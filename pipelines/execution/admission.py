@@ -20,13 +20,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from flcore.config.schema import Config
 from flcore.core.host import physical_cores
 from pipelines.execution.one_run import PlacedRun
+from pipelines.execution.run_pool import RunPool
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache, Cost, kind_of
 
@@ -39,16 +39,6 @@ More = Callable[[int], Sequence[PlacedRun] | None]
 """Returns at most the given number of new runs; None: there will be no more."""
 
 
-class Held(Protocol):
-    """Memory of the processes that train runs (:class:`~pipelines.execution.run_pool.RunPool`)."""
-
-    def held_by(self, label: str) -> int:
-        """Return the bytes that the processes of a run use."""
-
-    def held_idle(self) -> int:
-        """Return the bytes of the process that gets the next run."""
-
-
 def most_at_once(runs: Sequence[Config]) -> int:
     """Return the number of processes that runs may need: one per core, or per GPU, and at most one per run."""
     if any(config.engine.device == "cuda" for config in runs):
@@ -59,16 +49,9 @@ def most_at_once(runs: Sequence[Config]) -> int:
 class Admission:
     """An iterator of runs in the order of their start; it waits until the next one may start."""
 
-    def __init__(self, runs: Sequence[PlacedRun], cache: Cache, held: Held, more: More | None = None) -> None:
-        """Schedule each run once.
-
-        Args:
-            runs: their data exist.
-            cache: costs of earlier runs.
-            held: memory of active runs.
-            more: returns later runs; None: these are all.
-        """
-        self._cache, self._held = cache, held
+    def __init__(self, runs: Sequence[PlacedRun], cache: Cache, pool: RunPool, more: More | None = None) -> None:
+        """Schedule runs, whose data exist, each once; ``more`` returns later ones."""
+        self._cache, self._pool = cache, pool
         self._more = more
         self._cores = physical_cores()
         self._waiting: list[PlacedRun] = []
@@ -103,27 +86,21 @@ class Admission:
             self._changed.notify()
 
     def _await(self, runs: Sequence[PlacedRun]) -> None:
-        """Add runs to the queue."""
         kinds = {run.label: kind_of(run.config) for run in runs}
         self._costs |= {kind: self._cache.cost(kind) for kind in kinds.values()}
         self._kinds |= kinds
         self._waiting += runs
 
-    def _ask_for_more(self, room: int) -> None:
-        if self._more is not None and room > 0:
-            appeared = self._more(room)
-            if appeared is None:
-                self._more = None
-            else:
-                self._await(appeared)
-
     def _choose(self) -> PlacedRun | None:
         """Return the run to start now; None if none may start yet, or none waits."""
         free = self._cores - sum(map(_cores, self._under_way.values()))
-        self._ask_for_more(free - len(self._waiting))
+        if self._more is not None and free > len(self._waiting):
+            appeared = self._more(free - len(self._waiting))
+            self._more = None if appeared is None else self._more
+            self._await(appeared or ())
         if not self._waiting:
             return None
-        room = memory.free_memory() + self._held.held_idle() - sum(map(self._to_come, self._under_way.values()))
+        room = memory.free_memory() + self._pool.held_idle() - sum(map(self._to_come, self._under_way.values()))
         share = free // len(self._waiting)
         for run in sorted(self._waiting, key=self._turn):
             for asked in (self._with_workers(run, share), run):
@@ -150,7 +127,7 @@ class Admission:
 
     def _to_come(self, run: PlacedRun) -> float:
         """Return the bytes that an active run will still allocate."""
-        return max(self._needs(run) - self._held.held_by(run.label), 0.0)
+        return max(self._needs(run) - self._pool.held_by(run.label), 0.0)
 
     def _needs(self, run: PlacedRun) -> float:
         """Return the bytes of a run and its workers; each worker may need as much as a whole run."""

@@ -48,9 +48,7 @@ def experiment(config: Config, out: Path | None, operation: Operation, *, inputs
     """Prepare, divide, train, evaluate, report and log one configuration.
 
     Args:
-        config: of the run.
         out: its folder; None: ``runs/<method>-s<seed>-<hash, 8>``.
-        operation: how to run the steps.
         inputs: prepared and divided data; None: prepare and divide them.
 
     Raises:
@@ -116,9 +114,7 @@ def comparison(plan: ExperimentPlan, out: Path, operation: Operation, facts: Map
     Finished runs are reused, from here or elsewhere; failed ones are reported and do not stop the others.
 
     Args:
-        plan: the runs.
-        out: folder: ``runs/<method>-s<seed>-<hash, 8>/``, tables, figures and a page.
-        operation: how to run the steps.
+        out: folder of tables, figures, a page and ``runs/<method>-s<seed>-<hash, 8>/``.
         facts: further JSON values that the follower needs for this kind.
 
     Raises:

@@ -58,11 +58,9 @@ class Budget:
 
 
 def within_budget(kind: str, plan: ExperimentPlan, out: Path, operation: Operation) -> tuple[Budget, ExperimentPlan]:
-    """Return the plan of a comparison with the rounds of each run that its budget allows.
+    """Return the plan of a comparison with the rounds of each run that its budget allows, one of :data:`BUDGETS`.
 
-    Args:
-        kind: one of :data:`BUDGETS`. plan: as given.
-        out: folder of the comparison; bytes are measured in its folder ``budget/``. operation: how to run the steps.
+    Bytes are measured in the comparison's folder ``budget/``.
 
     Raises:
         ConfigError: no such kind, or clients have a stream of tasks. RunError: a measured run failed.

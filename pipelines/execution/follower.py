@@ -37,12 +37,7 @@ class Follower:
     """The subprocess and the folders that it follows; every method may be called from any thread."""
 
     def __init__(self, tracking: bool, say: Callable[[str], None]) -> None:
-        """Start the subprocess, which begins to import.
-
-        Args:
-            tracking: whether MLflow will be needed.
-            say: receives warnings, for example that the store does not respond.
-        """
+        """Start the subprocess, which imports MLflow if ``tracking``; ``say`` receives its warnings."""
         self._tracking, self.say = tracking, say
         self._settings: dict[str, Any] = {}
         self._lines: list[dict[str, Any]] = []
@@ -100,12 +95,7 @@ class Follower:
     ) -> None:
         """Write tables, figures and page of finished runs, and log them below a run of their own.
 
-        Args:
-            kind: ``comparison`` or ``sweep``.
-            config: of the comparison, as a mapping.
-            runs: their folders, in order.
-            directory: folder of the results.
-            facts: further JSON values that this kind needs.
+        ``kind`` is ``comparison`` or ``sweep``; ``facts`` are further JSON values that it needs.
         """
         compared = {"kind": kind, "config": dict(config), "runs": [str(run.absolute()) for run in runs]}
         self._send({"folder": str(directory.absolute()), "compared": compared | facts})

@@ -57,8 +57,7 @@ class PlacedRun:
     """A validated run with its data and its folder.
 
     Attributes:
-        config: of the run, without ``auto`` in ``engine``. inputs: its data.
-        directory: of its results.
+        config: without ``auto`` in ``engine``.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: its name in messages.
         restart: discard an unusable checkpoint and results that are damaged or of other code; resume a usable
@@ -97,7 +96,6 @@ def placed(
     """Validate a run against its data, and determine its folder.
 
     Args:
-        config: of the run. inputs: its data.
         home: folder of runs, in which it is ``<method>-s<seed>-<hash, 8>``.
         label: distinguishes it from other runs of the method and seed.
         directory: its folder, instead of one in ``home``.
@@ -188,12 +186,6 @@ def carry_out(
     observers: Observers | None = None,
 ) -> None:
     """Train or resume a run, and evaluate it; for a finished run, only compute missing analyses.
-
-    Args:
-        run: the run.
-        cache: receives its folder and its cost.
-        orchestrator: of the parts of a round; None: plain calls.
-        observers: of progress.
 
     Raises:
         RunError: training failed, other code has finished it, or another process is using the folder. An observer

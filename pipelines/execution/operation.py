@@ -22,12 +22,8 @@ class Operation:
     """Execution settings of an experiment.
 
     Attributes:
-        steps: runs its steps.
-        watcher: receives progress.
-        follower: draws and logs run folders, in a subprocess.
         wait: whether to wait for the follower.
         restart: whether unusable checkpoints and damaged results are discarded.
-        console: target of printed tables.
         command: as typed, for pages; None if another program calls.
     """
 

@@ -14,7 +14,6 @@ class Outcome:
     """The result of an experiment or a comparison.
 
     Attributes:
-        directory: of its results.
         report: the page; None without waiting for it.
         store: of the logged runs: what to type, or an address; None if they are not logged.
         was_finished: nothing had to be trained.

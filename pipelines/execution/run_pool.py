@@ -44,11 +44,9 @@ class RunPool:
     """Processes that train runs; they end with this one, however it ends."""
 
     def __init__(self, size: int, watcher: Watcher, prune: Prune | None = None) -> None:
-        """Create the pool; each process starts when a run needs it.
+        """Create the pool of at most ``size`` processes; each starts when a run needs it.
 
-        Args:
-            size: maximum number of processes. watcher: called after each round.
-            prune: stops runs; a stopped one may have trained further rounds by then.
+        A run that ``prune`` stops may have trained further rounds by then.
         """
         self._size, self._watcher, self._prune = size, watcher, prune
         self._idle: list[_Worker] = []

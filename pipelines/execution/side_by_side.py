@@ -32,8 +32,7 @@ def side_by_side(
     """Train runs in parallel, in the order and number of :class:`Admission`, and wait for all of them.
 
     Args:
-        pool: trains them. at_once: maximum number at a time.
-        operation: shows them as tasks, and receives progress.
+        at_once: maximum number at a time.
         begun: called before a run starts.
         ended: called after its end with its error or None, from any thread, before the next run starts. The error is
             a StoppedError if the pool was closed because of another error. Not called if the run will be retried.

@@ -13,12 +13,7 @@ Result = TypeVar("Result")
 
 
 class Work(NamedTuple, Generic[Result]):
-    """A piece of work. An error that the function returns marks it as failed; its creator handles the error.
-
-    Attributes:
-        name: of the run. folder: of its results.
-        function: does the work.
-    """
+    """Work on a run. An error that the function returns marks it as failed; its creator handles the error."""
 
     name: str
     folder: Path

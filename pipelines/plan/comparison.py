@@ -56,9 +56,6 @@ def heard_in_part(runs: Sequence[RunSpec]) -> str | None:
     """Return a warning that names rows of one round that train a part of the clients only; None without such rows.
 
     Rows of more rounds train the other clients later. If all rows have one round, they are comparable.
-
-    Args:
-        runs: planned, of all rows.
     """
     if all(run.config.federation.rounds == 1 for run in runs):
         return None

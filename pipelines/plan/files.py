@@ -54,11 +54,7 @@ def _parsed(path: Path) -> Any:
 
 
 def points_of(path: Path) -> list[Any]:
-    """Return the points of a sweep's file, a YAML list; the plan validates them.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds no list.
-    """
+    """Return the points of a sweep's file, a YAML list (else a ConfigError); the plan validates them."""
     points = _of_option("--rows", path)
     if not isinstance(points, list) or not points:
         raise ConfigError(f"--rows {path}: expected a list of points, such as [{{method.mu: 0.1}}, {{method.mu: 1}}]")
@@ -66,11 +62,7 @@ def points_of(path: Path) -> list[Any]:
 
 
 def claims_of(path: Path) -> dict[str, Any]:
-    """Return the claims of a comparison's file, a YAML mapping by name; the configuration validates them.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds no mapping.
-    """
+    """Return the claims of a comparison's file, a YAML mapping by name (else a ConfigError)."""
     claims = _of_option("--claims", path)
     if not isinstance(claims, dict) or not claims:
         raise ConfigError(f"--claims {path}: expected claims by name, such as ours: {{better: gfpl, than: fedavg}}")

@@ -82,7 +82,6 @@ def sweep_plan(
         raw: parameters from a file, overridden; they name the swept method.
         vary: ``KEY=VALUE,VALUE,...`` for each key, values as in YAML.
         seeds: default ``compare.seeds``.
-        baselines: names of methods.
         listed: points instead of ``vary``: dotted keys with values; missing keys have their configured values.
 
     Raises:
@@ -134,12 +133,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def describe_federation(base: Config, varied: Sequence[str]) -> str:
-    """Return dataset, partition and clients: ``digits, dirichlet partition (alpha 0.3), 10 clients``.
-
-    Args:
-        base: the configuration.
-        varied: keys that differ between runs, which are left out.
-    """
+    """Return what is not varied of dataset, partition and clients: ``digits, iid partition, 10 clients``."""
     parts = [base.source.display_name]
     if "partition.name" not in varied:
         parts.append(f"{base.partitioner.name} partition{_own_parameters(base, varied)}")

@@ -231,11 +231,7 @@ def compared_rows(raw: Mapping[str, Any], methods: Sequence[str] | None) -> list
 
 
 def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Return parameters with additional variants.
-
-    Args:
-        raw: parameters.
-        texts: such as ``slow=fedavg,local.lr=0.001,local.epochs=2``; values are read as YAML.
+    """Return parameters with additional variants, such as ``slow=fedavg,local.lr=0.001``; values are read as YAML.
 
     Raises:
         ConfigError: a text has no name and method, or an assignment no value.

@@ -103,8 +103,7 @@ def _problem(error: yaml.YAMLError) -> str:
 def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
     """Return the number of values in a node, with aliases expanded.
 
-    Args:
-        node: of a composed document. known: counts of nodes seen before. above: the node's parents.
+    ``known`` has the counts of nodes seen before, ``above`` the node's parents.
 
     Raises:
         ValueError: too many or too deep values, a cycle, or a duplicate key.

@@ -38,7 +38,7 @@ class StoredAnalysis:
     Attributes:
         name: in the registry, with the round if it is of a snapshot.
         skipped: the reason if it was skipped, else None.
-        arrays: by name. rows: of the table, all values as text, empty for none. notes: what a reader must know.
+        rows: of the table, all values as text, empty for none. notes: what a reader must know.
     """
 
     name: str
@@ -52,12 +52,6 @@ def compute(config: Config, prepared: Path, partition: Path, directory: Path, na
     """Compute analyses of a finished run; stored ones remain, unless they are named again.
 
     One that this run does not allow is stored with the reason, which is also reported on standard error.
-
-    Args:
-        config: of the run.
-        prepared: the run's data. partition: its partition.
-        directory: of the run.
-        names: as :func:`asked` gives them.
 
     Raises:
         DataError: the run is unfinished, is damaged, or ran on other data.
@@ -167,8 +161,7 @@ def _index(run: RunFolder) -> dict[str, Any]:
     if not path.exists():
         return {}
     stored, about = read_json(path), _analysed(run)
-    known = {"results": about["results"], **stored}  # an index of an earlier version has no results
-    if any(known.get(key) != own for key, own in about.items()):
+    if any(stored.get(key) != own for key, own in about.items()):
         return {}
     return {name: entry for name, entry in stored["analyses"].items() if entry["skipped"] or _has_data(run.files, name)}
 

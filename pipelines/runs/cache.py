@@ -52,12 +52,7 @@ _CURE = "delete it, nothing but time is lost"
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run; None: unknown.
-
-    Attributes:
-        seconds: of training on one core; with workers inside, the sum over all of them.
-        peak: bytes of memory of a process that trains inline.
-    """
+    """The cost of a run: seconds of training on one core, peak bytes of a process; None: unknown."""
 
     seconds: float | None = None
     peak: int | None = None
@@ -80,9 +75,7 @@ class Cache:
     def prepared(self, config: Config, *, look: bool = False) -> Path:
         """Return the folder of a configuration's prepared data; prepare them if it is missing.
 
-        Args:
-            config: of the data.
-            look: also check every image, and prepare again if one is damaged; takes as long as reading them.
+        With ``look`` also check every image, and prepare again if one is damaged; takes as long as reading them.
 
         Raises:
             DataError: the source's files are missing or damaged, or changed while they were read.
@@ -105,11 +98,7 @@ class Cache:
         return self._made("prepared", request, make, load)
 
     def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
-        """Call a function that reads all images; prepare damaged ones of this cache again, and call it again.
-
-        Args:
-            config: of the data. prepared: their folder. work: raises DataError if they are damaged.
-        """
+        """Call a function that reads all images; prepare damaged ones of this cache again, and call it again."""
         try:
             return work()
         except DataError:
@@ -155,13 +144,9 @@ class Cache:
         make: Callable[[Path], str],
         load: Callable[[Path], str],
     ) -> Path:
-        """Return the folder for a request; make it if it is missing.
+        """Return the folder for a request, which has all inputs; make it if it is missing.
 
-        Args:
-            kind: of folder.
-            request: all inputs.
-            make: fills a folder and returns the fingerprint of its content.
-            load: returns the fingerprint of a folder's content; raises DataError if it is damaged.
+        ``make`` fills a folder; it and ``load`` return the fingerprint of the content. DataError: it is damaged.
         """
         name = _digest(request)
         entry = self.root / "index" / kind / f"{name}.json"
@@ -305,9 +290,7 @@ def place(
     It appears at once: half a run would look complete.
 
     Args:
-        kind: of both folders.
-        source: remains unchanged; its files are never written to, only replaced.
-        target: replaced if it exists.
+        kind: of both folders. source: remains unchanged. target: replaced if it exists.
         add: called with the copy before it appears; may change it.
         unless: called when the target is locked; if true, the target remains.
 

@@ -56,11 +56,7 @@ def source_state(config: Config) -> str | None:
 
 
 def _files(path: str, above: frozenset[tuple[int, int]], name: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files at a path, in order of their relative names.
-
-    Args:
-        path: a file or a folder. above: device and inode of its parent folders. name: of the path.
-    """
+    """Yield the files at a path, in order of their relative names; ``above``: device and inode of its parents."""
     about = _looked_at(path)
     if about is None:
         return

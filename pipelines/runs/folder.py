@@ -21,9 +21,6 @@ class RunFolder:
 
     A file is read when it is first needed, and once. Every reading raises a DataError that names a missing or damaged
     file.
-
-    Attributes:
-        directory: the folder. files: the paths in it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -34,7 +31,6 @@ class RunFolder:
 
     @cached_property
     def header(self) -> Mapping[str, Any]:
-        """Return ``config.json``."""
         return read_run_config(self.directory)
 
     @property

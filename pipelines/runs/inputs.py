@@ -17,23 +17,14 @@ _CURE = "the command that made the run makes them again"
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a run.
-
-    Attributes:
-        prepared: folder of the prepared data. partition: of the partition.
-    """
+    """Folders of a run's prepared data and partition."""
 
     prepared: Path
     partition: Path
 
 
 def write_inputs(directory: Path, inputs: Inputs, into: Path | None = None) -> None:
-    """Write the folders of a run's data, relative to its own.
-
-    Args:
-        directory: of the run. inputs: its data.
-        into: the run's later folder; None: ``directory``.
-    """
+    """Write the folders of a run's data, relative to ``directory``, in which the file is, or will be if ``into`` is."""
     home = directory.absolute()
     places = {"prepared": inputs.prepared, "partition": inputs.partition}
     seen = {key: os.path.relpath(path.absolute(), home) for key, path in places.items()}
@@ -45,11 +36,8 @@ def inputs_of(directory: Path, metrics: Mapping[str, Any]) -> Inputs:
 
     A run from DVC has neither; its data are two folders above it, as in ``artifacts/``.
 
-    Args:
-        directory: of the run. metrics: its ``metrics.json``; empty while it has not finished.
-
     Raises:
-        DataError: they are missing, or are another run's.
+        DataError: they are missing, or are not those of ``metrics``, which are empty while the run has not finished.
     """
     places = _places(RunFiles(directory), metrics.get("seed"))
     found = next((place for place in places if place.prepared.exists() and place.partition.exists()), places[0])

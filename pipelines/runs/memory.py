@@ -45,10 +45,6 @@ _MARGIN = 1.5
 def estimate(config: Config, inputs: Inputs, process: int) -> int:
     """Return the estimated peak memory of a process that trains a run inline, by the formula above.
 
-    Args:
-        config: of the run. inputs: its data.
-        process: bytes of a process that has imported everything that training needs.
-
     Raises:
         DataError: data are missing or damaged. ConfigError: the model cannot read them.
     """

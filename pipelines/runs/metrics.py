@@ -236,13 +236,10 @@ def meaning(name: str) -> str:
 
 
 def check_direction(name: str, key: str = "--metric") -> None:
-    """Refuse to look for the best in a figure that has none.
-
-    Args:
-        name: of the figure. key: what asks for it.
+    """Refuse a figure whose direction is not declared, and name the key that asks for its best.
 
     Raises:
-        ConfigError: its direction is not declared.
+        ConfigError: it is not.
     """
     if direction(name) is None:
         raise ConfigError(

@@ -25,12 +25,9 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of folder.
+    """A kind of folder: its name in messages, and the names that it may have, as a pattern.
 
-    Attributes:
-        words: its name in messages.
-        leaves: names that it may have, as a pattern.
-        signs: names that no other kind has; next to one of them, files of the user are accepted.
+    ``signs`` are names that no other kind has; next to one of them, files of the user are accepted.
     """
 
     words: str
@@ -98,10 +95,7 @@ def claim_folder(kind: Kind, folder: Path, besides: Collection[str] = ()) -> Non
 
     It may be missing, empty, or of this kind in any state. Callers check whether it is of the same run or study.
 
-    Args:
-        kind: of the files that the command leaves.
-        folder: of its results.
-        besides: more names that the command leaves there.
+    ``besides`` are more names that the command leaves there.
 
     Raises:
         ConfigError: it is a file, has other content, or cannot be written to.

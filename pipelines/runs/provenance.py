@@ -46,9 +46,6 @@ def source(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, st
     """Return the start of a process in MLflow's terms: a name, and its type, LOCAL (typed) or JOB (scheduled).
 
     Only program and subcommand of the command: an option may hold a password.
-
-    Args:
-        command: program and arguments. variables: of the environment.
     """
     program = Path(command[0] if command else "")
     name = "protofl" if program.parts[-3:] == ("pipelines", "cli", "__main__.py") else program.name
@@ -66,8 +63,7 @@ def processor_of(environment: Mapping[str, Any]) -> str | None:
 
 
 def git(*arguments: str) -> list[str]:
-    """Return a git command for the code's folder."""
-    # The code already runs: git need not refuse another user's checkout, as in a container.
+    """Return a git command for the code's folder, which may be another user's, as in a container."""
     return ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
 
 

@@ -16,11 +16,6 @@ from pipelines.stages.partition import partition
 def paper_partitions(table: str, column: str, assignments: Sequence[str], directory: Path) -> dict[int, Partition]:
     """Divide images as a column of a paper's table says, into ``<directory>/seed-<seed>`` for each of its seeds.
 
-    Args:
-        table: its id, such as ``fedpa.table2``. column: its key.
-        assignments: ``KEY=VALUE``, such as the folder of the images.
-        directory: of the partitions.
-
     Returns:
         The partitions by seed.
 

@@ -58,11 +58,7 @@ def problem(folder: Path, raw: Mapping[str, Any]) -> str | None:
 
 
 def unseen_plugin(folder: Path, paths: Iterable[Path]) -> str | None:
-    """Return a message on the first plug-in with changes that DVC would not see; None if there is none.
-
-    Args:
-        folder: of ``dvc.yaml``. paths: of plug-ins.
-    """
+    """Return a message on the first plug-in with changes that DVC would not see; None if there is none."""
     home = (folder / PLUGINS).resolve()
     unseen = next((path for path in paths if not path.resolve().is_relative_to(home)), None)
     if unseen is None:

@@ -22,9 +22,6 @@ def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: P
 
     If ``partition.seed`` is set, there is one partition, of this seed.
 
-    Args:
-        config: of a run. seeds: of the comparison. prepared: its data. directory: of all partitions.
-
     Returns:
         The partitions by seed.
     """

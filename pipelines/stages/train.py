@@ -42,10 +42,7 @@ def train(
 ) -> list[Path]:
     """Train and evaluate runs into ``<directory>/<method>-s<seed>``; remove folders of other runs.
 
-    Args:
-        configs: of the runs. prepared: their data. partitions: folder of ``seed-<seed>``.
-        directory: of the runs; ``<directory>.json`` names their runs and code.
-        operation: how to run the steps.
+    ``<directory>.json`` names the runs and their code.
 
     Raises:
         ConfigError: a partition was made with other parameters.

@@ -20,8 +20,7 @@ def log_folder(directory: Path, uri: str | None, *, register: bool = False) -> b
 
     Args:
         directory: of a run, or of a comparison or sweep: with tables, and runs in ``runs/`` in it or beside it.
-        uri: the store; None for what :func:`~pipelines.tracking.store.resolve_uri` finds.
-        register: make the models of finished runs versions of their registered model.
+        uri, register: as for :class:`~pipelines.tracking.sync.RunTracker`.
 
     Returns:
         True if the store holds all of it now; False after one warning.

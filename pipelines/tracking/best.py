@@ -40,10 +40,9 @@ _CHOSEN = "champion: "
 
 @dataclass(frozen=True)
 class Best:
-    """The best run.
+    """The best run of an experiment.
 
     Attributes:
-        run_id, name: of the run. experiment: its experiment's name.
         metric, value: by which it is the best. split: of the data that this was measured on.
         among: how many finished runs have that figure. mixed: in what they differ that makes them hard to compare.
         model: the version that is champion now, as ``models:/NAME/VERSION``; None where nobody asked for it.
@@ -191,10 +190,7 @@ def _promoted(client: MlflowClient, run: Run, answer: Best) -> str:
 
 
 def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
-    """Log a finished run with its model, and make that the champion of its experiment.
-
-    Args:
-        run_dir: of the run. uri: of the store. reason: what the version's description says.
+    """Log a finished run with its model, and make that the champion of its experiment, for a reason that is described.
 
     Returns:
         The version, as ``models:/NAME/VERSION``.

@@ -40,15 +40,7 @@ _TABLE = "runs.json"
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A comparison to log.
-
-    Attributes:
-        directory: of tables and figures. files: those that MLflow keeps.
-        name: of the parent.
-        runs: finished ones. labels: of each, its method or variant.
-        began_ms, ended_ms: of the comparison, not of its runs, which may be older.
-        source: the command that made it; None for the command of its last run.
-    """
+    """A comparison to log: the files that MLflow keeps, its times, and its finished runs with method or variant."""
 
     directory: Path
     files: Sequence[Path]
@@ -78,11 +70,11 @@ def log_comparison(
     """Log compared runs and their comparison.
 
     Args:
-        directory: of the comparison: its tables, ``figures/`` and pages.
-        runs: those that have finished; those that MLflow has already are found again.
+        directory: of tables, figures and pages.
+        runs: finished ones; those that MLflow has already are found again.
         uri: the store; None for the result of :func:`~pipelines.tracking.store.resolve_uri`.
         name: of the parent run; None takes the folder's.
-        began_ms: start of the comparison; None for the time of its tables.
+        began_ms: start of the comparison, whose runs may be older; None for the time of its tables.
         source: the command that made it; None for the command of its last run.
 
     Returns:

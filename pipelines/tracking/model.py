@@ -46,12 +46,7 @@ _NOT_WORTH_ASKING_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model about to be logged.
-
-    Attributes:
-        files: what it is made from, by the name that :class:`pipelines.tracking.serving.RunModel` knows.
-        meta: of the prepared data: shape of an image, number of classes.
-    """
+    """A model about to be logged: its files by their names there, and the description of the prepared data."""
 
     files: Mapping[str, Path]
     meta: Mapping[str, Any]

@@ -43,11 +43,9 @@ class Predictor:
         """Rebuild what answers from a run's files.
 
         Args:
-            config: the resolved configuration, as in ``config.json``.
-            meta: of the prepared data, as in their ``meta.json``; the images themselves are not needed.
-            partition: folder of the partition: who holds which classes.
-            server: ``server.safetensors``.
-            clients: folder of what clients remember; None where nobody's answer depends on it.
+            config: the resolved configuration. meta: of the prepared data; the images themselves are not needed.
+            partition: its folder. server: ``server.safetensors``.
+            clients: folder of clients' states; None where no answer depends on them.
         """
         here = {**config, "engine": {**config["engine"], "name": "local", "workers": 0, "device": "cpu"}}
         self._experiment = _without_images(Config.from_mapping(here), meta, Partition.load(partition))
@@ -135,7 +133,6 @@ class RunModel:
     """:class:`Predictor` as MLflow calls it."""
 
     def __init__(self, files: Path) -> None:
-        """Build the predictor from what `pipelines/tracking/model.py` put into a folder."""
         stored = json.loads((files / "config.json").read_text(encoding="utf-8"))["config"]
         meta = json.loads((files / "meta.json").read_text(encoding="utf-8"))
         clients = files / "clients"

@@ -83,7 +83,7 @@ class RunTracker:
             uri: the store; None for the result of :func:`~pipelines.tracking.store.resolve_uri`.
             name: of a new MLflow run; None for the usual one.
             parent_run_id: the MLflow run that shows this one below it, if none does yet.
-            extra_tags: further tags, such as ``{"study": "alpha-sweep"}``.
+            extra_tags: further tags.
         """
         self.run_dir = Path(run_dir)
         self._store = Store(uri)
@@ -119,8 +119,7 @@ class RunTracker:
         """Log a finished run to its end, as :meth:`sync` does.
 
         Args:
-            with_model: also its model, with signature and example and without pickle: the global model, or where there
-                is none the clients' own (`pipelines/tracking/model.py`). A model that cannot be made costs a warning.
+            with_model: also its model (`pipelines/tracking/model.py`); one that cannot be made costs a warning.
             register: make the model a version of the registered model of the experiment (``digits-dirichlet``).
 
         Raises:

@@ -19,11 +19,7 @@ from pipelines.tuning.metrics import check_metric
 
 
 def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
-    """Refuse claims that these runs cannot decide, before any of them starts.
-
-    Args:
-        plan: of the comparison.
-        tuned: also allow rows of tuned methods.
+    """Refuse claims that these runs cannot decide, before any of them starts; ``tuned`` adds rows.
 
     Raises:
         ConfigError: a claim names a row that is not compared, or a metric that its runs lack.
@@ -52,10 +48,8 @@ def compare_methods(
     """Run methods × seeds, then write their table.
 
     Args:
-        plan: of the comparison.
-        out: its folder. operation: how to run.
         tuned: number of trials to tune each method with first; 0: no tuning.
-        budget: budget that all runs share: one of :data:`~pipelines.execution.budget.BUDGETS`.
+        budget: that all runs share: one of :data:`~pipelines.execution.budget.BUDGETS`.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or the folder contains something else.

@@ -76,20 +76,18 @@ def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
     """Refuse a folder that contains another study, before anything is written.
 
     Raises:
-        ConfigError: the study has another configuration (names the differing keys), or is from a version without
-            ``tune.sampler``.
+        ConfigError: the study has another configuration; names the differing keys.
     """
     if not files.record.config.exists():
         return
     existing = RunFolder(files.record.directory)
     if existing.identity == problem.identity:
         return
-    cure = "choose another --out, or delete that folder"
-    if "tune" not in existing.identity:
-        commit = str(existing.environment.get("code_version"))[:8]
-        raise ConfigError(f"{files.directory}: an earlier version ({commit}) began this study; {cure}")
     differences = list_differences(config_differences(existing.identity, problem.identity))
-    raise ConfigError(f"{files.directory}: holds the study of another configuration ({differences})\n{cure}")
+    raise ConfigError(
+        f"{files.directory}: holds the study of another configuration ({differences})\n"
+        "choose another --out, or delete that folder"
+    )
 
 
 @contextmanager

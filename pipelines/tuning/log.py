@@ -32,11 +32,7 @@ class StudyTracker:
     """Log a study to MLflow, without torch and Optuna. An unreachable store only causes a warning."""
 
     def __init__(self, study: Path, *, uri: str | None) -> None:
-        """Set source and store of a study that has begun; nothing is contacted yet.
-
-        Args:
-            study: the study's folder. uri: as for :class:`~pipelines.tracking.sync.RunTracker`.
-        """
+        """Set source and store of a study that has begun; nothing is contacted yet."""
         self._files, self._uri = StudyFiles(study), uri
         self._name = str(RunFolder(self._files.record.directory).study)
         self._logged: set[int] = set()

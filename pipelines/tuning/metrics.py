@@ -64,11 +64,6 @@ def check_metric(name: str, method: Method) -> str:
 def value_of(name: str, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> float:
     """Return a finished run's value of a metric.
 
-    Args:
-        name: of the metric.
-        metrics: the content of ``metrics.json``.
-        history: the run's records, oldest first.
-
     Raises:
         ConfigError: the metric is missing; names the existing ones, near misses first.
         RunError: it is null.

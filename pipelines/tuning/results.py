@@ -42,13 +42,7 @@ def write_results(problem: Problem, study: Study, files: StudyFiles) -> None:
 
 
 def printed(problem: Problem, study: Study, files: StudyFiles, dashboard: str, *, width: int, terminal: bool) -> str:
-    """Return text with the best trials, the searched values and next commands.
-
-    Args:
-        problem: the study. study: with at least one finished trial. files: of the study.
-        dashboard: the command that shows the study's plots.
-        width: of the tables, in columns. terminal: whether to use bold type.
-    """
+    """Return text with the best trials, the searched values and next commands, for a study with a finished trial."""
     best = best_trials(problem, study)
     tables = [_trials(problem, best[:_PRINTED_TRIALS], best, with_values=False), _searched(problem, best)]
     text = io.StringIO()

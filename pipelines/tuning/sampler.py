@@ -69,17 +69,10 @@ class LaggedSampler(BaseSampler):
     """Sample trial ``n`` by another sampler, from the trials up to ``n - lag`` and a seed of its own."""
 
     def __init__(self, make: Make, seed: int, lag: int, first: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Set the source of trials' values.
-
-        Args:
-            make: makes the other sampler.
-            seed: of the study. lag: maximum number of trials in parallel.
-            first: the values of trial 0, 1, ...; later trials are sampled.
-        """
+        """Set the source of trials' values; ``first`` has those of trial 0, 1, ..., later trials are sampled."""
         self._make, self._seed, self._lag, self._first = make, seed, lag, tuple(first)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters that are sampled together."""
         if trial.number < len(self._first):
             return {}
         return self._sampler(trial).infer_relative_search_space(seen_by(study, trial, self._lag), trial)
@@ -87,7 +80,6 @@ class LaggedSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return values for the parameters that are sampled together."""
         if trial.number < len(self._first):
             return {}
         sampler, seen = self._sampler(trial), seen_by(study, trial, self._lag)
@@ -97,7 +89,6 @@ class LaggedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a value for a parameter that is sampled alone, independent of the trial's other values."""
         if trial.number < len(self._first) and param_name in self._first[trial.number]:
             return self._first[trial.number][param_name]
         seen = seen_by(study, trial, self._lag)
@@ -113,7 +104,6 @@ class LaggedPruner(BasePruner):
     """Prune trial ``n`` by another pruner, from the trials up to ``n - lag``."""
 
     def __init__(self, pruner: BasePruner, lag: int) -> None:
-        """Set the other pruner, and the maximum number of trials in parallel."""
         self._pruner, self._lag = pruner, lag
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
@@ -129,12 +119,7 @@ class PruningCheck:
     """
 
     def __init__(self, study: Study, storage: BaseStorage, number: int, rounds: int) -> None:
-        """Start before the first round.
-
-        Args:
-            study: with its pruner. storage: of the study.
-            number: of the trial. rounds: of the trial; pruning after the last one saves nothing.
-        """
+        """Start before the first of a trial's ``rounds``; pruning after the last one would save nothing."""
         self._study, self._storage, self._last = study, storage, rounds
         self._trial = study.get_trials()[number]
         self._stored = self._trial.intermediate_values

@@ -52,9 +52,7 @@ def study(config: Config, request: StudyRequest, out: Path, operation: Operation
 
     A failed trial is reported and counts; the others continue.
 
-    Args:
-        config: all values that are not searched, and the first trial's values.
-        request: the study's settings. out: the study's folder. operation: how to run.
+    ``config`` has all values that are not searched, and the first trial's values.
 
     Raises:
         ConfigError: the configuration cannot be run or scored so, the folder contains another study, or the storage
@@ -103,12 +101,7 @@ class Search:
     def __init__(
         self, config: Config, request: StudyRequest, out: Path, operation: Operation, prefix: str = ""
     ) -> None:
-        """Open or begin the study; prepare its data.
-
-        Args:
-            config: all values that are not searched. request: the study's settings. out: the study's folder.
-            operation: how to run. prefix: of its trials' names, such as ``fedavg:``.
-        """
+        """Open or begin the study; prepare its data. Names of its trials begin with ``prefix``."""
         if request.trials < 1:
             raise ConfigError(f"--trials {request.trials}: must be at least 1")
         self._problem = Problem.of(config, request.objective, request.metric, request.max_bytes)

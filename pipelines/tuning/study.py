@@ -27,13 +27,7 @@ class Trials:
     """A study's trials. Ask and tell only while its folder is locked."""
 
     def __init__(self, problem: Problem, files: StudyFiles, storage: str | None) -> None:
-        """Open or create the study.
-
-        Args:
-            problem: the study. files: of the study.
-            storage: as for :func:`~pipelines.tuning.storage.open_storage`. A given one may also have the same study's
-                trials from other folders.
-        """
+        """Open or create the study in a storage; a given one may also have its trials from other folders."""
         tune, rounds = problem.config.tune, problem.config.federation.rounds
         self._problem, self._files, self._lag = problem, files, tune.parallel
         self._url, self._is_shared = storage, storage is not None

@@ -35,13 +35,7 @@ from pipelines.tuning.problem import Problem
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """The result of a trial.
-
-    Attributes:
-        state: COMPLETE, PRUNED or FAIL.
-        score: the metric of a finished trial. bytes: total sent.
-        error: of a failed trial.
-    """
+    """The result of a trial: score and bytes sent of a complete one, the error of a failed one."""
 
     state: TrialState
     score: float | None = None
@@ -51,12 +45,7 @@ class TrialEnd:
 
 @dataclass(frozen=True)
 class TrialRuns:
-    """The runs of a study's trials.
-
-    Attributes:
-        problem: the study. files: of the study.
-        inputs: the data. cache: finds finished runs.
-    """
+    """The runs of a study's trials."""
 
     problem: Problem
     files: StudyFiles
@@ -65,7 +54,6 @@ class TrialRuns:
 
     @cached_property
     def code(self) -> str:
-        """Fingerprint of the trials' code."""
         return code_fingerprint(self.problem.config)
 
     def place(self, number: int, values: Mapping[str, Any]) -> tuple[PlacedRun, bool]:
@@ -84,9 +72,6 @@ class TrialRuns:
 
     def end(self, number: int, pruned_at: int | None, error: ProtoflError | None) -> TrialEnd:
         """Return a trial's result, and delete files that only its resumption would need.
-
-        Args:
-            number: of the trial. pruned_at: the round at which it was pruned. error: of its run.
 
         Raises:
             ProtoflError: the error is unrelated to the values: another process is using the trial's folder, the disk is

@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 def tuned_comparison(
     plan: ExperimentPlan, trials: int, out: Path, operation: Operation, *, budget: str = "rounds"
 ) -> Outcome:
-    """Tune every method, and compare them.
-
-    Args:
-        plan: of the comparison. trials: of each method.
-        out: its folder; studies are in ``tuning/<method>`` there.
-        operation: how to run.
-        budget: budget that all runs and trials share: one of :data:`~pipelines.execution.budget.BUDGETS`.
+    """Tune every method in a study of its own, in ``tuning/<method>``, and compare them within the budget.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or trials is below 1.

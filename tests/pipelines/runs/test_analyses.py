@@ -215,14 +215,6 @@ def test_analyses_of_a_run_that_was_trained_again_are_made_again(changed: str, r
     assert analyses.left(asked, run) == ["class_heatmap"]
 
 
-def test_an_index_of_an_earlier_version_is_of_what_lies_there(run: Path) -> None:
-    report(asking("class_heatmap"), run)
-    index = read_json(run / "analyses" / "index.json")
-    del index["results"]
-    (run / "analyses" / "index.json").write_text(json.dumps(index))
-    assert analyses.left(asking("class_heatmap"), run) == []
-
-
 class Killed(BaseException):
     """As sudden as a kill."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,8 +14,8 @@ import pytest
 from optuna.trial import TrialState, create_trial
 from optuna_dashboard._storage_url import get_storage  # type: ignore[import-untyped]
 
-from flcore.core.errors import ConfigError, DataError
-from flcore.io.files import read_json, sealed, unsealed, write_json
+from flcore.core.errors import DataError
+from flcore.io.files import read_json
 from pipelines.tuning.storage import JOURNAL, open_storage
 from tests.cases import quick
 
@@ -84,20 +83,6 @@ def test_a_named_journal_is_shared_by_folders(config_with: Configure, search: Se
     storage = open_storage("shared.journal")
     assert len(optuna.get_all_study_names(storage)) == 1
     assert not JOURNAL.exists()
-
-
-def test_the_study_of_an_earlier_version_is_refused_with_its_version(config_with: Configure, search: Search) -> None:
-    config = config_with(federation={"rounds": 1})
-    search(config, 1, Path("study"))
-    record = Path("study/study/config.json")
-    described = unsealed(json.loads(record.read_text()))
-    assert described is not None
-    del described["identity"]["tune"]
-    described["environment"]["code_version"] = "0123456789abcdef"
-    write_json(record, sealed(described))
-    with pytest.raises(ConfigError, match=r"an earlier version \(01234567\) began this study; choose") as error:
-        search(config, 2, Path("study"))
-    assert "\n" not in str(error.value)
 
 
 def test_a_line_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
