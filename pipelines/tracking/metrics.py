@@ -26,15 +26,7 @@ _OF_A_ROUND = {
 }
 """Key of a history record, and its metric."""
 
-_LAST = (
-    "top1_global",
-    "top1_vote",
-    "mean_local",
-    "mean_local_own_classes",
-    "pooled_local",
-    "client_std",
-    "loss_global",
-)
+_LAST = [key for key, name in _OF_A_ROUND.items() if name.startswith(("accuracy/", "loss/"))]
 SUMMARY_FIGURES: Mapping[str, str] = {
     **{key: f"final/{key}" for key in (*_LAST, "last10_top1_global")},
     "best_top1_global": "best/top1_global",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,39 +21,17 @@ if TYPE_CHECKING:
     from pipelines.tuning.problem import Problem
 
 
-@dataclass(frozen=True)
 class StudyFiles:
     """The files in a study's folder."""
 
-    directory: Path
-
-    @property
-    def params(self) -> Path:
-        """The given configuration, as a parameter file."""
-        return self.directory / "params.yaml"
-
-    @property
-    def best(self) -> Path:
-        """The given configuration with the best values."""
-        return self.directory / "best.yaml"
-
-    @property
-    def record(self) -> RunFiles:
-        """The study as a run with trials as rounds, for MLflow; it also identifies the folder's study."""
-        return RunFiles(self.directory / "study")
-
-    @property
-    def results(self) -> Path:
-        return self.directory / "study.json"
-
-    @property
-    def table(self) -> Path:
-        return self.directory / "study.md"
-
-    @property
-    def trials(self) -> Path:
-        """All trials as CSV, one row each."""
-        return self.directory / "trials.csv"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.params = directory / "params.yaml"  # as given
+        self.best = directory / "best.yaml"  # with the best values
+        self.record = RunFiles(directory / "study")  # for MLflow, a run with trials as rounds; names the study, too
+        self.results = directory / "study.json"
+        self.table = directory / "study.md"
+        self.trials = directory / "trials.csv"
 
     def trial(self, number: int) -> RunFiles:
         """Return the run of a trial."""
