@@ -208,8 +208,7 @@ def carry_out(
                     )
                 forget_results(run.directory)
             write_inputs(run.directory, run.inputs)
-            train = partial(
-                running.train,
+            running.train(
                 run.config,
                 *folders,
                 orchestrator=orchestrator,
@@ -217,7 +216,6 @@ def carry_out(
                 restart=run.restart,
                 environment=environment(run.config),
             )
-            cache.on_whole_data(run.config, run.inputs.prepared, train)
             steps.call("evaluate", _silent(running.evaluate), run.config, *folders)
             cache.note_run(run.directory, run.config)
         missing = analyses.left(run.config, run.directory)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flcore.io import disk
 from flcore.config.schema import Config
@@ -39,8 +39,6 @@ from pipelines.runs.file_state import source_state, state_of
 from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import TRACKED
 from pipelines.runs.ownership import Kind, may_be_replaced, remove_own
-
-T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "PROTOFL_CACHE"
 DEFAULT_FOLDER = Path(".protofl") / "cache"
@@ -97,25 +95,6 @@ class Cache:
         load = _looked_at if look else lambda folder: Dataset.load(folder).meta.fingerprint
         return self._made("prepared", request, make, load)
 
-    def on_whole_data(self, config: Config, prepared: Path, work: Callable[[], T]) -> T:
-        """Call a function that reads all images; prepare damaged ones of this cache again, and call it again."""
-        try:
-            return work()
-        except DataError:
-            if not self._mended(config, prepared):
-                raise
-            return work()
-
-    def _mended(self, config: Config, prepared: Path) -> bool:
-        """Prepare damaged data of this cache again; return whether they were damaged."""
-        if prepared.parent != self.root / "prepared":
-            return False
-        try:
-            _looked_at(prepared)
-        except DataError:
-            return self.prepared(config, look=True) == prepared
-        return False
-
     def partition(self, config: Config, prepared: Path) -> Path:
         """Return the folder of a configuration's partition of prepared data; partition them if it is missing.
 
@@ -133,7 +112,7 @@ class Cache:
         return self._made(
             "partitions",
             request,
-            lambda folder: self.on_whole_data(config, prepared, lambda: divide(config, prepared, folder).fingerprint),
+            lambda folder: divide(config, prepared, folder).fingerprint,
             lambda folder: Partition.load(folder).fingerprint,
         )
 
