@@ -86,7 +86,6 @@ def compare(
     partition_seeds: Numbers | None = None,
     claims: File | None = None,
     tuned: Count = 0,
-    budget: Literal["rounds", "bytes"] = "rounds",
     out: Results = Path("runs/comparison"),
     flow: Flow = Flow(),
     restart: Restart = False,
@@ -101,7 +100,6 @@ def compare(
         claims: YAML file of claims to judge by these runs, such as which row is better (default: compare.claims)
         tuned: tune each method with N trials on validation data, then compare it tuned and as given (default: no
             tuning)
-        budget: what all runs have equally: rounds, or the baseline's bytes
     """
     from pipelines.orchestration.as_flow import as_flow, uses_prefect
     from pipelines.orchestration.commands import operation, say_table
@@ -136,10 +134,10 @@ def compare(
             from pipelines.orchestration import flows
 
             asked: dict[str, Any] = {"methods": list(methods) if methods else None, "seeds": seeds, "out": str(out)}
-            asked |= {"tuned": tuned, "budget": budget, "restart": restart}
+            asked |= {"tuned": tuned, "restart": restart}
             outcome = as_flow(how, flows.compare, **asked, config=plan.parameters)
         else:
-            outcome = compare_methods(plan, out, how, tuned=tuned, budget=budget)
+            outcome = compare_methods(plan, out, how, tuned=tuned)
     say_table(outcome, len(plan.runs) * (2 if tuned else 1))
     return 0
 

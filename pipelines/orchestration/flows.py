@@ -113,7 +113,6 @@ def compare(
     out: str = "runs/comparison",
     restart: bool = False,
     tuned: Annotated[int, Field(ge=0)] = 0,
-    budget: Literal["rounds", "bytes"] = "rounds",
     config: Configuration | None = None,
     limit_hours: Hours | None = None,
     gate: dict[str, float] | None = None,
@@ -128,7 +127,6 @@ def compare(
         out: folder of the comparison; ``{date}`` as for ``federated-experiment``.
         restart: discard unusable checkpoints and damaged results.
         tuned: trials with which each method is tuned first; 0: none is.
-        budget: what is equal for all runs.
         config: parameters instead of a file and overrides.
         limit_hours: stop after this many hours; the same parameters resume it. None: no limit.
         gate: limits such as ``{"fedavg.mean_local": 0.9}``; the flow fails where a mean over seeds is worse.
@@ -143,7 +141,7 @@ def compare(
     check_gate(gate or {}, rows | {tuned_name(row): method for row, method in rows.items() if tuned})
     tags = ["comparison", plan.base.source.display_name]
     with operation(plan.base, tags, limit_hours=limit_hours, restart=restart) as how:
-        outcome = compare_methods(plan, folder, how, tuned=tuned, budget=budget)
+        outcome = compare_methods(plan, folder, how, tuned=tuned)
         show_table(outcome)
     directory = finish_all(outcome, len(plan.runs) * (2 if tuned else 1))
     pass_comparison(gate or {}, outcome.directory)

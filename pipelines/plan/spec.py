@@ -57,18 +57,6 @@ class ExperimentPlan:
         """Return the plan with other runs."""
         return replace(self, runs=tuple(runs))
 
-    def of_row(self, row: str, seed: int | None = None, draw: int | None = None, rounds: int | None = None) -> Config:
-        """Return the configuration of a method or variant, with other seeds and rounds if they are given.
-
-        Raises:
-            ConfigError: it cannot be run.
-        """
-        config = Config.from_mapping(for_entry(self.parameters, row, seed, draw))
-        return config if rounds is None else with_rounds(config, rounds)
-
-
-def with_rounds(config: Config, rounds: int) -> Config:
-    """Return a configuration with another number of rounds, validated."""
-    from pipelines.plan.params import with_values
-
-    return Config.from_mapping(with_values(config.to_mapping(), {"federation.rounds": rounds}))
+    def of_row(self, row: str) -> Config:
+        """Return the configuration of a method or variant, with the configured seed; ConfigError: it cannot be run."""
+        return Config.from_mapping(for_entry(self.parameters, row, None))

@@ -52,7 +52,7 @@ _KINDS = {
     "comparison": _Kind(
         "a comparison",
         _names(
-            "runs budget tuning comparison.csv comparison.json comparison.md comparison.tex runs.csv metrics.json "
+            "runs tuning comparison.csv comparison.json comparison.md comparison.tex runs.csv metrics.json "
             "curves.csv times.csv figures report.html"
         ),
         frozenset({"comparison.json", "comparison.csv"}),

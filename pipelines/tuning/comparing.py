@@ -1,4 +1,4 @@
-"""``protofl compare`` for commands and flows: as given, or tuned, and with a budget."""
+"""``protofl compare`` for commands and flows: as given, or tuned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from flcore.core.errors import ConfigError
 from flcore.io.locks import run_lock
 from flcore.methods import Method
 from pipelines.execution.bodies import comparison
-from pipelines.execution.budget import within_budget
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.plan.spec import ExperimentPlan
@@ -42,24 +41,17 @@ def check_claims(plan: ExperimentPlan, *, tuned: bool = False) -> None:
                 raise ConfigError(f"{key}: {str(error).replace('--metric', 'metric')}") from error
 
 
-def compare_methods(
-    plan: ExperimentPlan, out: Path, operation: Operation, *, tuned: int = 0, budget: str = "rounds"
-) -> Outcome:
-    """Run methods × seeds, then write their table.
-
-    Args:
-        tuned: number of trials to tune each method with first; 0: no tuning.
-        budget: that all runs share: one of :data:`~pipelines.execution.budget.BUDGETS`.
+def compare_methods(plan: ExperimentPlan, out: Path, operation: Operation, *, tuned: int = 0) -> Outcome:
+    """Run methods × seeds, then write their table; ``tuned`` is the number of trials to tune each method with first.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or the folder contains something else.
         RunError: no run has finished, or another command is using the folder.
     """
-    claim_folder("comparison", out)  # first, since budget and studies write into it
+    claim_folder("comparison", out)  # first, since studies write into it
     if tuned:  # several processes may share studies, so no lock
         from pipelines.tuning.tuned import tuned_comparison  # Optuna, which few comparisons need
 
-        return tuned_comparison(plan, tuned, out, operation, budget=budget)
+        return tuned_comparison(plan, tuned, out, operation)
     with run_lock(out):  # a second command would take runs from this one, which would report them as failed
-        spent, fitted = within_budget(budget, plan, out, operation)
-        return comparison(fitted, out, operation, {"name": out.name, "budget": spent.words})
+        return comparison(plan, out, operation, {"name": out.name})

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from flcore.config.schema import Config
 from flcore.core.errors import RunError
 from pipelines.execution.bodies import comparison
-from pipelines.execution.budget import within_budget
 from pipelines.execution.operation import Operation
 from pipelines.execution.outcome import Outcome
 from pipelines.plan.spec import ExperimentPlan, RunSpec
@@ -32,33 +31,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def tuned_comparison(
-    plan: ExperimentPlan, trials: int, out: Path, operation: Operation, *, budget: str = "rounds"
-) -> Outcome:
-    """Tune every method in a study of its own, in ``tuning/<method>``, and compare them within the budget.
+def tuned_comparison(plan: ExperimentPlan, trials: int, out: Path, operation: Operation) -> Outcome:
+    """Tune every method in a study of its own, in ``tuning/<method>``, and compare them.
 
     Raises:
         ConfigError: an entry cannot be run, or its data differ from the others'; or trials is below 1.
         RunError: no run has finished.
     """
-    spent, plan = within_budget(budget, plan, out, operation)
-    as_given, names = plan.runs, plan.rows
-    rounds = {run.name: run.config.federation.rounds for run in reversed(as_given)}
-    searches = [
-        Search(
-            plan.of_row(name, rounds=rounds[name] if spent.bytes is not None else None),
-            StudyRequest(trials, max_bytes=spent.max_bytes),
-            out / "tuning" / name,
-            replace(operation, wait=False),
-            f"{name}: ",
-        )
-        for name in names
-    ]
-    run_trials(searches, operation)
-    results = [_result(name, search, out) for name, search in zip(names, searches, strict=True)]
-    planned = plan.with_runs(_with_tuned_runs(as_given, results))
-    facts = {"name": out.name, "tuning": [asdict(tuned) for tuned in results], "budget": spent.words}
-    return comparison(planned, out, operation, facts)
+    unwaited, request = replace(operation, wait=False), StudyRequest(trials)
+    searches = {
+        name: Search(plan.of_row(name), request, out / "tuning" / name, unwaited, f"{name}: ") for name in plan.rows
+    }
+    run_trials([*searches.values()], operation)
+    results = [_result(name, search, out) for name, search in searches.items()]
+    planned = plan.with_runs(_with_tuned_runs(plan.runs, results))
+    return comparison(planned, out, operation, {"name": out.name, "tuning": [asdict(tuned) for tuned in results]})
 
 
 def _result(method: str, search: Search, out: Path) -> Tuned:

@@ -124,7 +124,7 @@ def test_prefect_is_requested_by_either_name() -> None:
 OPTIONS = {
     "init": "images title",
     "run": "params set method seed out prefect no-prefect orchestrator restart no-wait json",
-    "compare": "params set methods variant seeds partition-seeds claims tuned budget out prefect no-prefect "
+    "compare": "params set methods variant seeds partition-seeds claims tuned out prefect no-prefect "
     "orchestrator restart no-wait",
     "sweep": "params set vary rows seeds baselines metric out prefect no-prefect orchestrator restart no-wait",
     "tune": "params set method trials objective metric max-bytes at-once storage out prefect "
@@ -215,7 +215,6 @@ def test_functions_of_commands_say_what_each_argument_means() -> None:
         ("paper claims --write page --json", "--json"),
         ("tune --method fedavg --objective accuracy --objective accuracy,bytes", "--objective"),
         ("sweep --metric mean_local --metric top1_global", "--metric"),
-        ("compare --budget bytes --budget rounds", "--budget"),
         ("paper claims --kept a --kept b", "--kept"),
     ],
 )

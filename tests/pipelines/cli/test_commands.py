@@ -294,7 +294,7 @@ def test_parameters_are_handed_on_as_they_are_given(
     calls = handed_on(asked)
     assert calls["operation"] == [raw, {"restart": False, "wait": True}]
     plan, *where = calls["compare"]
-    assert where == [Path("runs/comparison"), None, {"tuned": 0, "budget": "rounds"}]
+    assert where == [Path("runs/comparison"), None, {"tuned": 0}]
     epochs = {(run.name, run.config.seed): run.config.local.epochs for run in plan.runs}
     assert epochs == {("moon", 1): 9, ("moon", 2): 9, ("local", 1): 1, ("local", 2): 1}
     grid = ["--vary", "local.lr=0.1,0.2", "--vary", "local.batch_size=8", "--baselines", "local"]

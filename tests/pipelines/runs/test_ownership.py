@@ -38,7 +38,7 @@ def left(folder: Path) -> list[str]:
         ("run", ("history.jsonl", "notes.txt")),
         ("comparison", ("runs/fedavg-s0-01234567/config.json",)),
         ("comparison", ("comparison.json", "runs.csv", "notes.txt")),
-        ("comparison", ("budget/x", "tuning/fedavg/study.journal")),
+        ("comparison", ("tuning/fedavg/study.journal",)),
         ("sweep", ("runs/fedavg-s0-01234567/config.json",)),
         ("study", (".lock", ".claims/0000", "study.journal")),
         ("study", ("study.db", "study.db-journal")),

@@ -43,7 +43,7 @@ class Comparing(NoFollower):
     def compare(
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any
     ) -> None:
-        about = {key: facts.get(key) for key in ("rows", "draws", "tuning", "budget")}
+        about = {key: facts.get(key) for key in ("rows", "draws", "tuning")}
         write_report(collect(config, [RunFolder(run) for run in runs], facts["failed"], **about), directory)
 
 
@@ -125,22 +125,6 @@ def test_values_that_nothing_beats_are_one_run_in_two_rows(
 
 
 @pytest.mark.slow
-def test_equal_bytes_give_who_sends_less_more_rounds(carried_out: tuple[Operation, Comparing], tmp_path: Path) -> None:
-    """FedProto sends prototypes alone: ten times the two rounds do not use up what FedAvg sends in two."""
-    operation, _ = carried_out
-    outcome = tuned_comparison(comparison_plan(RAW, None, [0]), 2, tmp_path / "tuned", operation, budget="bytes")
-    rounds = _rounds_of_runs(tmp_path / "tuned")
-    assert rounds == {"fedavg": {2}, "fedproto": {20}}
-    for method, own in rounds.items():
-        study = read_json(tmp_path / "tuned" / "tuning" / method / "study.json")
-        assert {max(map(int, trial["rounds"])) for trial in study["trials"]} == own
-    avg = read_json(tmp_path / "tuned" / "tuning" / "fedavg" / "study.json")
-    assert avg["max_bytes"] >= avg["trials"][0]["bytes"]
-    assert "Every run may send" in outcome.markdown
-    assert "10 times as many as given at most" in outcome.markdown
-
-
-@pytest.mark.slow
 def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
     carried_out: tuple[Operation, Comparing], tmp_path: Path
 ) -> None:
@@ -165,14 +149,6 @@ def test_variants_are_tuned_as_methods_are_and_every_division_is_run(
     assert (first["seed"], first["division"], first["round"]) == ("0", "5", "1")
     assert "divisions 5, 6" in outcome.markdown
     assert "95 % interval, 2 divisions." in outcome.markdown
-
-
-def _rounds_of_runs(folder: Path) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for path in (folder / "runs").glob("*/config.json"):
-        config = read_run_config(path.parent)["config"]
-        found.setdefault(config["method"]["name"], set()).add(config["federation"]["rounds"])
-    return found
 
 
 def test_what_cannot_be_run_is_refused_before_any_trial(
