@@ -238,7 +238,7 @@ def _comparison(directory: Path, runs: list[RunFolder], facts: Mapping[str, Any]
     from pipelines.reporting.comparison_files import print_table
     from pipelines.reporting.comparison_report import collect, write_report
 
-    known = ("failed", "rows", "draws", "tuning", "budget")
+    known = ("failed", "rows", "draws", "tuning")
     compared = collect(facts["config"], runs, **{name: facts[name] for name in known if name in facts})
     write_report(compared, directory, with_times=facts.get("with_times", True), command=facts.get("command"))
     print_table(compared, screen)
