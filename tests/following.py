@@ -32,7 +32,7 @@ class NoFollower:
     def finish(self, folder: Path) -> None:
         self.finished.append(folder.name)
 
-    def stop(self, folder: Path, reason: str | None = None, *, failed: bool = True) -> None:
+    def stop(self, folder: Path, reason: str | None = None) -> None:
         self.stopped[folder.name] = reason
 
     def compare(

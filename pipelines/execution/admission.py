@@ -1,18 +1,16 @@
 """The scheduler of many runs: starts the longest one for which there are cores and memory.
 
-Cores: a run takes one, or one per worker. Workers inside a run wait for one another at every round, so whole runs come
-first. If fewer runs wait than cores are free, each long one (:data:`WORTH_WORKERS` seconds or more, known from an
-earlier run) gets its share of the free cores as workers, which changes none of its bytes.
+Cores: a run takes one, or one per worker. If fewer runs wait than cores are free, each long one
+(:data:`WORTH_WORKERS` seconds or more, known from an earlier run) gets its share of the free cores as workers, which
+changes none of its bytes.
 
 Memory: a run's need is known from an earlier run of the same kind, or estimated (:mod:`pipelines.runs.memory`). It
 starts when this fits into the free memory, less the memory that active runs will still allocate. If no run is active,
 one starts in any case.
 
-Some runs appear only after others have ended, such as a study's trials. They are requested only when fewer runs wait
-than cores are free, so that another process can take those that do not fit here.
-
-Time: the longest known run starts first, so that none is left alone at the end. Of unknown kinds, one run each starts
-before all others: when it has ended, the time of its kind is known.
+Time: of unknown kinds, one run each starts before all others, since its time tells that of its kind; then the longest.
+Runs that appear only after others have ended, such as a study's trials, are requested when cores are free, so that
+another process can take those that do not fit here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The follower: a subprocess that logs run folders to MLflow and draws their figures and pages.
 
 It starts first, so that it imports MLflow and matplotlib while torch is imported and data are prepared; the training
-process imports neither. It reads the folders from its standard input and sends no answer: results are files, warnings
-are printed, and the command waits for the exit code. It gets the store's address in the same way, since it may contain
-a password: it is in no file, argument or environment.
+process imports neither. It reads the folders, and the store's address, which may contain a password, from its standard
+input. It sends no answer: results are files, warnings are printed, and the command waits for the exit code.
 
 At the end of its input, when the command has ended, it completes its folders, marks unfinished runs as stopped and
 exits. The same command or ``protofl track`` completes later what it could not do.
@@ -84,11 +83,11 @@ class Follower:
             self._open.discard(folder)
         self._send({"folder": str(folder.absolute()), "finished": True})
 
-    def stop(self, folder: Path, reason: str | None = None, *, failed: bool = True) -> None:
-        """Mark a run that has begun as failed, or as stopped."""
+    def stop(self, folder: Path, reason: str | None = None) -> None:
+        """Mark a run that has begun as failed."""
         with self._lock:
             self._open.discard(folder)
-        self._send({"folder": str(folder.absolute()), "stopped": "FAILED" if failed else "KILLED", "reason": reason})
+        self._send({"folder": str(folder.absolute()), "stopped": "FAILED", "reason": reason})
 
     def compare(
         self, kind: str, config: Mapping[str, Any], runs: Sequence[Path], directory: Path, **facts: Any

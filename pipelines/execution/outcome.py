@@ -17,8 +17,7 @@ class Outcome:
         report: the page; None without waiting for it.
         store: of the logged runs: what to type, or an address; None if they are not logged.
         was_finished: nothing had to be trained.
-        table: of a comparison, for a terminal. markdown: the same for a page.
-        failed: of a comparison, runs that failed, with the reason.
+        table: for a terminal. markdown: the same for a page. failed: runs that failed, with the reason.
     """
 
     directory: Path

@@ -1,10 +1,8 @@
 """The plan of a sweep: all combinations of some keys' values, or a list of points, and baselines, with every seed.
 
-A plan is made from parameters and options, and is validated before anything is read or written. ``compare.settings``
-of a method apply as in a comparison, so both reuse each other's finished runs.
-
-A baseline is run with all varied keys outside ``method``: with ``--vary method.mu=...`` once, with
-``--vary partition.alpha=...`` once per value, so that every point has a baseline on the same federation.
+``compare.settings`` of a method apply as in a comparison, so both reuse each other's finished runs. A baseline is run
+with all varied keys outside ``method``: with ``--vary method.mu=...`` once, with ``--vary partition.alpha=...`` once
+per value, so that every point has a baseline on the same federation.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ def sweep_plan(
     Args:
         raw: parameters from a file, overridden; they name the swept method.
         vary: ``KEY=VALUE,VALUE,...`` for each key, values as in YAML.
-        seeds: default ``compare.seeds``.
         listed: points instead of ``vary``: dotted keys with values; missing keys have their configured values.
 
     Raises:

@@ -29,10 +29,7 @@ def override(raw: Mapping[str, Any], assignments: Iterable[str], options: Sequen
 
     A key that is set here is dropped from ``compare.settings``, so that it applies to every method.
 
-    Args:
-        raw: parameters from a file.
-        assignments: see also :func:`with_values`.
-        options: other options that set keys and are applied elsewhere; an assignment must not contradict one.
+    ``options`` are others that set keys and are applied elsewhere; an assignment must not contradict one.
 
     Raises:
         ConfigError: an assignment has no ``=``, a key does not exist, or two options contradict each other.
@@ -84,13 +81,8 @@ def with_values(raw: Mapping[str, Any], values: Mapping[str, Any], origin: str =
     which would be errors. Values given for such keys here remain, in any order. So do keys that the earlier choice
     lacks: they are for the new one, or are mistakes that are reported later.
 
-    Args:
-        raw: nested parameters; not changed.
-        values: by dotted key.
-        origin: prefix of the key in messages.
-
     Raises:
-        ConfigError: a key does not exist.
+        ConfigError: a key does not exist; the message names it with the prefix ``origin``.
     """
     return _assigned(raw, list(values.items()), origin)
 
@@ -194,10 +186,7 @@ def own_model(raw: Mapping[str, Any], method: str | None) -> str | None:
 def brought_models(raw: Mapping[str, Any], rows: Iterable[str | None], assignments: Iterable[str] = ()) -> list[str]:
     """Return a line for each model that methods bring in place of the configured one.
 
-    Args:
-        raw: parameters from a file, overridden.
-        rows: methods and variants; None is the configured method.
-        assignments: of the command line.
+    ``rows`` are methods and variants; None is the configured method.
 
     Raises:
         ConfigError: an assignment sets ``model.name``, and a method cannot work with it.

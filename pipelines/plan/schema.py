@@ -1,8 +1,7 @@
 """JSON Schema of a parameter file, for editors and for Prefect's parameter form; generated from the declarations.
 
-It knows every key, type, range, choice and meaning, and the keys of each ``name``. Only the configuration checks rules
-about several keys, the settings of a comparison's methods, and requirements of a method: everything that the schema
-refuses is invalid, but not everything that it accepts can be run.
+It knows every key, type, range, choice and meaning, and the keys of each ``name``. Everything that it refuses is
+invalid, but only the configuration checks rules about several keys, and the settings of a comparison's methods.
 
 Draft 7, the newest one that YAML plug-ins of editors support completely. In a file with plug-ins, methods of any name
 and keys are accepted; ``protofl schema --plugin FILE.py`` writes a schema with the entries of the plug-in.

@@ -7,9 +7,7 @@ Below ``.protofl/cache`` (or the folder that the environment variable PROTOFL_CA
     index/                       request to fingerprint; folders of finished runs; their time and memory
 
 A request is everything that can change the result: the section of the configuration, the source code that computes it,
-the packages that it uses, and size, times and inodes of the files that are read. So nothing is prepared, divided or
-trained twice, and nothing is copied into a run's folder (:mod:`pipelines.runs.inputs`). Deleting the cache costs time
-only.
+the packages that it uses, and the state of the files that are read. Deleting the cache costs time only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Parameters by which a run is compared with others; the rest is only in its ``config.json``.
 
-A parameter counts
-
-- that identifies the run, or sets its amount of work: seed, names, :data:`ALWAYS`;
-- of the method, that tuning explores or an ablation switches off, with any value;
-- that does not have its default value.
-
-So every run of a sweep has the swept column, and two columns that are equal for all its runs are left out.
+A parameter counts that identifies the run or sets its amount of work (seed, names, :data:`ALWAYS`), that tuning explores
+or an ablation switches off, or that does not have its default value. So every run of a sweep has the swept column.
 """
 
 from __future__ import annotations

@@ -73,16 +73,14 @@ METRICS: Mapping[str, Any] = {
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Refuse a value of another type.
+    """Refuse a value from JSON of another type.
 
     Args:
-        value: from JSON.
         kind: :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the type of its items, or a mapping with the
             types of keys that may be present, ``*`` for all of them.
-        where: the file, for the error.
 
     Raises:
-        DataError: it is; names the place in the file.
+        DataError: it is; names the file, and the place in it.
     """
     if value is None:
         return

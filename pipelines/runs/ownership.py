@@ -1,7 +1,7 @@
 """Ownership of folders: the files that each kind of command leaves, so that none uses or empties another's folder.
 
-``--out`` may name any folder, such as one with a user's notes. :func:`claim_folder` is called before data are read. It
-checks names alone: a killed command leaves damaged or missing files, and must be able to resume.
+``--out`` may name any folder, such as one with a user's notes. Names alone are checked: a killed command leaves damaged
+or missing files, and must be able to resume.
 """
 
 from __future__ import annotations

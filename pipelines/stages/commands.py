@@ -24,7 +24,6 @@ def stage(name: str, raw: Mapping[str, Any], out: Path, *, restart: bool) -> Non
 
     Args:
         name: ``prepare``, ``partition``, ``train`` or ``compare``.
-        raw: parameters, not yet validated.
         out: the folder: ``prepared/``, ``partitions/``, ``runs/``, ``comparison/``.
         restart: train: discard unusable checkpoints and damaged results.
 

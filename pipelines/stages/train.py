@@ -1,11 +1,9 @@
 """Stage *train*: trains and evaluates every run of the comparison, as many at once as the machine allows.
 
 DVC keeps the stage's outputs (``persist``), so that only changed runs are trained. ``runs.json`` names the run in each
-folder and the code that trained it. It is an output like the results, so it changes with them when another revision is
-checked out or pulled. ``config.json`` names this machine, so it is no output and does not change; it describes only
-runs that are missing in ``runs.json``, which were started here and interrupted.
-
-Editing a line of code trains the runs that use the file again, perhaps to the same bytes; a comment does not count.
+folder and the code that trained it; it is an output like the results, so it changes with them when another revision is
+checked out or pulled. ``config.json`` names this machine, so it is no output; it describes only runs that are missing
+in ``runs.json``, which were started here and interrupted.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 This parent is found again by the comparison's folder and name. Runs of several experiments, such as a sweep over
 partitions, have one in each, because MLflow shows no child in another experiment. A run stays below the comparison that
-logged it first, and has a tag of each, ``protofl.comparison.<run id of the parent>``, by which MLflow's search finds
-all runs of one::
-
-    tags.`protofl.comparison.0f3a...` = "comparison"
+logged it first, and has a tag of each, ``protofl.comparison.<run id of the parent>``, with the comparison's name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a logged model answers: rebuilt from a run's files, wherever `flcore` can be imported.
 
-Stored with every logged model, so it imports nothing but `flcore` and what the model's requirements name. It answers as
-the run's evaluation does: by the method's own rule of prediction, with the global model; with a client's own
-(``params={"client": 3}``); or, where there is no global model and the method has a vote, with the share of clients'
-models that say each class.
+Stored with every logged model, so it imports nothing but `flcore` and what the model's requirements name. It answers by
+the method's own rule of prediction, with the global model; with a client's own (``params={"client": 3}``); or, without
+a global model, with the share of clients' models that say each class.
 """
 
 from __future__ import annotations

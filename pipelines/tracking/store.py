@@ -67,10 +67,6 @@ def resolve_uri(uri: str | None) -> str:
     """Return the store to use: ``uri``, else the variable MLFLOW_TRACKING_URI, else SQLite in ``mlruns``.
 
     The path of a SQLite file is made absolute, so that a process which changes its directory keeps its store.
-
-    Args:
-        uri: what was asked for: by ``--uri``, else by ``tracking.uri``, of runs logged later by that of the parameter
-            file at hand, as their own is stored nowhere.
     """
     chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     remember(chosen)
@@ -154,10 +150,8 @@ class Store:
     def opened(self, patience_seconds: float) -> Iterator[MlflowClient]:
         """Open a client.
 
-        MLflow wraps what it foresees in MlflowException: refused or timed-out requests (INTERNAL_ERROR), a database
-        that stays locked (TEMPORARILY_UNAVAILABLE), answers such as 403 (RestException). Opening a database raises
-        SQLAlchemy's own errors, a missing database driver ImportError, an address that is none ValueError, uploading
-        files those of `requests`, which are OSErrors.
+        MLflow wraps what it foresees in MlflowException. Opening a database raises SQLAlchemy's own errors, a missing
+        database driver ImportError, an address that is none ValueError, uploading files OSErrors of `requests`.
 
         Args:
             patience_seconds: how long a SQLite file may stay locked.

@@ -3,15 +3,12 @@
 Results are written to disk first, so an unreachable store costs a warning and no result: ``protofl track DIR`` logs the
 same folder later. :meth:`RunTracker.sync` may be called at any time by any process; it logs what the store lacks.
 
-**Which MLflow run?** The folder says so: ``.mlflow.json`` has the run id in each store, with the execution that it
-belongs to. A run that is trained again, by other code or from its first round, is another MLflow run. A copy of the
-folder is the same one, so that a run counts once, however many comparisons have it.
+``.mlflow.json`` of a folder has its run id in each store, with the execution that it belongs to: a run that is
+trained again, by other code or from its first round, is another MLflow run, and a copy of the folder is the same one.
+It is the child of the first comparison or study that logged it; every comparison adds a tag.
 
-**Whose child?** That of the first comparison or study that logged it. Every comparison adds a tag
-(`pipelines/tracking/comparisons.py`).
-
-**Who is alive?** A run that is trained has the time of its last sign of life as a tag. One without a sign for ten
-minutes has lost its machine: the next process that begins a run in the experiment marks it as stopped.
+A run that is trained has the time of its last sign of life as a tag. One without a sign for ten minutes has lost its
+machine: the next process that begins a run in the experiment marks it as stopped.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ class Problem:
     Attributes:
         given: the configuration as given; the best values are written into it.
         config: the same, evaluated on validation data and not logged.
-        dimensions: the searched values.
         objective: one of :data:`OBJECTIVES`.
         metric: the optimised metric, such as ``top1_global``; dotted if nested in ``metrics.json``.
         max_bytes: trials that send more do not count as results.

@@ -28,7 +28,6 @@ from pipelines.reporting.formats import plural
 Make = Callable[[int], BaseSampler]
 """Makes a sampler from a seed."""
 
-_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _RESULTS = ("constraints", "completed_rung_")
 """Prefixes of the system attributes set by a trial's results. The others are set when it is sampled."""
 
@@ -177,7 +176,7 @@ class _SeenTrials:
 
 
 def _running(trial: FrozenTrial) -> FrozenTrial:
-    if trial.state not in (*_ENDED, TrialState.RUNNING):
+    if trial.state == TrialState.WAITING:
         return trial
     running = copy.copy(trial)
     running.state, running.values, running.datetime_complete = TrialState.RUNNING, None, None

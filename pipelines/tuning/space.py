@@ -1,16 +1,15 @@
 """The search space of a study: the method's own parameters, its base's, and shared ones.
 
-A learning rate matters more than the method, so a comparison is fair only if all methods may choose it. Hence the
-shared part, FedAvg's whole space: the clients' learning rate, its schedule, momentum, and the length of local training.
-It excludes budget and scoring (rounds, participation, evaluation), and the batch size, which acts through learning rate
-and number of steps. A method without local training has no shared part.
+A comparison is fair only if all methods may choose what matters more than the method. Hence the shared part, FedAvg's
+whole space: the clients' learning rate, its schedule, momentum, and the length of local training. It excludes budget
+and scoring (rounds, participation, evaluation), and the batch size, which acts through learning rate and steps.
 
 Every range contains the given value, so a study can begin with it: a value outside widens its range, and a value that
 no range can contain (null, or 0 on a logarithmic scale) turns the range into a list of values.
 
-Trials that differ only in values without effect are the same trial: a parameter with a condition is searched only if
-the condition holds, and after the parameters that the condition reads. Bounds that depend on the number of classes use
-the data source's description, since the space is part of a study's identity, which is checked before data are read.
+A parameter with a condition is searched only if the condition holds, and after the parameters that the condition reads.
+Bounds that depend on the number of classes use the data source's description, since the space is part of a study's
+identity, which is checked before data are read.
 """
 
 from __future__ import annotations

@@ -38,10 +38,7 @@ class _Journal(JournalFileBackend):
 
 
 def open_storage(url: str | None) -> BaseStorage:
-    """Open Optuna's storage, creating it if missing.
-
-    Args:
-        url: of a database, or the path of a journal; None: :data:`JOURNAL`.
+    """Open a database or a journal, by default :data:`JOURNAL`; create it if missing.
 
     Raises:
         ConfigError: it cannot be opened. DataError: the journal is damaged.

@@ -19,7 +19,6 @@ from pipelines.tuning.problem import Problem
 from pipelines.tuning.sampler import LaggedPruner, LaggedSampler, PruningCheck, pruner_by_name, sampler_by_name
 from pipelines.tuning.storage import JOURNAL, open_storage
 
-_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _IDENTITY = "identity"  # user attribute of the study
 
 
@@ -51,7 +50,7 @@ class Trials:
 
     @property
     def dashboard(self) -> str:
-        """The command that shows the study's plots."""
+        """Return the command that shows the study's plots."""
         return f"optuna-dashboard {shlex.quote(without_password(self._url or str(JOURNAL)))}"
 
     def running(self) -> list[int]:
@@ -139,7 +138,7 @@ def of_other_code(study: Study, code: str) -> list[FrozenTrial]:
 
 def ended_trials(study: Study) -> list[FrozenTrial]:
     """Return the finished, pruned and failed trials, in order."""
-    return study.get_trials(deepcopy=False, states=_ENDED)
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
 def best_trials(problem: Problem, study: Study) -> list[FrozenTrial]:
