@@ -1,8 +1,6 @@
 """The scheduler of many runs: starts the longest one for which there are cores and memory.
 
-Cores: a run takes one, or one per worker. If fewer runs wait than cores are free, each long one
-(:data:`WORTH_WORKERS` seconds or more, known from an earlier run) gets its share of the free cores as workers, which
-changes none of its bytes.
+Cores: a run takes one, or one per worker.
 
 Memory: a run's need is known from an earlier run of the same kind, or estimated (:mod:`pipelines.runs.memory`). It
 starts when this fits into the free memory, less the memory that active runs will still allocate. If no run is active,
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -28,8 +25,6 @@ from pipelines.execution.run_pool import RunPool
 from pipelines.runs import memory
 from pipelines.runs.cache import Cache, Cost, kind_of
 
-WORTH_WORKERS = 20.0
-"""Seconds of training; for a shorter run, starting workers costs too much."""
 _SEEDS_DIFFER = 1.1  # another seed has another largest client
 _LOOK_AGAIN_SECONDS = 1.0  # other processes use memory too
 
@@ -63,7 +58,7 @@ class Admission:
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[PlacedRun]:
-        """Yield each run when it may start; its configuration may have got workers."""
+        """Yield each run when it may start."""
         while True:
             with self._changed:
                 while (chosen := self._choose()) is None:
@@ -99,11 +94,9 @@ class Admission:
         if not self._waiting:
             return None
         room = memory.free_memory() + self._pool.held_idle() - sum(map(self._to_come, self._under_way.values()))
-        share = free // len(self._waiting)
         for run in sorted(self._waiting, key=self._turn):
-            for asked in (self._with_workers(run, share), run):
-                if _cores(asked) <= free and self._needs(asked) <= room:
-                    return asked
+            if _cores(run) <= free and self._needs(run) <= room:
+                return run
         return None if self._under_way else min(self._waiting, key=self._needs)
 
     def _turn(self, run: PlacedRun) -> tuple[int, float]:
@@ -113,15 +106,6 @@ class Admission:
         if seconds is None:
             return (int(kind in self._begun), 0.0)
         return (2, -seconds)
-
-    def _with_workers(self, run: PlacedRun, share: int) -> PlacedRun:
-        """Return a run with a share of the cores as workers, if it has none and is long enough."""
-        engine, seconds = run.config.engine, self._costs[self._kinds[run.label]].seconds
-        share = min(share, run.config.partition.num_clients)
-        is_plain = engine.name == "local" and engine.workers == 0 and engine.device == "cpu"
-        if share < 2 or not is_plain or seconds is None or seconds < WORTH_WORKERS:
-            return run
-        return replace(run, config=replace(run.config, engine=replace(engine, workers=share)))
 
     def _to_come(self, run: PlacedRun) -> float:
         """Return the bytes that an active run will still allocate."""

@@ -7,7 +7,6 @@ per value, so that every point has a baseline on the same federation.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -103,14 +102,14 @@ def sweep_plan(
         configs = [_config(raw, method, seed, values) for seed in seeds]
         resolved = _values_of(configs[0], keys)
         points.append(Point(method, resolved, is_configured=resolved == configured))
-        runs += [RunSpec(config, points[-1].label, _division(config, keys)) for config in configs]
+        runs += [RunSpec(config, points[-1].label) for config in configs]
     _refuse_same_runs(points, runs, len(seeds))
     shared = [key for key in keys if not key.startswith("method.")]
     for name in baselines:
         for values in _distinct([{key: point.values[key] for key in shared} for point in points]):
             points.append(Point(name, values, is_baseline=True))
             configs = [_config(raw, name, seed, values) for seed in seeds]
-            runs += [RunSpec(config, points[-1].label, _division(config, keys)) for config in configs]
+            runs += [RunSpec(config, points[-1].label) for config in configs]
     _refuse_other_data(runs, keys)
     return SweepPlan(without_tracking(raw), base, tuple(runs), keys, configured, seeds, tuple(points))
 
@@ -238,14 +237,6 @@ def _distinct(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for position, item in enumerate(items):
         if item not in items[:position]:
             yield item
-
-
-def _division(config: Config, keys: Sequence[str]) -> str:
-    """Return a folder name from a partition's parameters, if partitions differ between points; else an empty one."""
-    if not any(key.startswith("partition.") and key != "partition.seed" for key in keys):
-        return ""
-    section = {key: value for key, value in config.to_mapping()["partition"].items() if key != "seed"}
-    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _refuse_same_runs(points: Sequence[Point], runs: Sequence[RunSpec], seeds: int) -> None:

@@ -16,14 +16,12 @@ class RunSpec:
 
     Attributes:
         config: of the run, validated. label: distinguishes it in messages from others of its method and seed.
-        division: its folder in ``partitions``, if divisions differ between points.
         row: its method's name in a comparison; empty: the method's own name.
         draw: the seed of its division, if a comparison has several for each seed.
     """
 
     config: Config
     label: str = ""
-    division: str = ""
     row: str = ""
     draw: int | None = None
 

@@ -1,8 +1,7 @@
 """A YAML reader with limits: a few lines can expand to more values than fit into memory.
 
-Plain words are read as YAML 1.2, as DVC and editors do: ``1e-3`` is a number. Words that YAML readers disagree about
-(``010``, ``1_000``, ``1:30``, ``yes``) are refused. The result has JSON's types only: mappings, lists, text, numbers,
-booleans and null, without cycles.
+Plain words are read as YAML 1.2, as DVC and editors do: ``1e-3`` is a number, ``yes`` and ``1_000`` are text. The
+result has JSON's types only: mappings, lists, text, numbers, booleans and null, without cycles.
 """
 
 from __future__ import annotations
@@ -23,19 +22,13 @@ _MOST_VALUES = 50_000  # with aliases expanded
 _DEEPEST = 30
 _LARGEST = 2**63 - 1
 
-_AMBIGUOUS = "!ambiguous"
 _DIGITS = "-+.0123456789"
 # Tag, pattern and first characters; the first that matches applies.
 _PLAIN = (
-    (_AMBIGUOUS, r"(?i:yes|no|on|off)", "yYnNoO"),
-    (_AMBIGUOUS, r"[-+]?0([0-9]+|[bB][01]+|[oO][0-7]+)", _DIGITS),
-    (_AMBIGUOUS, r"[-+]?(?=.*_)(0x[_0-9A-Fa-f]+|[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?|\.[0-9_]+)", _DIGITS),
-    (_AMBIGUOUS, r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", _DIGITS),  # YAML 1.1 reads 1:30 as 90
-    (_AMBIGUOUS, r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(([Tt]|[ \t]+)[0-9]{1,2}:.*)?", _DIGITS),  # and this as a date
     ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?([0-9]+|0x[0-9A-Fa-f]+)", _DIGITS),
-    ("float", r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", _DIGITS),
+    ("int", r"[-+]?(0|[1-9][0-9]*|0x[0-9A-Fa-f]+)", _DIGITS),
+    ("float", r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", _DIGITS),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", _DIGITS),
     ("merge", r"<<", "<"),
 )
@@ -88,8 +81,7 @@ def _reader() -> type[yaml.SafeLoader]:
 
     Reader.yaml_implicit_resolvers = {}  # without the resolvers of YAML 1.1
     for tag, pattern, first in _PLAIN:
-        full = tag if tag.startswith("!") else f"tag:yaml.org,2002:{tag}"
-        Reader.add_implicit_resolver(full, re.compile(rf"(?:{pattern})\Z"), list(first))
+        Reader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"(?:{pattern})\Z"), list(first))
     return Reader
 
 
@@ -116,11 +108,6 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
         raise ValueError(f"line {node.start_mark.line + 1}: nested more than {_DEEPEST} levels deep")
     if id(node) in known:
         return known[id(node)]
-    if node.tag == _AMBIGUOUS:
-        raise ValueError(
-            f"line {node.start_mark.line + 1}: {shorten(node.value)} is read differently by different readers of YAML; "
-            "write a number in plain digits, true or false, or put it in quotes if it is text"
-        )
     inside = (*above, id(node))
     count = 1
     if isinstance(node, yaml.MappingNode):

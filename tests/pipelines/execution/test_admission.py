@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -135,50 +134,6 @@ def test_where_nothing_fits_the_smallest_is_tried_alone(machine: Callable[..., N
         [label] = begun(order, 1)
         assert label == expected
         found.ended(next(run for run in runs if run.label == label))
-
-
-@pytest.mark.parametrize(
-    ("cores", "seconds", "runs", "workers"),
-    [
-        (8, 30.0, 2, [4, 4]),
-        (8, 30.0, 3, [2, 3, 3]),  # 8 // 3, then 6 // 2 and 3 // 1: what is left goes to the later ones
-        (8, 30.0, 5, [0, 0, 2, 2, 2]),  # 8 // 5 and 7 // 4 are one, which is as good as none; 6 // 3, 4 // 2, 2 // 1
-        (2, 30.0, 3, [0, 0]),  # no core is left for the third
-        (2, 30.0, 2, [0, 0]),
-        (8, 19.0, 2, [0, 0]),  # too short
-        (8, None, 2, [0, 0]),  # who knows
-        (64, 30.0, 1, [10]),  # clients
-    ],
-)
-def test_workers_where_runs_are_fewer_than_cores(
-    machine: Callable[..., None], cores: int, seconds: float | None, runs: int, workers: list[int]
-) -> None:
-    machine(cores)
-    known = Known({"fedavg": Cost(seconds)})
-    waiting = [run("fedavg", seed) for seed in range(runs)]
-    found = list(islice(Admission(waiting, known, Holding()), len(workers)))  # type: ignore[arg-type]
-    assert [one.config.engine.workers for one in found] == workers
-    for one, asked in zip(found, waiting, strict=False):
-        assert one.config.identity() == asked.config.identity()
-        assert kind_of(one.config) == kind_of(asked.config)
-
-
-@pytest.mark.parametrize("engine", [{"workers": 1}, {"name": "ray"}])
-def test_what_has_its_own_way_to_be_carried_out_keeps_it(machine: Callable[..., None], engine: dict[str, Any]) -> None:
-    machine(8)
-    asked = run("fedavg", **engine)
-    known = Known({})
-    known.costs[kind_of(asked.config)] = Cost(100.0)
-    [found] = Admission([asked], known, Holding())  # type: ignore[arg-type]
-    assert found is asked
-
-
-def test_workers_only_where_their_memory_is_there(machine: Callable[..., None]) -> None:
-    """A run of 1100 with two workers is three processes: 3300."""
-    for free, expected in ((3299, 0), (3301, 2)):
-        machine(2, free)
-        [found] = Admission([run("fedavg")], Known({"fedavg": Cost(30.0, 1000 * MIB)}), Holding())  # type: ignore[arg-type]
-        assert found.config.engine.workers == expected
 
 
 def test_no_more_processes_than_cores_or_runs(machine: Callable[..., None]) -> None:

@@ -26,7 +26,7 @@ from flcore.engine.pool import child
 from flcore.engine.pool.task import StoppedError
 from flcore.experiment.run_folder import RunFiles
 from flcore.io.locks import run_lock
-from pipelines.execution import admission, bodies, one_run, run_pool
+from pipelines.execution import bodies, one_run, run_pool
 from pipelines.execution.bodies import carry_out_all, comparison, experiment
 from pipelines.execution.one_run import PlacedRun
 from pipelines.execution.operation import Operation
@@ -635,24 +635,6 @@ def test_what_a_run_took_is_remembered_and_less_than_was_estimated() -> None:
     known = bodies.Cache.here().cost(kind_of(other))
     assert known.seconds is not None and known.peak is not None
     assert 150 * 2**20 < known.peak < memory.estimate(other, RunFolder(outcome.directory).inputs, before)
-
-
-@pytest.mark.slow
-def test_workers_inside_a_run_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cores and one run that is known to be worth it. It is the same run as without: found again, and compared."""
-    experiment(Config.from_mapping(SMALL), None, operation()[0])  # from which the time of its kind is known
-    monkeypatch.setattr(admission, "WORTH_WORKERS", 0.0)
-    monkeypatch.setattr(admission, "physical_cores", lambda: 2)
-    raw = {**SMALL, "compare": {**SMALL["compare"], "methods": ["fedavg"], "seeds": [0, 1]}}
-    _, told = compared(raw=raw)
-    first, second = told.compared[0]["runs"]
-    about = [json.loads((run / "config.json").read_text()) for run in (first, second)]
-    assert [(one["config"]["engine"]["workers"], one["environment"]["workers"]) for one in about] == [(0, 0), (2, 2)]
-    assert about[0]["identity"] | {"seed": 1} == about[1]["identity"]
-    assert compared(raw=raw)[1].followed == []
-    os.environ[ENVIRONMENT_VARIABLE] = str(Path("fresh").absolute())
-    experiment(Config.from_mapping({**SMALL, "seed": 1}), Path("alone"), operation()[0])
-    assert every_result(second) == every_result(Path("alone"))
 
 
 def test_runs_of_a_comparison_share_data_and_partition() -> None:

@@ -84,15 +84,6 @@ def test_methods_can_be_varied_each_with_its_own_parameters() -> None:
     assert [point.is_configured for point in planned.points] == [True, False]
 
 
-def test_partitions_that_differ_have_folders_that_differ() -> None:
-    """Their names follow from the partition alone, so that a later sweep finds them again."""
-    first = sweep_plan({}, ["partition.alpha=0.1,1"], seeds=[0, 1])
-    folders = [run.division for run in first.runs]
-    assert folders[0] == folders[1] != folders[2] == folders[3]
-    assert sweep_plan({}, ["partition.alpha=1,0.5"], seeds=[5]).runs[0].division == folders[2]
-    assert {run.division for run in sweep_plan({}, ["local.lr=0.1,1", "partition.seed=0,1"], seeds=[0]).runs} == {""}
-
-
 def test_the_federation_is_told_without_what_varies() -> None:
     raw = {"partition": {"name": "dirichlet", "alpha": 0.3, "num_clients": 1, "min_size": 5}}
     base = Config.from_mapping(raw)
