@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flcore.core.errors import DataError
 from pipelines.runs.folder import RunFolder
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from mlflow.tracking.client import MlflowClient
 
 COMPARISON_TAG = "protofl.comparison"
-
-FIGURES = ("top1_global", "top1_vote", "mean_local", "mean_local_own_classes", "pooled_local", "bytes_up", "bytes_down")
-"""Of ``metrics.json``, the columns of a comparison's table of runs."""
-
-_TABLE = "runs.json"
 
 
 @dataclass(frozen=True)
@@ -105,14 +100,14 @@ def log_comparison(
     with only_one_process(files[0], wait=True):
         if not store.attempt(find_parents, directory, final=True):
             return False
-        children: list[tuple[str, str]] = []
+        children: list[str] = []
         for run in runs:
             parent = parents[description.experiment_name(run)].info
             tags = {f"{COMPARISON_TAG}.{parent.run_id}": compared.name}
             tracker = RunTracker(run.directory, uri=store.uri, parent_run_id=parent.run_id, extra_tags=tags)
             if not tracker.sync(final=True) or tracker.run_id is None:
                 return False
-            children.append((parent.experiment_id, tracker.run_id))
+            children.append(tracker.run_id)
 
         def fill(client: MlflowClient) -> None:
             for parent in parents.values():
@@ -144,13 +139,12 @@ def _parent(client: MlflowClient, experiment_id: str, compared: _Comparison) -> 
     return client.create_run(experiment_id, start_time=compared.began_ms, tags=tags, run_name=compared.name)
 
 
-def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Sequence[tuple[str, str]]) -> None:
+def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Sequence[str]) -> None:
     """Log tables and figures, and release runs that are compared no more."""
     run_id = parent.info.run_id
     tag = f"{COMPARISON_TAG}.{run_id}"
-    compared_now = {child for _, child in children}
     for run in all_runs(client, parent.info.experiment_id, f"tags.`{tag}` LIKE '%'"):
-        if run.info.run_id not in compared_now:
+        if run.info.run_id not in children:
             client.delete_tag(run.info.run_id, tag)
             if run.data.tags.get(PARENT_TAG) == run_id:
                 client.delete_tag(run.info.run_id, PARENT_TAG)
@@ -158,18 +152,6 @@ def _fill(client: MlflowClient, compared: _Comparison, parent: Run, children: Se
     for path in compared.files:
         folder = path.relative_to(compared.directory).parent.as_posix()
         client.log_artifact(run_id, str(path), None if folder == "." else folder)
-    client.log_text(run_id, json.dumps(_table(compared, children)), _TABLE)
-    client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
     table = next((path.read_text(encoding="utf-8") for path in compared.files if path.suffix == ".md"), "")
     client.set_tag(run_id, description.NOTE_TAG, description.note(table))
     client.set_terminated(run_id, status="FINISHED", end_time=compared.ended_ms)
-
-
-def _table(compared: _Comparison, children: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return a row per run, in the form of MLflow's own tables."""
-    rows = []
-    for run, label, (_, run_id) in zip(compared.runs, compared.labels, children, strict=True):
-        seconds = sum((run.timing.get("seconds") or {}).values()) or None
-        figures = [run.metrics.get(figure) for figure in FIGURES]
-        rows.append([label, run.config["seed"], *figures, seconds, run_id])
-    return {"columns": ["name", "seed", *FIGURES, "seconds", "run_id"], "data": rows}

@@ -63,15 +63,14 @@ class Predictor:
         """Return class probabilities [N, C]; for methods without likelihoods only the order is meaningful.
 
         Args:
-            images: [N, C, H, W], uint8 (0 to 255) or floating (0 to 1).
+            images: [N, C, H, W], uint8 (0 to 255).
             client: the one that answers; :data:`EVERYBODY`; or None for :attr:`default_client`.
         """
         number = self.default_client if client is None else client
         if not EVERYBODY <= number < self._experiment.setting.num_clients:
             last = self._experiment.setting.num_clients - 1
             raise DataError(f"client = {number}: the run has clients 0 to {last}")
-        pixels = torch.from_numpy(np.ascontiguousarray(images))
-        stored = StoredImages(self._experiment, pixels * 255 if pixels.is_floating_point() else pixels)
+        stored = StoredImages(self._experiment, torch.from_numpy(np.ascontiguousarray(images)))
         return np.asarray(self._answer(stored, number).numpy())
 
     def _answer(self, images: StoredImages, number: int) -> Tensor:
@@ -146,7 +145,3 @@ class RunModel:
     def predict(self, model_input: np.ndarray, params: Mapping[str, Any] | None = None) -> np.ndarray:
         """Return class probabilities [N, C] of images [N, C, H, W]; ``params`` may name the client that answers."""
         return self._predict(model_input, (params or {}).get("client"))
-
-    def get_raw_model(self) -> Predictor:
-        """Return the predictor, which also takes floating images; MLflow fixes the name of this function."""
-        return self._predict
