@@ -49,7 +49,6 @@ class Follower:
         self._start()
 
     def __enter__(self) -> Follower:
-        """Follow folders until the end of the block."""
         return self
 
     def __exit__(
@@ -78,13 +77,11 @@ class Follower:
                 self._send({"folder": str(folder.absolute())})
 
     def finish(self, folder: Path) -> None:
-        """Draw and log a finished run or study."""
         with self._lock:
             self._open.discard(folder)
         self._send({"folder": str(folder.absolute()), "finished": True})
 
     def stop(self, folder: Path, reason: str | None = None) -> None:
-        """Mark a run that has begun as failed."""
         with self._lock:
             self._open.discard(folder)
         self._send({"folder": str(folder.absolute()), "stopped": "FAILED", "reason": reason})

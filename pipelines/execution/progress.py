@@ -48,7 +48,6 @@ class Lines(Watcher):
     """Prints a line per step and per run, and some of the rounds: for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
-        """Write lines with ``write``; None: to standard error."""
         self._write = write or tell
         self._lock = threading.Lock()
         self._rounds: dict[str, int] = {}
@@ -78,7 +77,6 @@ class Lines(Watcher):
             self._write(f"{label}: round {number}/{total}  {brief(record)}")
 
     def run_ended(self, label: str) -> None:
-        """Print a line if there are several runs."""
         if self._total:
             with self._lock:
                 self._done += 1
@@ -93,7 +91,6 @@ class Bars(Watcher):
     """Progress bars with the latest accuracies: for terminals. Bars of ended runs are removed."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a console of standard error."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -103,11 +100,9 @@ class Bars(Watcher):
         self._progress.start()
 
     def step(self, name: str) -> None:
-        """Print a line above the bars."""
         self._progress.console.print(f"{name} ...", style="dim", markup=False, highlight=False)
 
     def runs(self, total: int, done: int) -> None:
-        """Add a bar for all runs."""
         self._all = self._progress.add_task("runs", total=total, completed=done, scores="")
 
     def run(self, label: str, rounds: int, done: int) -> None:
@@ -120,7 +115,6 @@ class Bars(Watcher):
                 self._progress.update(self._tasks[label], scores=brief(record))
 
     def run_ended(self, label: str) -> None:
-        """Remove the run's bar if there are several runs."""
         if self._all is not None:
             self._progress.advance(self._all)
             if label in self._tasks:
@@ -132,7 +126,6 @@ class Bars(Watcher):
         )
 
     def close(self) -> None:
-        """Leave the bars on the screen."""
         self._progress.stop()
 
 

@@ -56,7 +56,6 @@ class RunPool:
         self._closed = False
 
     def __enter__(self) -> RunPool:
-        """Use the pool until the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -171,7 +170,6 @@ class _Worker:
         self._pipe, self.number = self._process.pipe, self._process.pid
 
     def carry_out(self, run: PlacedRun, watcher: Watcher, prune: Prune | None) -> ProtoflError | None:
-        """Train one run and forward its progress."""
         with self._alive():
             self._pipe.send(_as_values(run))
         while True:
@@ -195,7 +193,6 @@ class _Worker:
             raise _DiedError(self._process.exit_status(_SECONDS_TO_DIE)) from error
 
     def end(self) -> None:
-        """Terminate the process."""
         self._process.join(terminate=True)
 
 

@@ -66,7 +66,6 @@ _ABSENT = object()
 
 
 def _at(value: Any, key: Sequence[str]) -> Any:
-    """Return the value of a nested key."""
     for part in key:
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT

@@ -48,11 +48,9 @@ class ExperimentPlan:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Return the names of the rows, in order."""
         return tuple(dict.fromkeys(run.name for run in self.runs))
 
     def with_runs(self, runs: Iterable[RunSpec]) -> Self:
-        """Return the plan with other runs."""
         return replace(self, runs=tuple(runs))
 
     def of_row(self, row: str) -> Config:

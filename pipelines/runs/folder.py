@@ -106,7 +106,6 @@ class RunFolder:
 
     @cached_property
     def metrics(self) -> Mapping[str, Any]:
-        """Return ``metrics.json`` of a finished run."""
         if not self.is_finished:
             missing = next(path for path in (self.files.metrics, self.files.history) if not path.exists())
             raise DataError(f"{missing}: not found, so the run has not finished; {kinds.CURE}")
@@ -116,7 +115,6 @@ class RunFolder:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """Return the folders of the run's data and partition."""
         return inputs_of(self.directory, self.metrics if self.is_finished else {})
 
     @cached_property

@@ -139,7 +139,6 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        """Return the run's name in messages."""
         return f"{self.method} (seed {pair_name(self.pair)})"
 
 

@@ -33,7 +33,6 @@ class PrintedStream:
         self._name = name
 
     def write(self, text: str) -> int:
-        """Write text without control characters."""
         return self.write_drawn(self._clean(text))
 
     def write_drawn(self, text: str) -> int:
@@ -45,7 +44,6 @@ class PrintedStream:
             raise
 
     def flush(self) -> None:
-        """Flush the stream."""
         try:
             self.rich_proxied_file.flush()
         except OSError as error:
@@ -53,12 +51,10 @@ class PrintedStream:
             raise
 
     def writelines(self, lines: Iterator[str]) -> None:
-        """Write lines without control characters."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Return other attributes of the stream."""
         return getattr(self.rich_proxied_file, name)
 
 

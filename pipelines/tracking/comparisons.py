@@ -45,7 +45,6 @@ class _Comparison:
 
     @property
     def digest(self) -> str:
-        """Names the comparison in the store."""
         named = [str(self.directory.absolute()), self.name]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]
 

@@ -112,7 +112,6 @@ def metrics_of(run: RunFolder, record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _studied(run: RunFolder) -> str:
-    """Return the metric that a study optimises."""
     return str(run.identity.get("metric", "accuracy"))
 
 

@@ -121,7 +121,6 @@ def reads_memories(config: Config, meta: Mapping[str, Any], partition: Path) -> 
 
 
 def _without_images(config: Config, meta: Mapping[str, Any], partition: Partition) -> Experiment:
-    """Return the experiment without images."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
     nothing = Split(torch.zeros(0, *values["shape"], dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     return Experiment(config, Dataset(nothing, nothing, Meta(**values)), partition)

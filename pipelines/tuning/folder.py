@@ -34,7 +34,6 @@ class StudyFiles:
         self.trials = directory / "trials.csv"
 
     def trial(self, number: int) -> RunFiles:
-        """Return the run of a trial."""
         return RunFiles(self.directory / "trials" / f"{number:04d}")
 
     def claim(self, number: int) -> Path:
@@ -45,7 +44,6 @@ class StudyFiles:
 
     @property
     def command(self) -> str:
-        """The shell command that runs the best configuration."""
         return f"protofl run --params {shlex.quote(str(self.best))}"
 
 

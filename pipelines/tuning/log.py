@@ -56,7 +56,6 @@ class StudyTracker:
         return self.sync(final=True)
 
     def mark_stopped(self, *, failed: bool, reason: str | None = None) -> bool:
-        """Mark the study's own run as failed, or as stopped."""
         return self._run.mark_stopped(failed=failed, reason=reason)
 
     def _log_trials(self, parent: str) -> bool:

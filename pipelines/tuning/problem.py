@@ -66,7 +66,6 @@ class Problem:
 
     @property
     def direction(self) -> Direction:
-        """The direction in which the metric improves."""
         return "minimize" if lower_is_better(self.metric) else "maximize"
 
     @property
@@ -135,7 +134,6 @@ class Problem:
 
     @property
     def given_values(self) -> dict[str, Any]:
-        """The given values that have an effect."""
         return self._effective(self._given)
 
     @property

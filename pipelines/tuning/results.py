@@ -172,7 +172,6 @@ def _trials(problem: Problem, rows: Sequence[FrozenTrial], best: Sequence[Frozen
 
 
 def _as_row(problem: Problem, trial: FrozenTrial) -> dict[str, Any]:
-    """Return a trial as a row of ``trials.csv``."""
     known = {"trial": trial.number, "state": trial.state.name.lower(), "accuracy": _accuracy(trial)}
     return {**known, "bytes": trial.user_attrs.get("bytes"), **{key: trial.params.get(key) for key in problem.space}}
 

@@ -163,7 +163,6 @@ class _SeenTrials:
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials up to this one."""
         trials = self._storage.get_all_trials(study_id, deepcopy=deepcopy)[: self._trial.number + 1]
         known = [trial if trial.number <= self._trial.number - self._lag else _running(trial) for trial in trials]
         return [trial for trial in known if states is None or trial.state in states]

@@ -129,7 +129,6 @@ class Search:
 
     @property
     def config(self) -> Config:
-        """The configuration common to all trials."""
         return self._problem.config
 
     # ---- trials --------------------------------------------------------------------------------------------------

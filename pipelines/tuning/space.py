@@ -90,7 +90,6 @@ class Dimension:
         return (self.search.low, self.search.high) if self.search.choices is None else self.search.choices
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value may be suggested."""
         if self.search.choices is not None:
             return value in self.search.choices
         low, high = _ends(self.search)
@@ -303,7 +302,6 @@ def _holding(search: Search, configured: Any, whole: bool) -> Search:
 
 
 def _ends(search: Search) -> tuple[float, float]:
-    """Return the ends of a range in numbers."""
     assert search.low is not None
     assert isinstance(search.high, int | float)
     return search.low, search.high

@@ -50,7 +50,6 @@ class Trials:
 
     @property
     def dashboard(self) -> str:
-        """Return the command that shows the study's plots."""
         return f"optuna-dashboard {shlex.quote(without_password(self._url or str(JOURNAL)))}"
 
     def running(self) -> list[int]:
@@ -77,11 +76,9 @@ class Trials:
         return True
 
     def values(self, number: int) -> dict[str, Any]:
-        """Return a trial's values by dotted key."""
         return self._problem.suggest(Trial(self.study, self._id(number)))
 
     def check(self, number: int, rounds: int) -> PruningCheck:
-        """Return the check that a trial's rounds are reported to."""
         return PruningCheck(self.study, self._storage, number, rounds)
 
     def tell(self, number: int, state: TrialState, values: Sequence[float] | None, **attributes: Any) -> None:
