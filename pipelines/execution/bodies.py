@@ -147,11 +147,7 @@ def comparison(plan: ExperimentPlan, out: Path, operation: Operation, facts: Map
 def carry_out_all(
     planned: Sequence[RunSpec], home: Path, operation: Operation
 ) -> tuple[list[PlacedRun], dict[str, str]]:
-    """Train runs in parallel, the longest first.
-
-    Returns:
-        All runs in the given order, and the reasons of failures by label.
-    """
+    """Train runs in parallel; return them in the given order, and the reasons of failures by label."""
     inputs = inputs_of_runs(planned, operation)
     runs = [
         placed(run.config, own, home, label=run.label, restart=operation.restart)
@@ -161,11 +157,7 @@ def carry_out_all(
 
 
 def carry_out_placed(runs: Sequence[PlacedRun], operation: Operation) -> dict[str, str]:
-    """Train runs with existing data in parallel; start the longest one that fits the machine.
-
-    Returns:
-        Reasons of failures by label.
-    """
+    """Train runs with existing data in parallel; return the reasons of failures by label."""
     cache, watcher, follower = Cache.here(), operation.watcher, operation.follower
     shared = runs  # two rows may share a run: tuning may have found the given values
     runs = list({run.directory: run for run in reversed(runs)}.values())[::-1]

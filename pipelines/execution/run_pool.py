@@ -104,11 +104,7 @@ class RunPool:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait before a run is tried again.
-
-        Raises:
-            StoppedError: the pool was closed.
-        """
+        """Wait before a run is tried again; StoppedError: the pool was closed."""
         with self._changed:
             if self._changed.wait_for(lambda: self._closed, seconds):
                 raise StoppedError
@@ -132,11 +128,7 @@ class RunPool:
                 worker.end()
 
     def _take(self, label: str) -> _Worker:
-        """Return a process for a run: an idle one, a new one, or the first to become idle.
-
-        Raises:
-            StoppedError: the pool is closed.
-        """
+        """Return a process for a run: an idle one, a new one, or the first to become idle."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._idle or len(self._all) < self._size)
             free = set(range(self._size)) - {worker.place for worker in self._all}
@@ -144,11 +136,7 @@ class RunPool:
             return self._at[label]
 
     def _new(self, place: int) -> _Worker:
-        """Start a process, under the lock: else it would survive a concurrent `close`.
-
-        Raises:
-            StoppedError: the pool is closed.
-        """
+        """Start a process, under the lock: else it would survive a concurrent `close`."""
         with self._changed:
             if self._closed:
                 raise StoppedError

@@ -89,11 +89,7 @@ def with_plugins(raw: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any
 
 
 def dated(folder: Path, day: date) -> Path:
-    """Return a folder with ``{date}`` in its name replaced by a day, such as 2026-11-30.
-
-    Raises:
-        ConfigError: its name has control characters.
-    """
+    """Return a folder with ``{date}`` in its name replaced by a day; ConfigError: it has control characters."""
     if any(map(is_control, str(folder))):
         raise ConfigError(f"{shorten(str(folder))}: a folder's name has no control characters; choose another --out")
     return Path(str(folder).replace("{date}", day.isoformat()))

@@ -231,11 +231,7 @@ def with_variants(raw: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any
 
 
 def variants_of(texts: Sequence[str]) -> list[Given]:
-    """Return the variants of ``--variant``, as options that set keys.
-
-    Raises:
-        ConfigError: as :func:`with_variants`, or a key has two values in one variant.
-    """
+    """Return the variants of ``--variant``, as options that set keys; ConfigError: a key has two values in one."""
     found: list[Given] = []
     for text in texts:
         name, equals, rest = text.partition("=")

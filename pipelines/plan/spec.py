@@ -15,7 +15,7 @@ class RunSpec:
     """One run.
 
     Attributes:
-        config: of the run, validated. label: distinguishes it in messages from others of its method and seed.
+        label: distinguishes it in messages from others of its method and seed.
         row: its method's name in a comparison; empty: the method's own name.
         draw: the seed of its division, if a comparison has several for each seed.
     """
@@ -37,7 +37,6 @@ class ExperimentPlan:
 
     Attributes:
         parameters: of all runs, as they may be stored: without a store's address, which may hold a password.
-        base: the configuration from these parameters.
         runs: validated, in the order of the table.
     """
 

@@ -217,11 +217,7 @@ def kind_of(config: Config) -> str:
 
 
 def _looked_at(folder: Path) -> str:
-    """Return the fingerprint of prepared data, by their content.
-
-    Raises:
-        DataError: they are damaged.
-    """
+    """Return the fingerprint of prepared data, by their content; DataError: they are damaged."""
     found = Dataset.load(folder)
     found.check_content(folder)
     return found.meta.fingerprint
@@ -232,11 +228,7 @@ _NOT_PREPARED = ("augmentation", "download")
 
 
 def has_finished(directory: Path, run_hash: str, code: str) -> bool:
-    """Return whether a folder has a run of this hash that this code finished.
-
-    Raises:
-        DataError: it has, but its results were changed later.
-    """
+    """Return whether this code finished a run of this hash in a folder; DataError: its results were changed later."""
     run = RunFolder(directory)
     if not (run.files.metrics.exists() and run.files.history.exists() and run.is_described):
         return False

@@ -35,11 +35,7 @@ def state_of(places: Iterable[Path]) -> str:
 
 
 def refuse_linked_folders(root: Path) -> None:
-    """Refuse links to folders below ``root``, which DVC does not follow. Hidden ones are ignored.
-
-    Raises:
-        DataError: there is one.
-    """
+    """Refuse, with a DataError, links to folders below ``root``, which DVC does not follow; ignore hidden ones."""
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
         for name in names:

@@ -18,11 +18,7 @@ TRACKED = ".mlflow.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        DataError: missing, or no JSON object.
-    """
+    """Return the JSON object in a file; DataError: it is missing, or has none."""
     if not path.exists():
         raise DataError(f"{path}: not found; carry out the command that writes it first")
     return files.read_json(path, "delete it and run again")

@@ -236,11 +236,7 @@ def meaning(name: str) -> str:
 
 
 def check_direction(name: str, key: str = "--metric") -> None:
-    """Refuse a figure whose direction is not declared, and name the key that asks for its best.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse, with a ConfigError that names ``key``, to look for the best in a figure without a declared direction."""
     if direction(name) is None:
         raise ConfigError(
             f"{key} {shorten(name)}: whether more or less of it is better is not declared; choose from {', '.join(METRICS)}"

@@ -16,9 +16,6 @@ from pipelines.stages.partition import partition
 def paper_partitions(table: str, column: str, assignments: Sequence[str], directory: Path) -> dict[int, Partition]:
     """Divide images as a column of a paper's table says, into ``<directory>/seed-<seed>`` for each of its seeds.
 
-    Returns:
-        The partitions by seed.
-
     Raises:
         ConfigError: no such table or column, or the folder has other content. DataError: images are missing.
     """

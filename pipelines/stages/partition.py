@@ -21,9 +21,6 @@ def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: P
     """Divide prepared data into ``<directory>/seed-<seed>`` for each seed; remove folders of other seeds.
 
     If ``partition.seed`` is set, there is one partition, of this seed.
-
-    Returns:
-        The partitions by seed.
     """
     cache = Cache.here()
     made: dict[int, Partition] = {}

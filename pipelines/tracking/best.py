@@ -190,10 +190,7 @@ def _promoted(client: MlflowClient, run: Run, answer: Best) -> str:
 
 
 def promote_run(run_dir: Path, uri: str | None, reason: str) -> str:
-    """Log a finished run with its model, and make that the champion of its experiment, for a reason that is described.
-
-    Returns:
-        The version, as ``models:/NAME/VERSION``.
+    """Log a finished run, and make its model the champion of its experiment; return it as ``models:/NAME/VERSION``.
 
     Raises:
         RunError: the store did not take the run or its model.

@@ -132,10 +132,9 @@ def cost_metrics(legs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def points_by_round(run: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield the points of each evaluated round after ``after``, with the costs of the rounds since the one before.
+    """Yield each evaluated round after ``after``, and its points, with the costs of the rounds since the one before.
 
-    Yields:
-        The round, and its points; those of the record last, which mark it as logged.
+    The points of the record are last: they mark it as logged.
     """
     times, legs = times_of(run), _by_round(run.legs)
     before = after

@@ -39,13 +39,7 @@ class Predictor:
     def __init__(
         self, config: Mapping[str, Any], meta: Mapping[str, Any], partition: Path, server: Path, clients: Path | None
     ) -> None:
-        """Rebuild what answers from a run's files.
-
-        Args:
-            config: the resolved configuration. meta: of the prepared data; the images themselves are not needed.
-            partition: its folder. server: ``server.safetensors``.
-            clients: folder of clients' states; None where no answer depends on them.
-        """
+        """Rebuild what answers from a run's files; ``clients`` is None where no answer depends on their states."""
         here = {**config, "engine": {**config["engine"], "name": "local", "workers": 0, "device": "cpu"}}
         self._experiment = _without_images(Config.from_mapping(here), meta, Partition.load(partition))
         self._server = load_record(server)[0]

@@ -122,9 +122,7 @@ class Store:
     def attempt(self, action: Callable[[MlflowClient], object], directory: Path, *, final: bool) -> bool:
         """Call ``action`` with a client; return False if the store did not respond, after one warning per outage.
 
-        Args:
-            action: the requests. directory: the folder to log later, for the warning.
-            final: wait longer for a locked SQLite file.
+        The warning names the folder to log later. A final attempt waits longer for a locked SQLite file.
         """
         try:
             with self.opened(FINAL_LOCK_PATIENCE_SECONDS if final else LOCK_PATIENCE_SECONDS) as client:

@@ -48,11 +48,7 @@ class StudyFiles:
 
 
 def refuse_other_study(problem: Problem, files: StudyFiles) -> None:
-    """Refuse a folder that contains another study, before anything is written.
-
-    Raises:
-        ConfigError: the study has another configuration; names the differing keys.
-    """
+    """Refuse a folder with a study of another configuration, with a ConfigError that names the differing keys."""
     if not files.record.config.exists():
         return
     existing = RunFolder(files.record.directory)

@@ -40,14 +40,7 @@ _BASES = "base_settings."
 
 @dataclass(frozen=True)
 class Dimension:
-    """A key of the configuration and the values that it may take.
-
-    Attributes:
-        key: dotted.
-        search: the range, or the choices, in numbers.
-        whole: True for a range of integers.
-        section: the object with this parameter, such as a method.
-    """
+    """A dotted key of the configuration, the values that it may take, and the object with it, such as a method."""
 
     key: str
     search: Search
