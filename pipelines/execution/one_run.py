@@ -60,8 +60,7 @@ class PlacedRun:
         config: without ``auto`` in ``engine``.
         hash: of configuration, data and partition. code: fingerprint of the code that it uses.
         label: its name in messages.
-        restart: discard an unusable checkpoint and results that are damaged or of other code; resume a usable
-            checkpoint.
+        restart: discard an unusable checkpoint and results that are damaged or of other code.
     """
 
     config: Config
@@ -97,10 +96,9 @@ def placed(
 
     Args:
         home: folder of runs, in which it is ``<method>-s<seed>-<hash, 8>``.
-        label: distinguishes it from other runs of the method and seed.
         directory: its folder, instead of one in ``home``.
         alone: no other run trains now, so ``engine.workers: null`` may give it all cores.
-        restart: of :class:`PlacedRun`.
+        label, restart: of :class:`PlacedRun`.
 
     Raises:
         ConfigError: the configuration does not fit the data, or the folder has other content.

@@ -22,8 +22,7 @@ class Operation:
     """Execution settings of an experiment.
 
     Attributes:
-        wait: whether to wait for the follower.
-        restart: whether unusable checkpoints and damaged results are discarded.
+        wait: for the follower. restart: discard unusable checkpoints and damaged results.
         command: as typed, for pages; None if another program calls.
     """
 

@@ -21,25 +21,15 @@ class Work(NamedTuple, Generic[Result]):
 
 
 class Steps(Orchestrator, Protocol):
-    """Runs the steps of an experiment; results must not depend on it.
-
-    Attributes:
-        delays: seconds before each retry of a run after a system error, such as a full disk; empty: it fails at once,
-            if a user is present.
-    """
+    """Runs the steps of an experiment; results must not depend on it."""
 
     delays: Sequence[float]
+    """Seconds before each retry of a run after a system error, such as a full disk; empty if a user is present."""
 
     def together(self, works: Iterable[Work[Result]], at_once: int) -> list[Result]:
-        """Run pieces of work in parallel.
+        """Run at most ``at_once`` pieces of work in parallel; return their results, in order.
 
-        Args:
-            works: in order; each is requested when there is room, as earlier results may decide which one is next. An
-                error that one raises is a bug.
-            at_once: maximum number at a time.
-
-        Returns:
-            Their results, in order.
+        Each is requested when there is room, as earlier results may decide which one is next. None may raise an error.
         """
 
 

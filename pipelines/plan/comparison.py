@@ -18,7 +18,6 @@ def comparison_plan(
     """Return the validated plan of a comparison.
 
     Args:
-        raw: parameters, not yet validated.
         methods: names of methods and variants; default ``compare.methods``, and all variants that they do not name.
         seeds: default ``compare.seeds``. Each is combined with each of ``compare.partition_seeds``.
 

@@ -53,9 +53,7 @@ class SweepPlan(ExperimentPlan):
     """A validated sweep: runs by point and seed.
 
     Attributes:
-        keys: the varied keys.
-        configured: the configuration's own values of these keys, without keys of another method.
-        seeds: of each point.
+        configured: the configuration's own values of the varied keys, without keys of another method.
         points: in the order of the grid, the last key fastest, then baselines.
     """
 

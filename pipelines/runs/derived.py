@@ -36,12 +36,11 @@ def derived(
 ) -> dict[str, float | None]:
     """Return derived metrics by name.
 
+    ``macro_acc`` is the mean over the classes that were tested (evaluation.md, section 2).
+
     Args:
         class_acc: of the global model by class, None for a class that the test set lacks; None without such a model.
         mean_local: round and ``mean_local`` of every evaluated round.
-
-    Returns:
-        ``macro_acc`` is the mean over the classes that were tested (evaluation.md, section 2).
     """
     known = [value for value in class_acc or () if value is not None]
     return {

@@ -73,14 +73,10 @@ METRICS: Mapping[str, Any] = {
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Refuse a value from JSON of another type.
+    """Refuse a value from JSON of another type, with a DataError that names the file, and the place in it.
 
-    Args:
-        kind: :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the type of its items, or a mapping with the
-            types of keys that may be present, ``*`` for all of them.
-
-    Raises:
-        DataError: it is; names the file, and the place in it.
+    ``kind`` is :data:`NUMBER`, :data:`COUNT`, :data:`TEXT`, a list with the type of its items, or a mapping with the
+    types of keys that may be present, ``*`` for all of them.
     """
     if value is None:
         return

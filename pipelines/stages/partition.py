@@ -34,12 +34,7 @@ def partition(config: Config, seeds: Sequence[int], prepared: Path, directory: P
 
 
 def refuse_other_division(config: Config, directory: Path) -> None:
-    """Refuse a partition that was made with other parameters than a run's: its stage must run again.
-
-    Raises:
-        ConfigError: it was; names the difference.
-        DataError: it is missing or damaged.
-    """
+    """Refuse a partition that was made with other parameters than a run's, with a ConfigError that names them."""
     folder, section = partition_folder(directory, config), config.partition
     made = Partition.load(folder).parameters
     wanted: dict[str, Any] = {

@@ -76,11 +76,9 @@ class RunTracker:
         """Remember what to log and where; nothing is read or contacted yet.
 
         Args:
-            run_dir: the run folder; ``sync`` needs its ``config.json``.
             uri: the store; None for the result of :func:`~pipelines.tracking.store.resolve_uri`.
             name: of a new MLflow run; None for the usual one.
             parent_run_id: the MLflow run that shows this one below it, if none does yet.
-            extra_tags: further tags.
         """
         self.run_dir = Path(run_dir)
         self._store = Store(uri)
@@ -129,11 +127,9 @@ class RunTracker:
         return self._attempt(lambda client, run: self._sync(client, run, True, made, register), final=True)
 
     def mark_stopped(self, *, failed: bool, reason: str | None = None) -> bool:
-        """Log what is there and mark the run as failed, or as stopped; a later sync sets it running again.
+        """Log what is there and mark the run as FAILED, or as KILLED; a later sync sets it running again.
 
-        Args:
-            failed: FAILED, else KILLED.
-            reason: a tag until the run resumes. With one, this waits for another process that logs the run.
+        The reason is a tag until the run resumes. With one, this waits for another process that logs the run.
         """
 
         def stop(client: MlflowClient, run: RunFolder) -> None:
