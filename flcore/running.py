@@ -126,7 +126,7 @@ def run(
                 prepare_data(resolved, data)
             if partition is None:
                 divide(resolved, data, division)
-            make_durable(files.inputs())  # once the run has finished, nobody would notice that they are damaged
+            make_durable(files.inputs())  # nothing reads them again after the run has finished
             inputs = (resolved, data, division, files.directory)
             train(*inputs, orchestrator=orchestrator, observers=observers, restart=restart)
             evaluate(*inputs)
@@ -150,9 +150,7 @@ def _resolved(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Co
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except NOT_JSON as error:
-        raise ConfigError(
-            f"{path}: not valid JSON ({shorten(str(error))}); read other formats yourself and give a mapping"
-        ) from error
+        raise ConfigError(f"{path}: not valid JSON ({shorten(str(error))}); give a mapping instead") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object with sections such as 'data' and 'method'")
     config = without_removed(raw["config"]) if "config" in raw else raw

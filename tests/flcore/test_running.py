@@ -163,7 +163,7 @@ def test_a_configuration_may_be_a_file_or_another_runs(finished: Path, tmp_path:
         (None, "given.json: cannot be read (No such file or directory)"),
         (
             "seed: 1",
-            "given.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); read other formats yourself",
+            "given.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); give a mapping",
         ),
         ("[1]", "given.json: expected an object with sections such as 'data' and 'method'"),
         ('{"seeds": 1}', "seeds: unknown key; did you mean 'seed'?"),

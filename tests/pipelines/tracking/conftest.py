@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "lock_hash": "l0ck",
     "code_version": "a" * 40 + "-dirty",
     "source": {"name": "protofl compare", "type": "LOCAL"},
-    "compared_by": ["seed", "partition.alpha", "method.name", "data.limit_per_class"],
+    "compared_by": ["seed", "partition.alpha", "method.name", "federation.rounds", "data.limit_per_class"],
 }
 BEGAN = 1_700_000_000_000
 """When the first round of every run began, in milliseconds since 1970; each round takes 1,000 of them."""

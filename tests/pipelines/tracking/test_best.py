@@ -47,7 +47,12 @@ def store(tmp_path: Path, uri: str, write_run: Write) -> str:
             " (of different rounds: --where chooses among them)",
         ),
         ("final/top1_global", "tags.method = 'fedprox'", 2, "0.2 on test data, the only finished run in"),
-        ("bytes_up", None, 2, "comm/total_bytes_up 214, the lowest of 3 finished runs in digits/dirichlet (of different"),
+        (
+            "bytes_up",
+            None,
+            2,
+            "comm/total_bytes_up 214, the lowest of 3 finished runs in digits/dirichlet (of different",
+        ),
         ("time/total", "tags.method = 'fedavg'", 3, "time/total 2.25, the lowest of 2 finished runs"),
     ],
 )
