@@ -45,7 +45,7 @@ _MOST_ON_GPU = 128  # clients in a stack, where engine.stack_size does not say
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """How clients are trained: ``engine.stack`` and ``engine.compile`` without ``auto``, and the reason."""
+    """The way clients are trained: ``engine.stack`` and ``engine.compile`` without ``auto``, and the reason."""
 
     stack: bool
     compile: Compile

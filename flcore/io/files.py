@@ -239,7 +239,7 @@ def check_path(path: Path) -> Path:
 def write_tensors(path: Path, arrays: Mapping[str, Tensor | Blocks], header: Mapping[str, Any] | None = None) -> None:
     """Write named arrays and JSON values as safetensors; the bytes depend on names and values only.
 
-    They equal those of the safetensors package, which can write neither pieces nor tensors that share memory.
+    The safetensors package would write the same bytes, but can write neither pieces nor tensors that share memory.
 
     Raises:
         DataError: a name in the path is not UTF-8.

@@ -200,7 +200,7 @@ def _opened(name: str, read: Reader) -> Iterator[Image.Image]:
     """Yield an image with its head read; raise BadFileError for any exception inside.
 
     Decoders raise many types for damaged files, such as SyntaxError, IndexError, struct.error, MemoryError or
-    RuntimeError. Images that are too large, or whose scale of pixels is unknown, are refused.
+    RuntimeError. Images that are too large, or of an unknown scale of pixels, are refused.
     """
     try:
         with _open(name, read) as image:
@@ -224,14 +224,14 @@ def _open(name: str, read: Reader) -> Image.Image:
         # libtiff makes room for a whole tile, which may be larger than the image: 900 MB of a file of 200 bytes.
         _refuse_large(name, "tiles of ", image.tag_v2.get(_TILE_WIDTH, 1), image.tag_v2.get(_TILE_HEIGHT, 1))
         bits = image.tag_v2.get(_BITS, ())
-        is_negative = image.mode.startswith("I;16") and image.tag_v2.get(_INTERPRETATION) == 0  # which Pillow leaves so
+        is_negative = image.mode.startswith("I;16") and image.tag_v2.get(_INTERPRETATION) == 0  # Pillow leaves them so
     # Pillow scales a PPM's whole numbers to 16 bits; the white of a TIFF's 12, 32 or floating bits is unknown.
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM") or 12 in bits:
         kind = "floating point" if image.mode == "F" else "12 bits" if 12 in bits else "signed or 32 bit numbers"
-        raise BadFileError(name, f"pixels of {kind}, whose scale is not known; store them with 8 or 16 bits")
+        raise BadFileError(name, f"pixels of {kind} have no known scale; store them with 8 or 16 bits")
     if is_negative or image.mode == "LAB":
-        kind = "16 bits whose 0 is white" if is_negative else "Lab colour"
-        raise BadFileError(name, f"pixels of {kind} are not read; store them as RGB, or as gray whose 0 is black")
+        kind = "16 bits where 0 is white" if is_negative else "Lab colour"
+        raise BadFileError(name, f"pixels of {kind} are not read; store them as RGB, or as gray where 0 is black")
     return image
 
 

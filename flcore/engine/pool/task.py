@@ -1,4 +1,4 @@
-"""What a worker is asked, the same for processes and Ray actors: to train a group, or to answer tasks of a scoring.
+"""Requests to workers, the same for processes and Ray actors: to train a group, or to answer tasks of a scoring.
 
 A request comes with its clients' messages and states, as bytes. A worker has the data and the configuration, and sees
 nothing else of the server or of the run's folder.

@@ -90,7 +90,7 @@ def weighted_client_mean(losses: Tensor, weights: Tensor, form: FidelityForm = "
     """Return (1/B)·Σ_j Σ_k w_kj·l_kj; the weights sum to 1 over k, hence no 1/S (fedpa.md section 5.2).
 
     ``losses`` and ``weights`` are [S, B]. ``authors_broadcast`` multiplies [B] by [B, 1] as the public codes do: Σ_k
-    mean(w_k)·mean(l_k), whose weights do not belong to the samples (fedpa.md section 7b).
+    mean(w_k)·mean(l_k): its weights do not belong to the samples (fedpa.md section 7b).
     """
     if form == "authors_broadcast":
         return (weights.mean(dim=1) * losses.mean(dim=1)).sum()

@@ -57,7 +57,7 @@ class ImageGenerator(ConditionalGenerator):
     ``fc``: Linear, BatchNorm, LeakyReLU(0.2) of widths 128, 256, 512, 1024, then Linear to all pixels. 3,909,504
     parameters for z = 512, K = 10 and 3×32×32 (fedpg.md section 2).
 
-    ``cnn``, whose architecture the paper does not state, follows DCGAN (Radford et al. 2016), for 8 to 64 pixels. A
+    ``cnn`` (the paper does not state its architecture) follows DCGAN (Radford et al. 2016), for 8 to 64 pixels. A
     linear layer makes 256 maps of 4×4 (or less: H and W halved, rounded up, until neither exceeds 4). Each stage
     enlarges to the next size by nearest neighbour, convolves 3×3 and halves the maps, not below 32: DCGAN's transposed
     convolution cannot reach sizes such as 28 and 7, and makes chequerboards. BatchNorm and LeakyReLU(0.2) follow all

@@ -28,7 +28,7 @@ def unpack_means(arrays: Mapping[str, Tensor], num_classes: int) -> ClassSums:
 
 
 def spread_of_means(totals: ClassSums, holders: Tensor) -> ClassSums:
-    """Return sums whose covariance within classes is that of the clients' class means.
+    """Return sums with the covariance, within classes, of the clients' class means.
 
     A mean of n samples has 1/n of their covariance Σ, so that Σ_k n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ over the m_c clients
     of a class is (m_c − 1) Σ on average: the pooled estimate divides its sum over classes by Σ_c (m_c − 1).

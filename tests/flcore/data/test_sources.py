@@ -422,8 +422,8 @@ def tiff(data: bytes, **tags: int) -> bytes:
         ("1.jpg", tiff(bytes(64), t259=1, t273=8, t279=64), "not a jpg, png or webp image"),
         ("1.gif", b"P5 1 1 255\n\1", "not a gif image"),
         ("1.ppm", b"P6 2 2 255\n" + bytes(5), "1 bad file: train/a/1.ppm"),
-        ("1.ppm", b"Pf 1 1 -1.0\n" + bytes(4), "pixels of floating point, whose scale is not known"),
-        ("1.tif", tiff(bytes(64), t258=12, t259=1, t273=8, t279=96), "pixels of 12 bits, whose scale is not known"),
+        ("1.ppm", b"Pf 1 1 -1.0\n" + bytes(4), "pixels of floating point have no known scale"),
+        ("1.tif", tiff(bytes(64), t258=12, t259=1, t273=8, t279=96), "pixels of 12 bits have no known scale"),
         ("1.tif", tiff(bytes(64), t258=32, t259=1, t273=8, t279=256, t339=2), "pixels of signed or 32 bit numbers"),
     ],
 )
