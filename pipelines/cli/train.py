@@ -5,6 +5,7 @@ Heavy modules are imported where they are needed, after every check that does no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -263,7 +264,7 @@ def _say_assumptions(values: Values, raw: Mapping[str, Any], rows: Sequence[str 
     from pipelines.plan.files import DEFAULT_FILE
     from pipelines.plan.params import brought_models
 
-    if values.params is None and not DEFAULT_FILE.exists():
+    if values.params is None and not DEFAULT_FILE.exists() and sys.stderr.isatty():
         tell(f"no {DEFAULT_FILE} here: built-in values hold, such as local.lr=0.01 (docs/reference/parameters.md)")
     for line in brought_models(raw, rows, values.assignments):
         tell(line)

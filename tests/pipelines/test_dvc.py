@@ -131,8 +131,7 @@ def test_make_run_says_what_dvc_would_trip_over_or_not_see(
         assert len(error.splitlines()) == 1
         return error
 
-    assert "data.root" in said("data: {name: digits}", 2)
-    assert "data.root" in said("data: {name: digits, root: null}", 2)
+    assert "data.root" in said("data: {name: digits, root: ~/images}", 2)
     assert "mine.py" in said("{plugins: [mine.py], data: {root: images}}", 2)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "train").symlink_to(tmp_path)

@@ -20,6 +20,8 @@ from pipelines.papers.results import TableResults, results
 from pipelines.reporting.figures.cells import draw_partition
 from pipelines.reporting.figures.sets import drawing
 from pipelines.reporting.partition_table import load_partition
+from pipelines.runs.analyses import _analysed as analysed
+from pipelines.runs.folder import RunFolder
 
 from .conftest import RUNS, tiny
 
@@ -87,7 +89,9 @@ def test_pictures_are_those_of_the_first_run_of_each_row(compared: Compared) -> 
         files.analyses.mkdir()
         reason = f"seed {seed} has no features"
         index = {name: {"skipped": reason, "notes": []} for name in ("tsne_round_5", "class_heatmap")}
-        (files.analyses / "index.json").write_text(json.dumps({"run": "fedavgNo", "analyses": index}))
+        (files.analyses / "index.json").write_text(
+            json.dumps({**analysed(RunFolder(files.directory)), "analyses": index})
+        )
     found = results(plan_table(table, TableSelection(seeds=(0, 1)), with_data=False), place)
     shown = [one for one in sections(found) if one.name.startswith("picture")]
     assert [one.name for one in shown] == ["pictures", "picture-even-fedavg-tsne_round_5"]
