@@ -33,7 +33,10 @@ from .conftest import PROJECT, RESULTS, Configure, Search, interrupt, results_of
 KILLED_IN_ITS_SECOND_TRIAL = """
 import os, signal, sys
 from pathlib import Path
-from tests.pipelines.tuning.conftest import Told, _configure, _search
+from pipelines.tuning import search as searching
+from tests.pipelines.tuning.conftest import Told, _configure, _pool, _search
+
+searching.RunPool = _pool  # trials train in the process that is killed
 
 class Killed(Told):
     def round(self, label, number, record):
