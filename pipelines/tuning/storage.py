@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import get_lock_file
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from flcore.core.errors import ConfigError, DataError, RunError
 from flcore.core.text import shorten
@@ -48,7 +48,10 @@ def open_storage(url: str | None) -> BaseStorage:
         return _open_journal(JOURNAL if url is None else Path(url))
     remember(url)
     try:
-        return RDBStorage(url)
+        try:
+            return RDBStorage(url)
+        except IntegrityError:  # another process makes its tables at the same moment
+            return RDBStorage(url)
     # SQLAlchemyError for addresses and connections, ImportError for a missing driver, RuntimeError for the tables of
     # another version of Optuna.
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError) as error:
