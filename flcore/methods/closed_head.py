@@ -24,7 +24,8 @@ own: the head of data with each of its images 1 + κ times. It costs no more byt
 impossible with secure aggregation.
 
 Relatives: AFL (He et al., CVPR 2025), Fed3R (Fanì et al., ICML 2024): ``head: ridge``; FedCGS (2025), GH-OFL (Turazza
-et al., ICLR 2026): ``head: discriminant``.
+et al., ICLR 2026): ``head: discriminant``; GH-OFL's FisherMix: ``head: fisher_mix``, trained at the server on features
+drawn from the sums (`flcore/math/prototypes/fisher_mix.py`).
 
 Privacy: class sums of one image are its features, second moments of few have low rank; secure aggregation would show
 sums over clients alone. With ``noise_multiplier`` every message is noisy, see :meth:`ClosedHead.privacy`.
@@ -42,10 +43,12 @@ from torch import Tensor
 
 from flcore.core.errors import ConfigError
 from flcore.core.params import Search, param
+from flcore.core.rng import torch_stream
 from flcore.io.messages import Count, Payload, TensorDict, Weights
 from flcore.io.records import Key, Payloads, Record
 from flcore.math.prototypes import discriminant as lda
 from flcore.math.prototypes.client_means import pack_means, spread_of_means, unpack_means
+from flcore.math.prototypes.fisher_mix import fisher_mix
 from flcore.math.prototypes.gaussians import from_upper_triangles, upper_triangles
 from flcore.math.prototypes.release import clip_to_norm
 from flcore.methods import types as fl
@@ -85,7 +88,10 @@ class ClosedHead(
 ):
     """A linear head in closed form over the features of the initial (pretrained) model."""
 
-    head: Literal["discriminant", "ridge"] = param("discriminant", "Fisher's discriminant, or ridge regression")
+    head: Literal["discriminant", "ridge", "fisher_mix"] = param(
+        "discriminant",
+        "Fisher's discriminant, ridge regression, or cosines trained on features drawn from sums",
+    )
     covariance: Literal["moment", "means"] = param(
         "moment", "from a second moment of all samples, or from the spread of the clients' class means"
     )
@@ -105,8 +111,8 @@ class ClosedHead(
         super().__post_init__()
         if self.forget and self.noise_multiplier:
             raise ValueError(f"forget = {list(self.forget)}: noisy sums cannot be subtracted; set noise_multiplier = 0")
-        if self.personal != "none" and self.head == "ridge":
-            raise ValueError(f"personal = {self.personal}: a ridge head has no class shares; set head = discriminant")
+        if self.personal != "none" and self.head != "discriminant":
+            raise ValueError(f"personal = {self.personal}: {self.head} has no class shares; set head = discriminant")
         if self.personal == "mixture" and self.noise_multiplier and self.noise_of == "sum":
             raise ValueError("personal = mixture: noise_of = sum hides a client's own sums; use shares")
         if self.covariance == "means" and (self.forget or self.noise_multiplier or self.personal == "mixture"):
@@ -241,26 +247,29 @@ class ClosedHead(
             grid = [value for value in lda.GRID if value > 0.99 * lda.ROUNDING[self.wire]]
             shrinkage = lda.cross_validated(used, grid) if self.shrinkage is None else self.shrinkage
             facts["shrinkage"] = shrinkage
-            weight, bias = self._head(used, shrinkage)
+            weight, bias = self._head(used, shrinkage, setting.seed)
             head = Weights({"head.weight": weight.float(), "head.bias": bias.float()})
             model = setting.initial.with_params(server.get(FILTERS)).with_params(head)
             if EACH in server:
-                server |= {EACH: self._with_heads(server[EACH], totals, shrinkage)}
+                server |= {EACH: self._with_heads(server[EACH], totals, shrinkage, setting.seed)}
         sums = {"counts": totals.counts, "sums": totals.sums, "second": upper_triangles(totals.second)}
         sums |= {"answered": pairs} | ({} if holders is None else {"holders": holders})
         return server | {fl.MODEL: model, TOTALS: TensorDict(sums)}, facts
 
-    def _head(self, totals: lda.ClassSums, shrinkage: float) -> lda.LinearMap:
+    def _head(self, totals: lda.ClassSums, shrinkage: float, seed: int) -> lda.LinearMap:
+        noisy = self.noise_multiplier > 0
+        if self.head == "fisher_mix":
+            return fisher_mix(totals, shrinkage, torch_stream(seed, "fisher mix"), noisy=noisy)
         solve = lda.discriminant if self.head == "discriminant" else lda.ridge
-        return solve(totals, shrinkage, noisy=self.noise_multiplier > 0)
+        return solve(totals, shrinkage, noisy=noisy)
 
-    def _with_heads(self, each: TensorDict, totals: lda.ClassSums, shrinkage: float) -> TensorDict:
+    def _with_heads(self, each: TensorDict, totals: lda.ClassSums, shrinkage: float, seed: int) -> TensorDict:
         """Add the head of each client: of the total sums and κ times its own, with its own class shares."""
         heads = []
         for own in _sums_by_client(each):
             weight = self.own_weight
             mixed = totals + lda.ClassSums(weight * own.counts, weight * own.sums, weight * own.second)
-            solved, bias = self._head(mixed, shrinkage)
+            solved, bias = self._head(mixed, shrinkage, seed)
             heads.append((solved.float(), lda.reweighted(bias, mixed.counts, own.counts).float()))
         weights, biases = (torch.stack(list(part)) for part in zip(*heads, strict=True))
         return TensorDict({**each.named, "weight": weights, "bias": biases})
@@ -275,7 +284,7 @@ class ClosedHead(
 
     @property
     def score_kind(self) -> ScoreKind:
-        """The discriminant gives log-posteriors; a ridge head estimates indicators of the classes."""
+        """The discriminant gives log-posteriors; ridge estimates indicators of the classes, FisherMix cosines."""
         return "logits" if self.head == "discriminant" else "ranks"
 
     @property

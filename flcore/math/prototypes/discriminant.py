@@ -133,17 +133,22 @@ def discriminant(totals: ClassSums, shrinkage: float, *, noisy: bool = False) ->
     μ_c and b_c = −μ_c·w_c/2 + log π_c. ``totals`` are of one sample or more; ``shrinkage`` is λ > 0; with ``noisy``
     totals negative eigenvalues of S_w count as 0. Classes without samples have zero weights and the bias :data:`NEVER`.
     """
+    return head(solutions(totals, shrinkage, noisy=noisy), totals.margins)
+
+
+def solutions(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Tensor:
+    """Return (S_w + λI)⁻¹ μᵀ, [D, C], of :func:`discriminant`."""
     margins = totals.margins
     means = margins.class_means
     within = totals.covariance - (margins.shares.unsqueeze(1) * means).mT @ means
-    return head(_solved(within, shrinkage, means.mT, noisy=noisy), margins)
+    return _solved(within, shrinkage, means.mT, noisy=noisy)
 
 
 def head(solution: Tensor, margins: Margins) -> LinearMap:
     """Return the discriminant of directions X = (S_w + λI)⁻¹ μᵀ, [D, C], as :func:`discriminant` does."""
     bias = margins.shares.log() - (margins.class_means * solution.mT).sum(1) / 2
     weight = torch.where(margins.held.unsqueeze(1), solution.mT, 0.0)
-    return _unfolded(weight, torch.where(margins.held, bias, NEVER), margins)
+    return unfolded_head(weight, bias, margins)
 
 
 def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> LinearMap:
@@ -151,7 +156,7 @@ def ridge(totals: ClassSums, shrinkage: float, *, noisy: bool = False) -> Linear
     margins = totals.margins
     joint = (margins.shares.unsqueeze(1) * margins.class_means).mT
     directions = _solved(totals.covariance, shrinkage, joint, noisy=noisy).mT
-    return _unfolded(directions, torch.where(margins.held, margins.shares, NEVER), margins)
+    return unfolded_head(directions, margins.shares, margins)
 
 
 def cross_validated(totals: ClassSums, grid: Sequence[float]) -> float:
@@ -202,10 +207,10 @@ def _solved(matrix: Tensor, shrinkage: float, right: Tensor, *, noisy: bool) -> 
     return vectors @ ((vectors.mT @ right) / (values.clamp_min(0) + shrinkage).unsqueeze(1))
 
 
-def _unfolded(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
-    """Turn a head of standardised features into one of raw features."""
+def unfolded_head(weight: Tensor, bias: Tensor, margins: Margins) -> LinearMap:
+    """Turn a head of standardised features into one of raw features; classes without samples get :data:`NEVER`."""
     unscaled = weight / margins.scale
-    return unscaled, bias - unscaled @ margins.mean
+    return unscaled, torch.where(margins.held, bias, NEVER) - unscaled @ margins.mean
 
 
 def pack_sums(sums: ClassSums, wire: Wire, *, every: bool = False) -> dict[str, Tensor]:

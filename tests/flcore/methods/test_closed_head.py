@@ -13,15 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from flcore.config.schema import Config
 from flcore.core.errors import ConfigError
+from flcore.core.rng import torch_stream
 from flcore.io.messages import Weights
 from flcore.io.records import Record
 from flcore.math.prototypes.client_means import pack_means, spread_of_means, unpack_means
 from flcore.math.prototypes.discriminant import (
     ClassSums,
+    LinearMap,
     discriminant,
     discriminant_sums,
     ridge,
 )
+from flcore.math.prototypes.fisher_mix import fisher_mix
 from flcore.methods.closed_head import TOTALS, ClosedHead
 from flcore.methods.kit.patch_sums import FILTERS
 from flcore.methods.linear_probe import FEATURES, HEAD, SCALING
@@ -57,7 +60,11 @@ def on_pixels(lab: Any, clients: list[list[int]], **method: Any) -> Any:
     return lab.experiment(dataset, partition, model={"name": "pixels"}, method=settings, federation={"rounds": 1})
 
 
-@pytest.mark.parametrize(("head", "solve"), [("discriminant", discriminant), ("ridge", ridge)])
+def drawn(totals: ClassSums, shrinkage: float) -> LinearMap:
+    return fisher_mix(totals, shrinkage, torch_stream(0, "fisher mix"))
+
+
+@pytest.mark.parametrize(("head", "solve"), [("discriminant", discriminant), ("ridge", ridge), ("fisher_mix", drawn)])
 def test_the_head_is_that_of_the_pixels(lab: Any, tmp_path: Path, head: str, solve: Any) -> None:
     """Two clients send what one would; nothing but the head goes down."""
     done = lab.run(on_pixels(lab, [[0, 2], [1, 3]], head=head), tmp_path / "run")
