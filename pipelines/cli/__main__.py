@@ -1,6 +1,6 @@
 """The command ``protofl``, also as ``python -m pipelines.cli``.
 
-Handles what can happen while Python still imports: Ctrl-C, and the library without the packages of the command.
+Handles what can happen while Python still imports: Ctrl-C, SIGTERM, and the library without the command's packages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _SECONDS_TO_STOP = 2.0
 
 def main() -> int:
     """Run the command line of this process; return the exit code of :func:`pipelines.cli.app.main`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise the parent has disabled it
-        signal.signal(signal.SIGINT, _Interrupts())
+    interrupts = _Interrupts()
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is default:  # otherwise the parent has disabled it
+            signal.signal(number, interrupts)
     try:
         from pipelines.cli import app
 
@@ -38,12 +40,13 @@ def main() -> int:
             print("protofl: interrupted before it had begun", file=sys.stderr)
         code = _INTERRUPTED
     if code == _INTERRUPTED:  # Python's own exit would print a traceback
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     return code
 
 
 class _Interrupts:
-    """Stop at the first Ctrl-C, ignore repeats for two seconds, then exit.
+    """Stop at the first Ctrl-C or SIGTERM, ignore repeats for two seconds, then exit.
 
     A second exception while the first one is handled would print a traceback instead of its message.
     """

@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -385,13 +386,15 @@ def test_neither_a_closed_stream_nor_ascii_nor_variables_of_libraries_end_a_comp
     assert (empty_folder / "mlruns" / "mlflow.db").exists()
 
 
-def test_ctrl_c_held_down_is_a_line_and_an_exit_code(empty_folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_is_repeated_is_a_line_and_an_exit_code(empty_folder: Path, number: signal.Signals) -> None:
     """While the first stops the command, and while Python exits; each would print a traceback."""
     code = """
 import os, signal, sys, threading, time
 import pipelines.cli.__main__ as entry
 from pipelines.cli import app
 
+number = int(sys.argv[1])
 entry._SECONDS_TO_STOP = 60  # on a busy machine
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background has not
 main = entry.main
@@ -399,7 +402,7 @@ main = entry.main
 def keep_pressing():
     while True:
         time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
 def work():
     threading.Thread(target=keep_pressing, daemon=True).start()
@@ -416,7 +419,7 @@ code = main()
 time.sleep(0.1)
 sys.exit(code)
 """
-    done = python("-c", code)
+    done = python("-c", code, str(int(number)))
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.startswith("protofl: interrupted") and done.stderr.count("\n") == 1
     assert (empty_folder / "stopped").exists()
