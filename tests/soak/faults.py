@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.soak.harmed import HARMS
-from tests.soak.place import PARAMS, ROUNDS, Place, Typed
+from tests.soak.place import PARAMS, ROUNDS, Place, Typed, is_alive
 
 _HANG_SECONDS = (1.0, 6.0)
 _FULL_SECONDS = (1.0, 6.0)
@@ -54,6 +54,8 @@ def _kill(found: list[psutil.Process]) -> bool:
     for process in found:
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    while any(is_alive(process) for process in found):  # else it is still found when it is looked for next
+        time.sleep(0.01)
     return bool(found)
 
 

@@ -87,7 +87,7 @@ class Typed:
         return [child for child in self.children() if "pipelines.orchestration.follow" in _words(child)]
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Not one that has ended and waits for its parent."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -161,7 +161,7 @@ class Place:
         for entry in json.loads((self.home / ".protofl" / "services.json").read_text())["services"]:
             if entry["name"] == name and psutil.pid_exists(entry["pid"]):
                 process = psutil.Process(entry["pid"])
-                return [*process.children(recursive=True), process] if _is_alive(process) else []
+                return [*process.children(recursive=True), process] if is_alive(process) else []
         return []
 
     def is_up(self) -> bool:
@@ -317,7 +317,7 @@ class PostgreSQL:
         try:
             number = int((self.data / "postmaster.pid").read_text().split()[0])
             process = psutil.Process(number)
-            return [process] if _is_alive(process) and process.name().startswith("postgres") else []
+            return [process] if is_alive(process) and process.name().startswith("postgres") else []
         except (OSError, ValueError, psutil.Error):
             return []
 
