@@ -8,7 +8,7 @@ from pipelines.papers.catalogue import PAPERS, PaperTable, table_named
 from pipelines.papers.published import PUBLISHED_DIR, PublishedTable, origins, published_tables
 from pipelines.papers.results import paper_tables, title
 from pipelines.papers.runs import describe_pairs
-from pipelines.papers.verdicts.claim_files import Lead, sentences
+from pipelines.papers.verdicts.claim_files import Lead, Sentence, sentences
 from pipelines.papers.verdicts.judge import PLURAL, JudgedLead, JudgedSentence, counts, judged
 from pipelines.reporting.formats import format_p, listed, plural
 from pipelines.reporting.tables import markdown_table
@@ -16,14 +16,16 @@ from pipelines.reporting.tables import markdown_table
 _HEAD = """\
 # What the papers claim, and what holds
 
-Sentences of abstracts, contributions and conclusions, and of this project's own page on ProtoLDA, judged by finished
-tables (`protofl paper run`). A sentence **holds** if all its pairs hold (more than half, where most are needed),
-**does not hold** if too many do not, and is **undecided** otherwise.
+Sentences of abstracts, introductions, contributions, results and conclusions, and of this project's own page on
+ProtoLDA, judged by finished tables (`protofl paper run`). Privacy and proofs are not judged. A sentence **holds** if
+all its pairs hold (more than half, where most are needed), **does not hold** if too many do not, and is **undecided**
+otherwise.
 
 A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
 p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter
-adjustment. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic and has no p. **Withdrawn** pairs
-are not what the paper compares. A rival with diverged runs is **no rival**: its pairs do not count.
+adjustment. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic: both figures, and no p.
+**Withdrawn** pairs were run in another setting than the paper's, or are behind it with our defaults where the
+authors' values have not run. A rival with diverged runs is **no rival**: its pairs do not count.
 **False in print**: the paper's own figures contradict it."""
 
 
@@ -61,9 +63,12 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
     ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
     lines = [_HEAD, "", counts(verdicts), ""]
-    lines += ["| sentence | verdict | pairs that hold | adjusted p; df | why it might be us, or what it takes |"]
+    lines += ["| sentence | verdict | pairs that hold | evidence | why it might be us, or what it takes |"]
     lines += ["| :--- | :--- | :--- | :--- | :--- |"]
-    lines += [_summary(one) for verdict in PLURAL for one in verdicts if one.verdict == verdict]
+    lines += [_summary(one) for verdict in PLURAL if verdict != "not run" for one in verdicts if one.verdict == verdict]
+    if not_run := [one for one in verdicts if one.verdict == "not run"]:
+        lines += ["", "Not run:", "", "| sentence | pairs | what it takes | why a verdict might be us |"]
+        lines += ["| :--- | ---: | :--- | :--- |", *map(_waiting, not_run)]
     lines += [""]
     for paper in PAPERS:
         of_paper = [one for one in verdicts if one.sentence.paper == paper]
@@ -80,22 +85,36 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
 
 
 def _summary(one: JudgedSentence) -> str:
-    """Return a sentence's line of the first table."""
-    sentence, (printed, all_printed) = one.sentence, one.printed
-    false = ""
-    if one.is_false_in_print:
-        false = f"; **false in print** ({sentence.in_print or f'{printed} of {all_printed} pairs'})"
+    """Return the line of a sentence that was run."""
+    sentence = one.sentence
     most = "" if sentence.holds_if == "all" else ", most needed"
     words = [f"{one.count('holds')} of {one.num_pairs}{most}" if one.pairs else "–"]
     words += [f"{one.count(key)} {word}" for key, word in PLURAL.items() if key != "holds" and one.count(key)]
     tested = "" if one.p is None else "arithmetic"
     if one.p is not None and one.df:
-        tested = f"{format_p(one.p)}{', Holm' if one.survives_holm else ''}; {listed(one.df)}"
+        tested = f"p {format_p(one.p)}{' (Holm too)' if one.survives_holm else ''}, df {listed(one.df)}"
     flags = [*sentence.flags, *_measured_flags(one)]
     if one.p is None:
         flags += [f"takes {sentence.takes}"] if sentence.takes else []
-    where = f"{sentence.says} (`{sentence.id}`; {sentence.where})"
-    return f"| {where} | **{one.verdict}**{false} | {'; '.join(words)} | {tested} | {'; '.join(flags)} |"
+    verdict = f"**{one.verdict}**{_false_in_print(one)}"
+    return f"| {_where(sentence)} | {verdict} | {'; '.join(words)} | {tested} | {'; '.join(flags)} |"
+
+
+def _waiting(one: JudgedSentence) -> str:
+    """Return the line of a sentence of which nothing was run."""
+    sentence, number = one.sentence, len(one.pairs)
+    pairs = f"{number}, most needed" if sentence.holds_if == "most" else number
+    return f"| {_where(sentence)}{_false_in_print(one)} | {pairs} | {sentence.takes} | {'; '.join(sentence.flags)} |"
+
+
+def _where(sentence: Sentence) -> str:
+    return f"{sentence.says} (`{sentence.id}`; {sentence.where})"
+
+
+def _false_in_print(one: JudgedSentence) -> str:
+    printed, all_printed = one.printed
+    why = one.sentence.in_print or f"{all_printed - printed} of {all_printed} printed pairs contradict it"
+    return f"; **false in print** ({why})" if one.is_false_in_print else ""
 
 
 def _measured_flags(one: JudgedSentence) -> list[str]:
@@ -140,6 +159,8 @@ def _verdict(one: JudgedLead) -> str:
     difference, why = one.difference, f"({'; '.join(one.reasons)})" if one.verdict == "no rival" else ""
     interval = "" if difference.low is None else f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     shown = "" if difference.mean is None else f"{difference.mean:+.2f}{interval}"
+    if one.sides:
+        shown = "{:.2f} against {:.2f}".format(*one.sides)
     p = "" if difference.p_bh is None else f"p {format_p(difference.p_bh)}"
     return " ".join(words for words in (f"**{one.verdict}**", shown, p, why) if words)
 

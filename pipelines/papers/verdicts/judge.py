@@ -4,15 +4,17 @@ A pair is decided as a claim of a comparison (:mod:`pipelines.reporting.claims`)
 paper. It is *withdrawn* if a cell is not what the paper compares (``unlike`` in the table's file), at other rounds than
 the paper's, or in a changed setting. It has *no rival* if runs of the rival failed.
 
-A sentence holds if enough of its pairs hold, does not hold if too few can still hold, and is
-undecided otherwise. Pairs without a rival do not count.
+A sentence holds if enough of its pairs hold, does not hold if too few can still hold, is withdrawn if all its pairs
+are, and is undecided otherwise. Pairs without a rival do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pipelines.papers.catalogue import PAPERS, name_at, table_named
@@ -35,6 +37,7 @@ PLURAL: Mapping[str, str] = {
     "not run": "not run",
     "withdrawn": "withdrawn",
 }
+_OPEN = ("undecided", "not run", "withdrawn")
 _UNCHANGED = {"data.name=imagefolder", "data.image_size=null"}
 
 
@@ -44,6 +47,7 @@ class JudgedLead:
 
     Attributes:
         difference: ``better`` minus ``than``; for costs reversed. counted: traffic, without a test.
+        sides: mean figures of ``better`` and ``than``, where they are counted.
         reasons: why it is withdrawn or has no rival. against: reasons that matter only if it does not hold.
         rounds_scale: fraction of the paper's rounds. overrides: assignments that override the table's values.
     """
@@ -56,6 +60,7 @@ class JudgedLead:
     rounds_scale: float = 1.0
     overrides: tuple[str, ...] = ()
     counted: bool = False
+    sides: tuple[float, ...] = ()
 
     @property
     def is_tested(self) -> bool:
@@ -71,7 +76,7 @@ class JudgedSentence:
     """
 
     sentence: Sentence
-    verdict: Judgement
+    verdict: Verdict
     pairs: tuple[JudgedLead, ...]
     others: tuple[JudgedLead, ...] = ()
     p: float | None = None
@@ -138,7 +143,13 @@ def measure(lead: Lead, results: TableResults) -> JudgedLead:
     counted = all(is_counted(column.metric) for column in columns)
     difference = without_test(difference) if counted else difference
     shown = {"no rival": lost, "withdrawn": tuple(reasons)}.get(verdict, ())
-    return JudgedLead(lead, verdict, difference, shown, against, scale, overrides, counted)
+    sides: tuple[float, ...] = ()
+    if counted and difference.n:
+        sides = tuple(
+            fmean(results.cells[place].ours.mean or 0.0 for place in product(rows, keys))
+            for rows, keys in ((lead.better, lead.column), (lead.than, lead.than_column or lead.column))
+        )
+    return JudgedLead(lead, verdict, difference, shown, against, scale, overrides, counted, sides)
 
 
 def decide(measured: Sequence[JudgedLead]) -> list[JudgedLead]:
@@ -163,6 +174,8 @@ def judge_sentence(sentence: Sentence, pairs: Sequence[JudgedLead]) -> JudgedSen
     undecided = JudgedSentence(sentence, "undecided", tuple(pairs))
     if all(one.verdict == "not run" for one in pairs):
         return replace(undecided, verdict="not run")
+    if 0 < undecided.count("withdrawn") == undecided.num_pairs:
+        return replace(undecided, verdict="withdrawn")
     needed = sentence.needed(undecided.num_pairs)
     enough: dict[Judgement, int] = {"holds": needed, "does not hold": undecided.num_pairs - needed + 1}
     for verdict, number in enough.items():
@@ -201,8 +214,7 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
         for sentence in of_paper:
             found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
             instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
-            is_open = found.verdict in ("undecided", "not run")
-            if is_open and instead.verdict not in ("undecided", "not run"):
+            if found.verdict in _OPEN and instead.verdict not in _OPEN:
                 found, instead = instead, found
             answers.append(replace(found, others=instead.pairs))
     return answers
@@ -249,4 +261,4 @@ def verdict_table(results: TableResults) -> Table | None:
 def counts(verdicts: Sequence[JudgedSentence]) -> str:
     """Return a sentence with the number of sentences per verdict."""
     words = (f"{sum(one.verdict == verdict for one in verdicts)} {word}" for verdict, word in PLURAL.items())
-    return f"{plural(len(verdicts), 'sentence')}: {', '.join(list(words)[:4])}."
+    return f"{plural(len(verdicts), 'sentence')}: {', '.join(words)}."
