@@ -40,7 +40,7 @@ _OWN = ".protofl"
 _LONGEST = 300  # maximum number of characters of a library's message
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DEFECTIVE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
-_OF_AN_EXTRA = {"prefect", "fastapi", "sqlalchemy", "mlflow", "dvc", "optuna", "optuna_dashboard", "psutil"}
+_OF_AN_EXTRA = {"prefect", "fastapi", "sqlalchemy", "mlflow", "dvc", "optuna", "optuna_dashboard"}
 _CANNOT_BE_WRITTEN = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG}
 
 

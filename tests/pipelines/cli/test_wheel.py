@@ -16,7 +16,7 @@ from pipelines.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
 UV = Path(sys.executable).with_name("uv")
-OF_MLOPS = ("prefect", "mlflow", "dvc", "optuna", "psutil", "sqlalchemy")
+OF_MLOPS = ("prefect", "mlflow", "dvc", "optuna", "sqlalchemy")
 
 
 def test_a_package_of_an_extra_is_named_with_its_cure() -> None:
