@@ -74,7 +74,7 @@ def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFi
 
 def test_a_line_tells_how_many_pairs_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FedPA three points above FedAvg in either of two seeds on MNIST, α 0.1: one of the 20 pairs of its sentence."""
-    leave(tmp_path / "fedpa.table2", {"fedavg": 90, "fedpa": 93}, seeds=(0, 1))
+    leave(tmp_path / "fedpa.table2", {"fedavg": 90, "fedpa_authors": 93}, seeds=(0, 1))
     command = ["paper", "claims", "--papers", "fedpa", "--home", str(tmp_path)]
     assert main(command) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fedpa.best "))
