@@ -122,6 +122,9 @@ def _measured_flags(one: JudgedSentence) -> list[str]:
     reasons = dict.fromkeys(reason for pair in one.pairs for reason in pair.reasons)
     flags = ["stand-in"] if one.is_stand_in else []
     flags += ["images are JPEG copies"] if any("data.name=imagefolder" in pair.overrides for pair in one.pairs) else []
+    behind = [pair.lead for pair in one.pairs if pair.verdict.startswith("does not hold")]
+    rivals = dict.fromkeys(_rival(lead) for lead in behind if (lead.by, lead.times) == (0, 1) and _rival(lead))
+    flags += [f"ahead of it: {listed(rivals)}"] if rivals else []
     flags += ["one division"] if any(pair.verdict.endswith("on one division") for pair in one.pairs) else []
     return [*flags, *reasons]
 
