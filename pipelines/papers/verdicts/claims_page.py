@@ -101,7 +101,7 @@ def _summary(one: JudgedSentence) -> str:
 
 
 def _waiting(one: JudgedSentence) -> str:
-    """Return the line of a sentence of which nothing was run."""
+    """Return the line of a sentence that was not run."""
     sentence, number = one.sentence, len(one.pairs)
     pairs = f"{number}, most needed" if sentence.holds_if == "most" else number
     return f"| {_where(sentence)}{_false_in_print(one)} | {pairs} | {sentence.takes} | {'; '.join(sentence.flags)} |"

@@ -19,7 +19,7 @@ def test_two_classes_on_a_line() -> None:
     """Class 0 has 0 and 2, class 1 has 4 and 6: mean 3, deviation √5, variance within 1/5 of the standardised ones.
 
     With λ = 0.3 the whitened axis is f / √(1/5 + 0.3) = √2·f, in raw features √(2/5). Unit vectors of one dimension are
-    −1 and 1 whatever is drawn; the bias puts the border at the mean.
+    −1 and 1 for any draws; the bias puts the border at the mean.
     """
     line = discriminant_sums(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]), 2)
     weight, bias = fisher_mix(line, 0.3, stream())
