@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flcore.math.generators.networks import (
     EnlargingConvolution,
     FeatureGenerator,
+    TrainedLinear,
     build_feature_generator,
     build_image_generator,
     constant_output,
@@ -65,6 +66,26 @@ def test_parameters_of_the_fc_image_generator() -> None:
     assert (linear, count(generator) - linear, count(generator)) == (3_905_664, 3_840, 3_909_504)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_trained_linear_layer_is_a_linear_layer(bias: bool) -> None:
+    """Small whole numbers, so that products and sums are exact: x·Wᵀ + b; gᵀ·x for W, the sum of g for b, g·W for x."""
+    stream = torch.Generator().manual_seed(0)
+    layer = TrainedLinear(96, 80, bias=bias).train()
+    with torch.no_grad():
+        for values in layer.parameters():
+            values.copy_(torch.randint(-4, 5, values.shape, generator=stream))
+    given = torch.randint(-4, 5, (64, 96), generator=stream).float().requires_grad_()
+    above = torch.randint(-4, 5, (64, 80), generator=stream).float()
+    offset = layer.bias if bias else torch.zeros(80)
+    made = layer(given)
+    made.backward(above)
+    assert made.equal((given.double() @ layer.weight.double().t() + offset.double()).float())
+    assert layer.weight.grad is not None and given.grad is not None
+    assert layer.weight.grad.equal((above.double().t() @ given.double()).float())
+    assert given.grad.equal((above.double() @ layer.weight.double()).float())
+    assert not bias or layer.bias.grad.equal(above.sum(dim=0))
+
+
 def test_parameters_of_the_cnn_image_generator() -> None:
     """8×8, one channel, z + K = 7: start 4×4 with 256 maps, one stage to 128.
 
@@ -106,8 +127,8 @@ def test_layers_are_those_of_the_specification() -> None:
     feature = build_feature_generator(10, 32)
     assert [type(layer) for layer in feature.network] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     image = build_image_generator("fc", 10, (3, 32, 32))
-    stage = [nn.Linear, nn.BatchNorm1d, nn.LeakyReLU]
-    assert [type(layer) for layer in image.network] == [*stage * 4, nn.Linear, nn.Tanh]
+    stage = [TrainedLinear, nn.BatchNorm1d, nn.LeakyReLU]
+    assert [type(layer) for layer in image.network] == [*stage * 4, TrainedLinear, nn.Tanh]
     assert [layer.out_features for layer in image.network if isinstance(layer, nn.Linear)] == [
         *(128, 256, 512, 1024),
         3072,
