@@ -391,6 +391,9 @@ def test_a_stand_in_decides_where_the_paper_s_setting_does_not(tmp_path: Path) -
     assert (found.verdict, found.is_stand_in) == ("holds", True)
     assert "| **holds** | 1 of 1 | p < 0.001 (Holm too), df 1 | stand-in; one division |" in markdown([found])
     assert judged(sentences_of([entry]), tmp_path)[0].verdict == "not run"
+    leave(tmp_path / TABLE, {"fedavg": 90, "fedpa": 93}, seeds=(0,))
+    found = judged(which, tmp_path)[0]
+    assert (found.verdict, found.is_stand_in) == ("undecided", True), "one run decides nothing, but it was run"
 
 
 def test_the_page_begins_with_sentences_and_says_how_to_go_on(
