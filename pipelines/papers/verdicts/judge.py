@@ -214,8 +214,8 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
         for sentence in of_paper:
             found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
             instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
-            alone = found.verdict == "not run" and instead.verdict != "not run"
-            if alone or (found.verdict in _OPEN and instead.verdict not in _OPEN):
+            only_it_ran = found.verdict == "not run" and instead.verdict != "not run"
+            if only_it_ran or (found.verdict in _OPEN and instead.verdict not in _OPEN):
                 found, instead = instead, found
             answers.append(replace(found, others=instead.pairs))
     return answers
