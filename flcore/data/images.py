@@ -149,15 +149,15 @@ def augment(images: Tensor, policy: Policy, draws: Mapping[str, Tensor], fill: T
 
 
 def _crop_and_flip(padded: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
-    batch, channels = padded.shape[:2]
+    channels, padded_width = padded.shape[1], padded.shape[-1]
     height, width = (side - 2 * _PAD for side in padded.shape[-2:])
-    device = padded.device
-    rows = shift[:, :1] + torch.arange(height, device=device)
-    columns = torch.arange(width, device=device).expand(batch, width)
+    rows = shift[:, :1] + torch.arange(height, device=padded.device)
+    columns = torch.arange(width, device=padded.device)
     columns = shift[:, 1:] + torch.where(flip[:, None], width - 1 - columns, columns)
-    sample = torch.arange(batch, device=device)[:, None, None, None]
-    channel = torch.arange(channels, device=device)[None, :, None, None]
-    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    # Pixels by one index each: several times faster than by an index of each axis.
+    pixels = (rows[:, :, None] * padded_width + columns[:, None, :]).flatten(1)
+    cropped = padded.flatten(2).gather(2, pixels[:, None].expand(-1, channels, -1))
+    return cropped.reshape(-1, channels, height, width)
 
 
 def _rotate(images: Tensor, degrees: Tensor) -> Tensor:
