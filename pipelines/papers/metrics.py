@@ -35,12 +35,16 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
     """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
     In addition to :func:`figures`, ``metric`` may be :data:`FORMULA`, a value of a round's record
-    (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the round that reached the target, if any.
-    ``baseline``, a run with the same seed and partition and its metric, defines the target.
+    (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the first round that reached the target, or one
+    more than the run has. ``baseline``, a run with the same seed and partition and its metric, defines the target.
     """
     if metric.startswith(TO_TARGET):
         final = next((value for _, value in reversed(_curve(*baseline))), None) if baseline is not None else None
-        return None if final is None else first_round_reaching(_curve(run, metric), SHARE * final)
+        if final is None:
+            return None
+        curve = _curve(run, metric)
+        # A run that is too slow counts as just too slow; without a figure its pair would drop out, to its advantage.
+        return first_round_reaching(curve, SHARE * final) or curve[-1][0] + 1
     if metric.startswith(HISTORY):
         number = metric.split(".")[1]
         return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))

@@ -69,7 +69,16 @@ def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> st
     write_text(path, replace(new, runs=runs, failed=failed_runs).text())
     changed = sum(before.get(run.key) != run for run in runs)
     suffix = f"; {plural(len(failed_runs), 'other')} failed" if failed_runs else ""
+    no_target = [run for run in measured if len(run.figures) < _num_figures(table, run)]
+    if no_target:
+        reason = f"{table.row(table.baseline).title} of the same seed and division is not in {out}"
+        suffix += f"; {plural(len(no_target), 'run')} without rounds to the target: {reason}"
     return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{suffix}"
+
+
+def _num_figures(table: PaperTable, run: MeasuredRun) -> int:
+    columns = next(columns for columns in table.settings() if columns[0].key == run.setting)
+    return sum(table.why_missing(table.row(run.row), column) is None for column in columns)
 
 
 def _check_divisions(path: Path, runs: Sequence[PublishedRun]) -> None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from flcore.core.errors import DataError
 from pipelines.papers.catalogue import Column, PaperTable, Row
-from pipelines.papers.metrics import figure
+from pipelines.papers.metrics import TO_TARGET, figure
 from pipelines.papers.plan import RunKey, TableSelection
 from pipelines.runs.folder import RunFolder
 from pipelines.runs.layout import read_json
@@ -84,6 +84,8 @@ def runs_of(table: PaperTable, out: Path) -> tuple[list[MeasuredRun], list[Faile
             for column in columns:
                 if table.why_missing(row, column) is None:  # otherwise it is, for example, not the paper's figure
                     metric, usual = (one.metrics.get(column.metric, column.metric) for one in (row, reference))
+                    if metric.startswith(TO_TARGET) and pair not in baselines:
+                        continue  # another machine's part of the table may have the run that defines the target
                     value = figure(folder, metric, (baselines[pair], usual) if pair in baselines else None)
                     figures[column.key] = None if value is None else column.scale * value
             fingerprint = folder.metrics.get("partition_fingerprint")

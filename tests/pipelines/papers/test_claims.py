@@ -227,21 +227,25 @@ def test_rounds_to_a_target_are_a_cost(compared: Compared) -> None:
     """FedAvg ends with 0.80 and 0.60: targets 0.76 and 0.57.
 
     Seed 0: FedAvg is there in round 4, FedProx in 1; seed 1: in round 4 and in 2. Less by 3 and 2. Half: 4 - 2 * 1 = 2,
-    4 - 2 * 2 = 0, mean 1. Seed 2 says nothing: FedProx never has 0.95 * 0.80.
+    4 - 2 * 2 = 0. Seed 2: FedProx never has 0.95 * 0.80 in its four rounds, so five: less by -1, half 4 - 10.
+    Seed 3 says nothing: FedAvg, which defines the target, has not run.
     """
     measured = curves(
         compared,
         {
             "fedavg": {0: [0.2, 0.5, 0.75, 0.8], 1: [0.1, 0.2, 0.3, 0.6], 2: [0.1, 0.2, 0.3, 0.8]},
-            "near": {0: [0.76, 0.7, 0.8, 0.9], 1: [0.5, 0.57, 0.5, 0.5], 2: [0.1, 0.7, 0.75, 0.7]},
+            "near": {0: [0.76, 0.7, 0.8, 0.9], 1: [0.5, 0.57, 0.5, 0.5], 2: [0.1, 0.7, 0.75, 0.7], 3: [0.9] * 4},
         },
     )
-    assert measured.cells["near", "rounds"].ours.by_seed == own({0: 1, 1: 2, 2: None})
-    assert measured.cells["near", "second"].ours.by_seed == pytest.approx(own({0: 70.0, 1: 57.0, 2: 70.0}))
+    assert measured.cells["near", "rounds"].ours.by_seed == own({0: 1, 1: 2, 2: 5})
+    assert measured.cells["near", "second"].ours.by_seed == pytest.approx(own({0: 70.0, 1: 57.0, 2: 70.0, 3: 90.0}))
     fewer = judge(claim(column=("rounds",), lower=True), measured)
-    assert dict(fewer.difference.by_seed) == own({0: 3, 1: 2})
+    assert dict(fewer.difference.by_seed) == own({0: 3, 1: 2, 2: -1})
     halved = judge(claim(column=("rounds",), lower=True, times=2.0), measured)
-    assert (dict(halved.difference.by_seed), halved.difference.mean) == (own({0: 2, 1: 0}), 1.0)
+    assert (dict(halved.difference.by_seed), halved.difference.mean) == (
+        own({0: 2, 1: 0, 2: -6}),
+        pytest.approx(-4 / 3),
+    )
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(2.5, "holds"), (7.5, "does not hold"), (5.0, "undecided")])

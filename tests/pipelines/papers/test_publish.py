@@ -39,11 +39,13 @@ def leave(
     seeds: tuple[int, ...] = (0,),
     divisions: tuple[int, ...] | None = None,
     commit: str | None = COMMIT,
+    table: str = TABLE,
+    columns: tuple[str, ...] = ("mnist_0.1",),
     **asked: Any,
 ) -> Path:
     """A folder of FedPA's table II as a command leaves it: per row its points, one more for each seed."""
-    of = TableSelection(tuple(points), ("mnist_0.1",), seeds, divisions, **asked)
-    planned = plan_table(table_named(TABLE), of, with_data=False)
+    of = TableSelection(tuple(points), columns, seeds, divisions, **asked)
+    planned = plan_table(table_named(table), of, with_data=False)
     rows = []
     place = out / planned.settings[0].name
     for run in comparison_plan(planned.settings[0].parameters).runs:
@@ -54,14 +56,15 @@ def leave(
         made = {"code_version": commit, "processor": PROCESSOR, "device": "cpu", "versions": {"torch": "2.15.0"}}
         header = {"config": config.to_mapping(), "identity": config.identity(), "config_hash": hash}
         write_json(files.config, sealed(header | {"environment": made}))
-        figure = {"top5_pooled_local": (points[run.name] + seed) / 100, "top1_global": 0.5}
+        accuracy = (points[run.name] + seed) / 100
+        figure = {"top5_pooled_local": accuracy, "last10_top1_global": accuracy, "top1_global": 0.5}
         printed = {
             "data_fingerprint": "data",
             "partition_fingerprint": f"division {run.config.partition_seed}",
             **figure,
         }
         files.metrics.write_text(json.dumps({"method": run.config.method.name, **printed}))
-        files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND)}) + "\n")
+        files.history.write_text(json.dumps({"round": 1, **dict.fromkeys(PER_ROUND), "top1_global": accuracy}) + "\n")
         rows.append({"method": run.name, "seed": seed, "division": run.draw, "config_hash": hash})
     (place / "comparison.json").write_text(json.dumps({"failed": {}, "runs": rows}))
     write(results(planned, out), out)
@@ -100,6 +103,25 @@ def test_several_machines_fill_one_file(tmp_path: Path) -> None:
         files.append((into / "fedpa.table2.json").read_bytes())
     assert files[0] == files[1]
     assert [run.seed for run in read_published(tmp_path / "0" / "fedpa.table2.json").runs] == [0, 1, 2]
+
+
+def test_rounds_to_a_target_wait_for_the_run_that_defines_it(tmp_path: Path) -> None:
+    """FedAvg ends at 90 on one machine; FedPG, at 80 on another, has no target of 85.5 before a folder has both."""
+    columns = ("fashion_2class", "fashion_2class_rounds")
+    given = {"fedavg": 90.0, "fedpg": 80.0}
+    parts = [{row: given[row]} for row in given] + [given]
+    folders = [
+        leave(tmp_path / str(number), points, table="fedpg.standin", columns=columns)
+        for number, points in enumerate(parts)
+    ]
+    said = [publish(folder, tmp_path) for folder in folders[:2]]
+    file = tmp_path / "fedpg.standin.json"
+    assert said[0].endswith("1 of them new")
+    assert f"FedAvg of the same seed and division is not in {folders[1]}" in said[1]
+    assert [set(run.figures) for run in read_published(file).runs] == [set(columns), {"fashion_2class"}]
+    assert publish(folders[2], tmp_path).endswith("2 runs, 1 of them new")
+    # Both have one round: FedAvg reaches 85.5 in it, and FedPG counts as one round more.
+    assert [run.figures["fashion_2class_rounds"] for run in read_published(file).runs] == [1, 2]
 
 
 def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> None:
