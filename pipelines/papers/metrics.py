@@ -40,9 +40,9 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
     """
     if metric.startswith(TO_TARGET):
         final = next((value for _, value in reversed(_curve(*baseline))), None) if baseline is not None else None
-        if final is None:
-            return None
         curve = _curve(run, metric)
+        if final is None or all(value is None for _, value in curve):
+            return None
         # A run that is too slow counts as just too slow; without a figure its pair would drop out, to its advantage.
         return first_round_reaching(curve, SHARE * final) or curve[-1][0] + 1
     if metric.startswith(HISTORY):

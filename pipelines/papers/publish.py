@@ -51,11 +51,15 @@ def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> st
     if not new.runs:
         raise RunError(f"{out}: no run of it has finished")
     path, known = new.path(into), published_so_far(table, selection.rounds_scale, into)
-    before = {run.key: run for run in known.runs}
+    before, of_folder = {run.key: run for run in known.runs}, {run.key for run in new.runs}
     stale = {run.key for run in outdated(known)} if before else set()
     runs_by_key = dict(before)
     for run in new.runs:
         was = before.get(run.key)
+        if was is not None and was.settings == run.settings:
+            # Rounds to a target, if only an earlier folder had the run that defines it.
+            due = _figures_due(table, run) - run.figures.keys()
+            run = replace(run, figures={**{key: was.figures[key] for key in due & was.figures.keys()}, **run.figures})
         if was is None or run.key in stale or again:
             runs_by_key[run.key] = run
         else:
@@ -69,16 +73,17 @@ def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> st
     write_text(path, replace(new, runs=runs, failed=failed_runs).text())
     changed = sum(before.get(run.key) != run for run in runs)
     suffix = f"; {plural(len(failed_runs), 'other')} failed" if failed_runs else ""
-    no_target = [run for run in measured if len(run.figures) < _num_figures(table, run)]
+    no_target = [run for run in runs if run.key in of_folder and _figures_due(table, run) - run.figures.keys()]
     if no_target:
         reason = f"{table.row(table.baseline).title} of the same seed and division is not in {out}"
         suffix += f"; {plural(len(no_target), 'run')} without rounds to the target: {reason}"
     return f"{path}: {plural(len(runs), 'run')}, {changed} of them new{suffix}"
 
 
-def _num_figures(table: PaperTable, run: MeasuredRun) -> int:
+def _figures_due(table: PaperTable, run: PublishedRun) -> set[str]:
+    """Return the columns of which a run has a figure, or will have with the run that defines a target."""
     columns = next(columns for columns in table.settings() if columns[0].key == run.setting)
-    return sum(table.why_missing(table.row(run.row), column) is None for column in columns)
+    return {column.key for column in columns if table.why_missing(table.row(run.row), column) is None}
 
 
 def _check_divisions(path: Path, runs: Sequence[PublishedRun]) -> None:

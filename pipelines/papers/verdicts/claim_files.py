@@ -22,6 +22,8 @@ A file of ``claims/`` lists sentences of a paper's abstract, contributions and c
           wider_than: {mnist_0.1: mnist_1}     # the lead exceeds the same rows' lead in this column by ``by``
       stand_in: [...]      # pairs of a smaller setting, which decide where ``pairs`` do not
 
+An id that begins with another one and an underscore, ``fedpa.best_tuned``, is another reading of that sentence.
+
 A list in ``column``, ``better``, ``than`` or ``wider_than`` gives a lead for each item; an item
 ``{mean: [mnist_0.1, mnist_1]}`` is the mean of several. Braces are replaced by titles of the table. ``by``,
 ``than_column`` and ``wider_than`` may map columns to values.

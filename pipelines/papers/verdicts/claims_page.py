@@ -19,7 +19,7 @@ _HEAD = """\
 Sentences of abstracts, introductions, contributions, results and conclusions, and of this project's own page on
 ProtoLDA, judged by finished tables (`protofl paper run`). Privacy and proofs are not judged. A sentence **holds** if
 all its pairs hold (more than half, where most are needed), **does not hold** if too many do not, and is **undecided**
-otherwise.
+otherwise. Where a sentence can be read in several ways, each reading has a verdict.
 
 A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
 p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter

@@ -260,6 +260,9 @@ def verdict_table(results: TableResults) -> Table | None:
 
 
 def counts(verdicts: Sequence[JudgedSentence]) -> str:
-    """Return a sentence with the number of sentences per verdict."""
+    """Return a sentence with the number of sentences per verdict; each reading of one has a verdict of its own."""
+    ids = [one.sentence.id for one in verdicts]
+    readings = sum(any(id.startswith(f"{other}_") for other in ids) for id in ids)
+    also = f" and {plural(readings, 'other reading')} of them" if readings else ""
     words = (f"{sum(one.verdict == verdict for one in verdicts)} {word}" for verdict, word in PLURAL.items())
-    return f"{plural(len(verdicts), 'sentence')}: {', '.join(words)}."
+    return f"{plural(len(verdicts) - readings, 'sentence')}{also}: {', '.join(words)}."

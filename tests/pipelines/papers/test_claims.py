@@ -20,7 +20,7 @@ from pipelines.papers.results import TableResults, results
 from pipelines.papers.verdicts import claim_files, claims_page
 from pipelines.papers.verdicts.claim_files import Lead, Sentence, sentences, sentences_of
 from pipelines.papers.verdicts.claims_page import markdown
-from pipelines.papers.verdicts.judge import JudgedLead, counts, decide, judge_sentence, judged, measure
+from pipelines.papers.verdicts.judge import JudgedLead, JudgedSentence, counts, decide, judge_sentence, judged, measure
 from pipelines.reporting.statistics import paired_difference
 from pipelines.runs.record import Pair
 from pipelines.tuning.metrics import PER_ROUND
@@ -435,6 +435,12 @@ def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     )
     assert "--columns skewed --not-kept`\n" in markdown(verdicts, published={"fedpa.tiny"})
     assert counts(verdicts) == "2 sentences: 1 hold, 1 do not hold, 0 undecided, 0 not run, 0 withdrawn."
+
+
+def test_another_reading_is_no_sentence_of_its_own() -> None:
+    ids = ("fedpa.best", "fedpa.best_tuned", "fedpa.lead")
+    verdicts = [JudgedSentence(Sentence(id, "it is best", "abstract"), "holds", ()) for id in ids]
+    assert counts(verdicts).startswith("2 sentences and 1 other reading of them: 3 hold, 0 do not hold,")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ def test_rounds_to_a_target_wait_for_the_run_that_defines_it(tmp_path: Path) -> 
     assert publish(folders[2], tmp_path).endswith("2 runs, 1 of them new")
     # Both have one round: FedAvg reaches 85.5 in it, and FedPG counts as one round more.
     assert [run.figures["fashion_2class_rounds"] for run in read_published(file).runs] == [1, 2]
+    # What is known stays known, whichever folder is kept again.
+    assert publish(folders[1], tmp_path, again=True).endswith("2 runs, 0 of them new")
 
 
 def test_a_division_is_kept_once_however_it_was_asked_for(tmp_path: Path) -> None:
