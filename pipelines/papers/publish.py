@@ -81,7 +81,7 @@ def publish(out: Path, into: Path = PUBLISHED_DIR, *, again: bool = False) -> st
 
 
 def _figures_due(table: PaperTable, run: PublishedRun) -> set[str]:
-    """Return the columns of which a run has a figure, or will have with the run that defines a target."""
+    """Return the columns with a figure of a run, once the run that defines a target is there."""
     columns = next(columns for columns in table.settings() if columns[0].key == run.setting)
     return {column.key for column in columns if table.why_missing(table.row(run.row), column) is None}
 
