@@ -25,7 +25,7 @@ WARM_UP = 2
 TO_TARGET, SHARE = "rounds_to_target.", 0.95
 """Rounds until a metric reaches this fraction of the baseline run's final value (``protofl compare``)."""
 
-HISTORY = "history."
+HISTORY, LAST10 = "history.", "last10"
 
 FORMULA, PREDICTED = "formula.mixtures_up", "scalars_up_per_round"
 """A metric that is computed from a run's configuration, and the measured figure that it predicts."""
@@ -35,8 +35,9 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
     """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
     In addition to :func:`figures`, ``metric`` may be :data:`FORMULA`, a value of a round's record
-    (``history.5.tasks.a_glo``), or ``rounds_to_target.top1_global``, the first round that reached the target, or one
-    more than the run has. ``baseline``, a run with the same seed and partition and its metric, defines the target.
+    (``history.5.tasks.a_glo``) or its mean over the last ten (``history.last10.top1_global``), or
+    ``rounds_to_target.top1_global``, the first round that reached the target, or one more than the run has.
+    ``baseline``, a run with the same seed and partition and its metric, defines the target.
     """
     if metric.startswith(TO_TARGET):
         final = next((value for _, value in reversed(_curve(*baseline))), None) if baseline is not None else None
@@ -46,8 +47,12 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
         # A run that is too slow counts as just too slow; without a figure its pair would drop out, to its advantage.
         return first_round_reaching(curve, SHARE * final) or curve[-1][0] + 1
     if metric.startswith(HISTORY):
-        number = metric.split(".")[1]
-        return dict(_curve(run, f"{HISTORY}{metric.removeprefix(f'{HISTORY}{number}.')}")).get(int(number))
+        which, _, field = metric.removeprefix(HISTORY).partition(".")
+        curve = _curve(run, f"{HISTORY}{field}")
+        if which != LAST10:
+            return dict(curve).get(int(which))
+        last = [value for _, value in curve[-10:] if value is not None]
+        return fmean(last) if len(last) == len(curve[-10:]) > 0 else None
     if metric == FORMULA:
         with suppress(DataError):  # its partition no longer exists
             return mixtures_up(run)

@@ -68,6 +68,16 @@ def test_with_everything_off_it_is_the_base(lab: Any, base: str, tmp_path: Any) 
     assert [r["top1_global"] for r in run.history] == [r["top1_global"] for r in expected.history]
 
 
+def test_exemplars_change_answers_and_not_training(lab: Any, tmp_path: Any) -> None:
+    """So that a run with KP also tells what the head answers without it, as fedcspc.standin reads it."""
+    with_kp = lab.run(lab.experiment(model=CSPC, method=QUICK), tmp_path / "with")
+    without = lab.run(lab.experiment(model=CSPC, method={**QUICK, "use_kp": False}), tmp_path / "without")
+    kept = [name for name in without.state.server if name != "exemplars"]
+    assert lab.same(with_kp.state.server.only(*kept), without.state.server.only(*kept))
+    heads = [record["alternatives"]["network"]["top1_global"] for record in with_kp.history]
+    assert heads == [record["top1_global"] for record in without.history]
+
+
 def test_updates_are_measured_from_what_clients_received(lab: Any, tmp_path: Any) -> None:
     """Who sends back the calibrated model that it was sent has not moved: a norm of 0, and nothing to clip."""
     experiment = lab.experiment(model=CSPC, method=QUICK, federation__rounds=1, aggregation__clip=1.0)
