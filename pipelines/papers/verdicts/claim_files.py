@@ -20,7 +20,7 @@ A file of ``claims/`` lists sentences of a paper's abstract, contributions and c
           lower: false     # true: lower figures are better
           than_column: {mnist_0.1: mnist_1}    # the column of than, if not better's
           wider_than: {mnist_0.1: mnist_1}     # the lead exceeds the same rows' lead in this column by ``by``
-      stand_in: [...]      # pairs of a smaller setting, which decide where ``pairs`` do not
+      stand_in: [...]      # pairs of a smaller setting, which decide where ``pairs`` do not, or are not there
 
 An id that begins with another one and an underscore, ``fedpa.best_tuned``, is another reading of that sentence.
 

@@ -120,7 +120,8 @@ def _false_in_print(one: JudgedSentence) -> str:
 def _measured_flags(one: JudgedSentence) -> list[str]:
     """Return flags that follow from the runs."""
     reasons = dict.fromkeys(reason for pair in one.pairs for reason in pair.reasons)
-    flags = ["stand-in"] if one.is_stand_in else []
+    tables = dict.fromkeys(f"`{pair.lead.table}`" for pair in one.pairs)
+    flags = [f"stand-in: {listed(tables)}"] if one.is_stand_in else []
     flags += ["images are JPEG copies"] if any("data.name=imagefolder" in pair.overrides for pair in one.pairs) else []
     behind = [pair.lead for pair in one.pairs if pair.verdict.startswith("does not hold")]
     rivals = dict.fromkeys(_rival(lead) for lead in behind if (lead.by, lead.times) == (0, 1) and _rival(lead))

@@ -215,7 +215,7 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
             found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
             instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
             only_it_ran = found.verdict == "not run" and instead.verdict != "not run"
-            if only_it_ran or (found.verdict in _OPEN and instead.verdict not in _OPEN):
+            if not sentence.pairs or only_it_ran or (found.verdict in _OPEN and instead.verdict not in _OPEN):
                 found, instead = instead, found
             answers.append(replace(found, others=instead.pairs))
     return answers

@@ -393,7 +393,12 @@ def test_a_stand_in_decides_where_the_paper_s_setting_does_not(tmp_path: Path) -
     leave(tmp_path / TABLE, {"fedavg": 90, "fedpa": 93}, seeds=(0, 1))
     found = judged(which, tmp_path)[0]
     assert (found.verdict, found.is_stand_in) == ("holds", True)
-    assert "| **holds** | 1 of 1 | p < 0.001 (Holm too), df 1 | stand-in; one division |" in markdown([found])
+    assert f"| **holds** | 1 of 1 | p < 0.001 (Holm too), df 1 | stand-in: `{TABLE}`; one division |" in markdown(
+        [found]
+    )
+    (alone,) = sentences_of([{**entry, "pairs": [], "stand_in": [{**pair, "column": "mnist_0.1"}]}])
+    assert judged([alone], tmp_path)[0].is_stand_in
+    assert len(judged([alone], tmp_path / "nothing")[0].pairs) == 1, "what is not run is counted"
     assert judged(sentences_of([entry]), tmp_path)[0].verdict == "not run"
     leave(tmp_path / TABLE, {"fedavg": 90, "fedpa": 93}, seeds=(0,))
     found = judged(which, tmp_path)[0]
