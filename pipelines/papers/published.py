@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,10 @@ class PublishedTable:
 
     def results(self) -> TableResults:
         """Return the table with its kept runs."""
-        table_plan = plan_table(self.table, self.selection(), with_data=False)
+        overrides: dict[str, tuple[str, ...]] = {}
+        for run in self.runs:
+            overrides[run.setting] = tuple(dict.fromkeys((*overrides.get(run.setting, ()), *run.assignments)))
+        table_plan = replace(plan_table(self.table, self.selection(), with_data=False), overrides=overrides)
         measured = (MeasuredRun(*run.key, run.figures, run.partition) for run in self.runs)
         return assembled(table_plan, measured, self.failed)
 
