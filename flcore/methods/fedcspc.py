@@ -105,6 +105,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
     AUTHORS: ClassVar[Mapping[str, Any]] = {
         "clusters": 1,
         "ratio": 0.8,
+        "few": 5,
         "keep_stale": True,
         "aux_ce": True,
         "kappa": 0.5,
@@ -136,6 +137,7 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
     ratio: float = param(
         0.5, "r, share of cluster drawn", above=0, high=1, search=Search(0.2, 1.0, when=lambda m: m.clusters_features)
     )
+    few: int = param(0, "a class of fewer samples sends its mean alone (code: 5)", low=0)
     min_cluster: int = param(1, "smaller clusters join the nearest one", low=1)
     min_count: int = param(1, "samples of a prototype, at least; else clusters join, or nothing is sent", low=0)
 
@@ -340,7 +342,8 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             vectors, labels = means["means"], means["classes"]
         elif len(labels):
             stream, smallest = partial(ctx.numpy_stream, "fedcspc prototypes"), self.smallest_cluster
-            how = {"num_clusters": self.clusters, "repeats": self.n_repeat, "min_size": max(self.min_cluster, smallest)}
+            how = {"num_clusters": self.clusters, "repeats": self.n_repeat, "few": self.few}
+            how["min_size"] = max(self.min_cluster, smallest)
             vectors, labels = cluster_prototypes(vectors, labels, stream, ratio=self.ratio, **how)
         return TensorDict({"labels": labels, "vectors": self.release_vectors(ctx, vectors)})
 

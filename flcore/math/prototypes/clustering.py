@@ -137,19 +137,24 @@ def cluster_prototypes(
     ratio: float,
     repeats: int,
     min_size: int = 1,
+    few: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return a FedCSPC client's upload (Qi et al., ACM MM 2023): several prototypes for each of its classes.
 
-    Per class: k-means, then :func:`subsampled_means` of each cluster; without merging, sum over classes of
-    min(num_clusters, distinct features) · repeats prototypes. One cluster, ratio 1 and one repetition give the class
+    Per class: k-means, then :func:`subsampled_means` of each cluster, or its mean alone if it has fewer than ``few``
+    samples; without either and without merging, sum over classes of min(num_clusters, distinct features) · repeats
+    prototypes. One cluster, ratio 1 and one repetition give the class
     means (TPG). ``stream`` maps a class to its generator: its draws do not depend on the client's other classes.
     Returns prototypes ``[q, d]`` and their classes int64 ``[q]``, ascending.
     """
     found, classes = [], []
     for label in torch.bincount(labels).nonzero().flatten().tolist():
         own, generator = features[labels == label], stream(label)
-        clusters = kmeans(own, num_clusters, generator, min_size=min_size)
-        found.append(subsampled_means(own, clusters.labels, ratio, repeats, generator))
+        if len(own) < few:
+            found.append(own.double().mean(0, keepdim=True).to(own.dtype))
+        else:
+            clusters = kmeans(own, num_clusters, generator, min_size=min_size)
+            found.append(subsampled_means(own, clusters.labels, ratio, repeats, generator))
         classes.append(torch.full((len(found[-1]),), label, dtype=torch.int64))
     return torch.cat(found), torch.cat(classes)
 

@@ -183,6 +183,14 @@ def test_one_cluster_without_sampling_is_the_class_mean() -> None:
     assert classes.tolist() == [0, 5]
 
 
+def test_a_class_of_few_samples_sends_its_mean_alone() -> None:
+    """Fewer than three: class 0 has (1) and (3), so 2; class 1 has three samples and sends two prototypes."""
+    features, labels = torch.tensor([[1.0], [3.0], [5.0], [6.0], [7.0]]), torch.tensor([0, 0, 1, 1, 1])
+    found, classes = cluster_prototypes(features, labels, stream, num_clusters=1, ratio=1.0, repeats=2, few=3)
+    assert found.flatten().tolist() == [2.0, 6.0, 6.0]
+    assert classes.tolist() == [0, 1, 1]
+
+
 def test_a_class_does_not_depend_on_the_others() -> None:
     features = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(30) % 3
