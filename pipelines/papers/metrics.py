@@ -25,7 +25,7 @@ WARM_UP = 2
 TO_TARGET, SHARE = "rounds_to_target.", 0.95
 """Rounds until a metric reaches this fraction of the baseline run's final value (``protofl compare``)."""
 
-HISTORY, LAST10 = "history.", "last10"
+HISTORY = "history."
 
 FORMULA, PREDICTED = "formula.mixtures_up", "scalars_up_per_round"
 """A metric that is computed from a run's configuration, and the measured figure that it predicts."""
@@ -35,7 +35,7 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
     """Return a figure of a finished run, in the run's own unit; None if its method has none or nothing measured it.
 
     In addition to :func:`figures`, ``metric`` may be :data:`FORMULA`, a value of a round's record
-    (``history.5.tasks.a_glo``) or its mean over the last ten (``history.last10.top1_global``), or
+    (``history.5.tasks.a_glo``) or its mean over several (``history.6-15.top1_global``), or
     ``rounds_to_target.top1_global``, the first round that reached the target, or one more than the run has.
     ``baseline``, a run with the same seed and partition and its metric, defines the target.
     """
@@ -48,11 +48,11 @@ def figure(run: RunFolder, metric: str, baseline: tuple[RunFolder, str] | None =
         return first_round_reaching(curve, SHARE * final) or curve[-1][0] + 1
     if metric.startswith(HISTORY):
         which, _, field = metric.removeprefix(HISTORY).partition(".")
-        curve = _curve(run, f"{HISTORY}{field}")
-        if which != LAST10:
-            return dict(curve).get(int(which))
-        last = [value for _, value in curve[-10:] if value is not None]
-        return fmean(last) if len(last) == len(curve[-10:]) > 0 else None
+        first, _, last = which.partition("-")
+        within = range(int(first), int(last or first) + 1)
+        values = [value for number, value in _curve(run, f"{HISTORY}{field}") if number in within]
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) > 0 else None
     if metric == FORMULA:
         with suppress(DataError):  # its partition no longer exists
             return mixtures_up(run)

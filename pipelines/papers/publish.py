@@ -149,13 +149,17 @@ def _may_differ(key: str, value: object) -> bool:
 def _current_settings(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return settings in the form of the current code, without the seeds of run and partition, stored separately.
 
-    A key added since has its default. If the current code cannot read the settings, use the run's own ``identity``, or
-    else the stored settings.
+    A key added since has its default, also where a preset would set it today. If the current code cannot read the
+    settings, use the run's own ``identity``, or else the stored settings.
     """
+    known = without_removed(settings)
+    preset = {"preset": known["method"]["preset"]} if "preset" in known["method"] else {}
+    by_value = {**known, "method": {**known["method"], **dict.fromkeys(preset, "default")}}
     try:
-        return _without_seeds(Config.from_mapping(without_removed(settings)).identity())
+        current = Config.from_mapping(by_value).identity()
     except ConfigError:
         return _without_seeds(settings if identity is None else identity)
+    return _without_seeds({**current, "method": {**current["method"], **preset}})
 
 
 def _without_seeds(identity: Mapping[str, Any]) -> dict[str, Any]:

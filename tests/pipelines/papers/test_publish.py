@@ -118,7 +118,7 @@ def test_rounds_to_a_target_wait_for_the_run_that_defines_it(tmp_path: Path) -> 
     file = tmp_path / "fedpg.standin.json"
     assert said[0].endswith("1 of them new")
     assert f"FedAvg of the same seed and division is not in {folders[1]}" in said[1]
-    assert [set(run.figures) for run in read_published(file).runs] == [set(columns), {"fashion_2class"}]
+    assert [columns[1] in run.figures for run in read_published(file).runs] == [True, False]
     assert publish(folders[2], tmp_path).endswith("2 runs, 1 of them new")
     # Both have one round: FedAvg reaches 85.5 in it, and FedPG counts as one round more.
     assert [run.figures["fashion_2class_rounds"] for run in read_published(file).runs] == [1, 2]
@@ -234,6 +234,17 @@ def test_runs_of_another_setting_than_the_tables_are_not_kept(tmp_path: Path, as
             publish(other, into, again=again)
     assert (tmp_path / "kept" / "fedpa.table2.json").read_bytes() == held
     assert not (tmp_path / "empty").exists()
+
+
+def test_a_value_that_a_preset_gained_since_is_not_taken_from_it(tmp_path: Path) -> None:
+    """The authors' values of FedCSPC had no ``few`` when this run was made, so it is none of the table's row."""
+    out = leave(tmp_path / "table", {"fedcspc_authors": 50}, table="fedcspc.standin", columns=("beta_0.1",))
+    (path,) = out.glob("*/runs/*/config.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["config"]["method"].pop("few") == 5
+    write_json(path, sealed({key: document[key] for key in ("config", "identity", "config_hash", "environment")}))
+    with pytest.raises(RunError, match=r"method\.few"):
+        publish(out, tmp_path / "kept")
 
 
 def test_another_engine_is_kept_only_when_asked_for(tmp_path: Path) -> None:

@@ -126,16 +126,17 @@ def test_what_is_written_says_budget_and_refusals(compared: Compared) -> None:
     assert "REDUCED" not in whole.read_text(encoding="utf-8")
 
 
-def test_a_value_of_one_round_and_its_mean_over_the_last_ten(tmp_path: Path) -> None:
-    """Rounds 1 to 12 have 0.01 to 0.12: the third 0.03, the last ten (3 + ... + 12) / 1000 = 0.075."""
+def test_a_value_of_one_round_and_its_mean_over_several(tmp_path: Path) -> None:
+    """Rounds 1 to 12 have 0.01 to 0.12: the third 0.03, rounds 3 to 12 (3 + ... + 12) / 1000 = 0.075."""
     heads = [{"network": {"top1_global": number / 100}} for number in range(1, 13)]
     lines = [json.dumps({"round": number, "alternatives": head}) for number, head in enumerate(heads, 1)]
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
     made = RunFolder(tmp_path)
     assert figure(made, "history.3.alternatives.network.top1_global") == 0.03
-    assert figure(made, "history.last10.alternatives.network.top1_global") == pytest.approx(0.075)
-    assert figure(made, "history.last10.alternatives.knowledge.top1_global") is None
+    assert figure(made, "history.3-12.alternatives.network.top1_global") == pytest.approx(0.075)
+    assert figure(made, "history.3-12.alternatives.knowledge.top1_global") is None
+    assert figure(made, "history.13.alternatives.network.top1_global") is None
 
 
 def test_seconds_per_round_leave_out_evaluation_and_the_first_two_rounds(tmp_path: Path) -> None:
