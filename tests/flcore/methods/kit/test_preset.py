@@ -26,10 +26,12 @@ CODE: dict[str, dict[str, Any]] = {
         "gen_lr": 2e-5,
         "d_form": "zero_rows",
     },
-    # fedcspc.md 2 ("Code defaults", "Code adds"), 4.3, 4.5 (the node loss alone), 5.1, 6, 7 b and g.
+    # fedcspc.md 2 ("Code defaults", "Code adds"), 4.3, 4.5 (the node loss alone), 4.7 (one mean of fewer than
+    # five samples), 5.1, 6, 7 b and g.
     "fedcspc": {
         "clusters": 1,
         "ratio": 0.8,
+        "few": 5,
         "kappa": 0.5,
         "w_angle": 0,
         "w_edge": 0,
