@@ -8,6 +8,9 @@ from pipelines.papers.catalogue import Column
 from pipelines.papers.overrides import key_of
 from pipelines.papers.plan import TablePlan
 
+IMAGE_FILES = {"data.name": "imagefolder", "data.image_size": "null"}
+"""Keys that may differ from a table, with the allowed value: its images as files, which may be JPEG copies."""
+
 
 def budget(plan: TablePlan) -> str:
     """Return a mark for other rounds than the paper's; empty at the paper's budget."""

@@ -15,6 +15,7 @@ from flcore.config.schema import Config
 from flcore.config.stored import as_decided, without_removed
 from flcore.core.errors import ConfigError, RunError
 from pipelines.papers.catalogue import PaperTable, table_named
+from pipelines.papers.caveats import IMAGE_FILES
 from pipelines.papers.overrides import key_of
 from pipelines.papers.plan import RunKey, TablePlan, TableSelection, plan_table, run_key
 from pipelines.papers.published import PUBLISHED_DIR, PublishedRun, PublishedTable, published_so_far
@@ -25,8 +26,6 @@ from pipelines.runs.layout import write_text
 from pipelines.runs.provenance import processor_of
 from pipelines.runs.record import pair_name
 
-_MAY_BE_SET = {"data.name": "imagefolder", "data.image_size": "null"}
-"""Keys that may differ from a table, like ``engine.*``, with the allowed value: its images in another form."""
 _PLAIN = {"stack": False, "compile": "none"}
 """Values that ``auto`` in a table means; a kept run that is stacked or compiled records it."""
 _ALIKE = 1e-9
@@ -143,7 +142,7 @@ def _kept(table: PaperTable, selection: TableSelection, run: MeasuredRun) -> Pub
 
 def _may_differ(key: str, value: object) -> bool:
     """Return whether a run may have this value instead of the table's."""
-    return key.startswith("engine.") or (key in _MAY_BE_SET and value == _MAY_BE_SET[key])
+    return key.startswith("engine.") or (key in IMAGE_FILES and value == IMAGE_FILES[key])
 
 
 def _current_settings(settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -216,7 +215,7 @@ def published_keys(plan: TablePlan, published: PublishedTable) -> set[RunKey]:
                 keys.add(key)
             if key in settings:
                 was = flatten(settings[key])
-                images = {name for name in _MAY_BE_SET if name not in overrides}
+                images = {name for name in IMAGE_FILES if name not in overrides}
                 differing = {name for name in values.keys() | was.keys() if values.get(name) != was.get(name)} - images
                 if all(_may_differ(name, values.get(name)) for name in differing):
                     keys.add(key)

@@ -143,9 +143,9 @@ def cluster_prototypes(
 
     Per class: k-means, then :func:`subsampled_means` of each cluster, or its mean alone if it has fewer than ``few``
     samples; without either and without merging, sum over classes of min(num_clusters, distinct features) · repeats
-    prototypes. One cluster, ratio 1 and one repetition give the class
-    means (TPG). ``stream`` maps a class to its generator: its draws do not depend on the client's other classes.
-    Returns prototypes ``[q, d]`` and their classes int64 ``[q]``, ascending.
+    prototypes. One cluster, ratio 1 and one repetition give the class means (TPG). ``stream`` maps a class to its
+    generator: its draws do not depend on the client's other classes. Returns prototypes ``[q, d]`` and their classes
+    int64 ``[q]``, ascending.
     """
     found, classes = [], []
     for label in torch.bincount(labels).nonzero().flatten().tolist():

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Literal
 
 from pipelines.papers.catalogue import PAPERS, name_at, table_named
-from pipelines.papers.caveats import changed, mark, overrides_of
+from pipelines.papers.caveats import IMAGE_FILES, changed, mark, overrides_of
 from pipelines.papers.plan import plan_table
 from pipelines.papers.published import published_tables
 from pipelines.papers.results import TableResults, results
@@ -38,7 +38,7 @@ PLURAL: Mapping[str, str] = {
     "withdrawn": "withdrawn",
 }
 _OPEN = ("undecided", "not run", "withdrawn")
-_UNCHANGED = {"data.name=imagefolder", "data.image_size=null"}
+_UNCHANGED = {f"{key}={value}" for key, value in IMAGE_FILES.items()}
 
 
 @dataclass(frozen=True)
