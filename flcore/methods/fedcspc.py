@@ -341,16 +341,9 @@ class FedCSPC(AuthorsPreset, ReleasesVectors, WrapperMethod, name="fedcspc", cit
             means = class_means(vectors, labels, ctx.setting.num_classes).arrays()
             vectors, labels = means["means"], means["classes"]
         elif len(labels):
-            vectors, labels = cluster_prototypes(
-                vectors,
-                labels,
-                partial(ctx.numpy_stream, "fedcspc prototypes"),
-                num_clusters=self.clusters,
-                ratio=self.ratio,
-                repeats=self.n_repeat,
-                min_size=max(self.min_cluster, self.smallest_cluster),
-                few=self.few,
-            )
+            stream, smallest = partial(ctx.numpy_stream, "fedcspc prototypes"), self.smallest_cluster
+            how = {"num_clusters": self.clusters, "repeats": self.n_repeat, "min_size": max(self.min_cluster, smallest)}
+            vectors, labels = cluster_prototypes(vectors, labels, stream, ratio=self.ratio, few=self.few, **how)
         return TensorDict({"labels": labels, "vectors": self.release_vectors(ctx, vectors)})
 
     def added_steps(self) -> dict[str, fl.ServerStep]:
