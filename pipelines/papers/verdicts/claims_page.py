@@ -17,9 +17,10 @@ _HEAD = """\
 # What the papers claim, and what holds
 
 Sentences of abstracts, introductions, contributions, results and conclusions, and of this project's own page on
-ProtoLDA, judged by finished tables (`protofl paper run`). Privacy and proofs are not judged. A sentence **holds** if
-all its pairs hold (more than half, where most are needed), **does not hold** if too many do not, and is **undecided**
-otherwise. Where a sentence can be read in several ways, each reading has a verdict.
+ProtoLDA, judged by finished tables (`protofl paper run`). Privacy and proofs are not judged."""
+_RULES = """\
+A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
+not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
 
 A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
 p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter
@@ -58,11 +59,11 @@ def _figures(one: PublishedTable) -> Iterator[str]:
 
 
 def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] = ()) -> str:
-    """Return the table of sentences, then by paper the pairs, others' measurements, and commands for missing runs.
+    """Return an overview, the table of sentences, then by paper pairs, others' measurements, commands for missing runs.
 
     ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
-    lines = [_HEAD, "", counts(verdicts), ""]
+    lines = [_HEAD, "", counts(verdicts), "", *_overview(verdicts), "", _RULES, ""]
     lines += ["| sentence | verdict | pairs that hold | evidence | why it might be us, or what it takes |"]
     lines += ["| :--- | :--- | :--- | :--- | :--- |"]
     lines += [_summary(one) for verdict in PLURAL if verdict != "not run" for one in verdicts if one.verdict == verdict]
@@ -82,6 +83,19 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
         waiting = list(_not_run([pair.lead for pair in pairs if pair.verdict == "not run"], published))
         lines += ["Not run:", "", *waiting, ""] if waiting else []
     return "\n".join(lines)
+
+
+def _overview(verdicts: Sequence[JudgedSentence]) -> Iterator[str]:
+    """Yield a table with the short names of each paper's sentences by verdict."""
+    yield f"| paper | {' | '.join(PLURAL)} |"
+    yield "| :--- |" + " :--- |" * len(PLURAL)
+    for paper in PAPERS:
+        names: dict[str, list[str]] = {verdict: [] for verdict in PLURAL}
+        for one in verdicts:
+            if one.sentence.paper == paper:
+                names[one.verdict].append(one.sentence.id.partition(".")[2].replace("_", " "))
+        if any(names.values()):
+            yield f"| [{paper}](#{paper}) | {' | '.join(', '.join(each) or '–' for each in names.values())} |"
 
 
 def _summary(one: JudgedSentence) -> str:

@@ -430,6 +430,7 @@ def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     assert lines[holds + 1].startswith(
         f"| it is everywhere (`fedpa.b`; conclusion) | **does not hold**; {false} | 0 of 3;"
     )
+    assert "| [fedpa](#fedpa) | a | b | – | – | – |" in lines
     assert ("ahead of it" in lines[holds], "ahead of it: FedProx" in lines[holds + 1]) == (False, True)
     assert "| FedProx leads FedAvg | **holds** +5.00 [+2.52, +7.48] p 0.013 | 3; 2 |" in page
     assert "Another measurement of `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
