@@ -8,6 +8,7 @@ A file of ``claims/`` lists sentences of a paper's abstract, contributions and c
       holds_if: most           # of its pairs hold: all (default), or most
       flags: [rivals untuned]  # why a verdict might be due to this project
       takes: 8 core-hours      # to decide it
+      late: true               # declared when its figures were known: its pairs change no other pair's p
       in_print: 1.4 and 1.5    # the figures of the paper that contradict it, where no table has them
       pairs:
         - table: fedpa.table2
@@ -22,7 +23,8 @@ A file of ``claims/`` lists sentences of a paper's abstract, contributions and c
           wider_than: {mnist_0.1: mnist_1}     # the lead exceeds the same rows' lead in this column by ``by``
       stand_in: [...]      # pairs of a smaller setting, which decide where ``pairs`` do not, or are not there
 
-An id that begins with another one and an underscore, ``fedpa.best_tuned``, is another reading of that sentence.
+An id that begins with another one and an underscore, ``fedpa.best_tuned``, is another reading of that sentence; its
+pairs change no other pair's p, either.
 
 A list in ``column``, ``better``, ``than`` or ``wider_than`` gives a lead for each item; an item
 ``{mean: [mnist_0.1, mnist_1]}`` is the mean of several. Braces are replaced by titles of the table. ``by``,
@@ -111,6 +113,7 @@ class Sentence:
     holds_if: Literal["all", "most"] = "all"
     flags: Keys = ()
     takes: str = ""
+    late: bool = False
     in_print: str = ""
 
     @property

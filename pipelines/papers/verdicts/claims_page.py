@@ -22,9 +22,10 @@ _RULES = """\
 A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
 not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
 
-A pair is a difference of two rows, by seed and division. It is decided if it is above or below the claimed lead with
-p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it also survives the stricter
-adjustment. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic: both figures, and no p.
+A pair is a difference of two rows over the seeds and divisions that both have run. It is decided if it is above or
+below the claimed lead with p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it
+also survives the stricter adjustment. Other readings, and sentences declared when their figures were known, change no
+other sentence's p. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic: both figures, and no p.
 **Withdrawn** pairs were run in another setting than the paper's, or are behind it with our defaults where the
 authors' values have not run. A rival with diverged runs is **no rival**: its pairs do not count.
 **False in print**: the paper's own figures contradict it."""
@@ -107,7 +108,8 @@ def _summary(one: JudgedSentence) -> str:
     tested = "" if one.p is None else "arithmetic"
     if one.p is not None and one.df:
         tested = f"p {format_p(one.p)}{' (Holm too)' if one.survives_holm else ''}, df {listed(one.df)}"
-    flags = [*sentence.flags, *_measured_flags(one)]
+    late = ["declared when its figures were known"] if sentence.late else []
+    flags = [*sentence.flags, *late, *_measured_flags(one)]
     if one.p is None:
         flags += [f"takes {sentence.takes}"] if sentence.takes else []
     verdict = f"**{one.verdict}**{_false_in_print(one)}"

@@ -10,7 +10,7 @@ are, and is undecided otherwise. Pairs without a rival do not count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -191,8 +191,9 @@ def judge_sentence(sentence: Sentence, pairs: Sequence[JudgedLead]) -> JudgedSen
 def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None = None) -> list[JudgedSentence]:
     """Judge sentences by finished tables, at the budget nearest to the paper's; smaller ones before larger ones.
 
-    p is adjusted for all sentences of a paper. Tables of ``protofl paper run`` in the folder ``home`` come first, then
-    kept ones in the folder ``published``.
+    p is adjusted for all sentences of a paper. Other readings of them and late sentences have their p adjusted for
+    all of both, so that one more of these decides nothing of a sentence. Tables of ``protofl paper run`` in the folder
+    ``home`` come first, then kept ones in the folder ``published``.
     """
     known: dict[str, list[TableResults]] = {}
     stored = published_tables(published) if published is not None else []
@@ -210,8 +211,14 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
     answers = []
     for paper in PAPERS:
         of_paper = [one for one in asked if one.paper == paper]
-        decided = iter(decide([best(lead) for one in of_paper for lead in (*one.pairs, *one.stand_in)]))
+        others = _other_readings([one.id for one in of_paper]) | {one.id for one in of_paper if one.late}
+        measured = {one.id: [best(lead) for lead in (*one.pairs, *one.stand_in)] for one in of_paper}
+        first = iter(decide([pair for id, pairs in measured.items() if id not in others for pair in pairs]))
+        every = decide([pair for pairs in measured.values() for pair in pairs])
         for sentence in of_paper:
+            number = len(measured[sentence.id])
+            of_all, every = every[:number], every[number:]
+            decided = iter(of_all) if sentence.id in others else first
             found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
             instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
             only_it_ran = found.verdict == "not run" and instead.verdict != "not run"
@@ -219,6 +226,11 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
                 found, instead = instead, found
             answers.append(replace(found, others=instead.pairs))
     return answers
+
+
+def _other_readings(ids: Collection[str]) -> set[str]:
+    """Return the sentences that are other readings of one; their names begin with its name."""
+    return {id for id in ids if any(id.startswith(f"{other}_") for other in ids)}
 
 
 def _results_of(home: Path, table: str) -> list[TableResults]:
@@ -261,8 +273,7 @@ def verdict_table(results: TableResults) -> Table | None:
 
 def counts(verdicts: Sequence[JudgedSentence]) -> str:
     """Return a sentence with the number of sentences per verdict; each reading of one has a verdict of its own."""
-    ids = [one.sentence.id for one in verdicts]
-    readings = sum(any(id.startswith(f"{other}_") for other in ids) for id in ids)
+    readings = len(_other_readings([one.sentence.id for one in verdicts]))
     also = f" and {plural(readings, 'other reading')} of them" if readings else ""
     words = (f"{sum(one.verdict == verdict for one in verdicts)} {word}" for verdict, word in PLURAL.items())
     return f"{plural(len(verdicts) - readings, 'sentence')}{also}: {', '.join(words)}."

@@ -73,12 +73,12 @@ def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFi
 
 
 def test_a_line_tells_how_many_pairs_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """FedPA three points above FedAvg in either of two seeds on MNIST, α 0.1: one of the 20 pairs of its sentence."""
+    """FedPA three points above FedAvg in either of two seeds on MNIST, α 0.1: one of the 35 pairs of its sentence."""
     leave(tmp_path / "fedpa.table2", {"fedavg": 90, "fedpa_authors": 93}, seeds=(0, 1))
     command = ["paper", "claims", "--papers", "fedpa", "--home", str(tmp_path)]
     assert main(command) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fedpa.best "))
-    assert line.split()[1] == "undecided" and line.endswith("(1 of 20 pairs)")
+    assert line.split()[1] == "undecided" and line.endswith("(1 of 35 pairs)")
     assert main([*command, "--json"]) == 0
     found = {one["id"]: one for one in json.loads(capsys.readouterr().out)}["fedpa.best"]
     decided = [pair for pair in found["pairs"] if pair["verdict"] != "not run"]
