@@ -185,7 +185,8 @@ def _with_words(lead: Lead, table: PaperTable, says: str | None) -> Lead:
     titles = {name: _title([table.row(key).title for key in getattr(lead, name)]) for name in names[0]}
     titles |= {name: _title([table.column(key).title for key in getattr(lead, name)]) for name in names[1]}
     if says is None:
-        ahead = "has less than" if lead.lower else "is ahead of"
+        factor = "" if lead.times == 1 else f" 1/{lead.times:g} of" if lead.lower else f" {lead.times:g} times"
+        ahead = f"has less than{factor}" if lead.lower else f"is ahead of{factor}"
         by = f" by {lead.by:g}" if lead.by else ""
         says = f"{{better}} {ahead} {{than}}{by}, {{column}}" + (
             ", more than on {wider_than}" if lead.wider_than else ""
