@@ -10,6 +10,8 @@ from pipelines.papers.plan import TablePlan
 
 IMAGE_FILES = {"data.name": "imagefolder", "data.image_size": "null"}
 """Keys that may differ from a table, with the allowed value: its images as files, which may be JPEG copies."""
+FROM_FILES = frozenset(f"{key}={value}" for key, value in IMAGE_FILES.items())
+"""Its assignments."""
 
 
 def budget(plan: TablePlan) -> str:
@@ -19,26 +21,28 @@ def budget(plan: TablePlan) -> str:
 
 
 def mark(plan: TablePlan) -> str:
-    """Return a table's mark for other rounds and other settings."""
-    return budget(plan) + changed(one for each in plan.overrides.values() for one in each)
+    """Return a table's mark for other rounds, images from files and other settings."""
+    assignments = [one for each in plan.overrides.values() for one in each]
+    files = " (IMAGES FROM FILES)" if FROM_FILES & {*assignments} else ""
+    return budget(plan) + files + changed(assignments)
 
 
 def changed(assignments: Iterable[str]) -> str:
-    """Return a mark for assignments; empty if they only change the rounding."""
-    distinct = dict.fromkeys(_not_rounding(assignments))
+    """Return a mark for assignments; empty if they only change the rounding or take images from files."""
+    distinct = dict.fromkeys(_of_setting(assignments))
     return f" (CHANGED SETTING: {', '.join(distinct)})" if distinct else ""
 
 
 def is_changed(plan: TablePlan, column: Column) -> bool:
-    """Return whether a column's runs have another setting than the table's."""
-    return any(_not_rounding(overrides_of(plan, column)))
+    """Return whether a column's runs have another setting than the table's, besides images from files."""
+    return any(_of_setting(overrides_of(plan, column)))
 
 
-def _not_rounding(assignments: Iterable[str]) -> Iterator[str]:
-    """Skip assignments that only change the order of sums, which affects last digits."""
+def _of_setting(assignments: Iterable[str]) -> Iterator[str]:
+    """Skip images from files, and assignments that only change the order of sums, which affects last digits."""
     for assignment in assignments:
         key = key_of(assignment)
-        if not key.startswith("engine.") or key == "engine.precision":
+        if assignment not in FROM_FILES and (not key.startswith("engine.") or key == "engine.precision"):
             yield assignment
 
 

@@ -139,8 +139,8 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def origins(tables: Iterable[PublishedTable]) -> str:
-    """Return a sentence with the commits and processors of kept runs."""
+    """Return a sentence with the number of commits and the processors of kept runs."""
     runs = [run for table in tables for run in table.runs]
     commits, processors = ({getattr(run, name) for run in runs} for name in ("commit", "processor"))
-    shown = ", ".join(f"`{commit[:12]}`" for commit in sorted(commits))
-    return f"{plural(len(runs), 'run')}, made by commits {shown} on {', '.join(sorted(processors))}."
+    made = f"{plural(len(runs), 'run')}, made by {plural(len(commits), 'commit')} on {', '.join(sorted(processors))}"
+    return f"{made}; each with its own in `pipelines/papers/measured`."

@@ -77,12 +77,15 @@ def format_difference(difference: PairedDifference, unit: Unit = "share") -> str
 
 
 def format_p(p: float | None) -> str:
-    """Write a p-value with two digits; without one a dash.
+    """Write a p-value with two digits, or three where two would say 0.05; without one a dash.
 
-    >>> format_p(0.0314), format_p(0.0002)
-    ('0.031', '< 0.001')
+    >>> format_p(0.0314), format_p(0.0002), format_p(0.0496)
+    ('0.031', '< 0.001', '0.0496')
     """
-    return MISSING if p is None else f"{p:.2g}" if p >= 0.001 else "< 0.001"
+    if p is None or p < 0.001:
+        return MISSING if p is None else "< 0.001"
+    shown = f"{p:.2g}"
+    return f"{p:.3g}" if shown == "0.05" else shown
 
 
 def format_tested(difference: PairedDifference, unit: Unit = "share") -> str:

@@ -16,18 +16,20 @@ from pipelines.reporting.tables import markdown_table
 _HEAD = """\
 # What the papers claim, and what holds
 
-Sentences of abstracts, introductions, contributions, results and conclusions, and of this project's own page on
-ProtoLDA, judged by finished tables (`protofl paper run`). Privacy and proofs are not judged."""
+Claims of five papers, and of this project's own page on ProtoLDA, judged by pairs of finished runs (`protofl paper
+run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures), and some with defaults of ours: why
+a verdict might be due to this project stands beside it. Privacy and proofs are not judged."""
 _RULES = """\
 A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
 not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
 
-A pair is a difference of two rows over the seeds and divisions that both have run. It is decided if it is above or
-below the claimed lead with p ≤ 0.05, adjusted for all pairs of the paper (Benjamini-Hochberg); **Holm** says that it
-also survives the stricter adjustment. Other readings, and sentences declared when their figures were known, change no
-other sentence's p. Degrees of freedom (df) count divisions, not seeds. Traffic is arithmetic: both figures, and no p.
-**Withdrawn** pairs were run in another setting than the paper's, or are behind it with our defaults where the
-authors' values have not run. A rival with diverged runs is **no rival**: its pairs do not count.
+A pair is the lead of one row over another, positive in the claim's favour, over the seeds and divisions of the data
+that both have run. It is decided if the lead is above or below the claimed one with p ≤ 0.05, adjusted for all pairs
+of the paper (Benjamini-Hochberg; intervals are not adjusted); **Holm** says that it also survives the stricter
+adjustment. Other readings, and sentences declared when their figures were known, change no other sentence's p.
+Degrees of freedom (df) count divisions, not seeds. A sentence has the largest p that its verdict needs. Traffic is
+arithmetic: both figures, and no p. **Withdrawn** pairs were run at other values than their table's, or fail with our
+defaults where the authors' values have not run. A rival with diverged runs is **no rival**: its pairs do not count.
 **False in print**: the paper's own figures contradict it."""
 
 
@@ -94,7 +96,8 @@ def _overview(verdicts: Sequence[JudgedSentence]) -> Iterator[str]:
         names: dict[str, list[str]] = {verdict: [] for verdict in PLURAL}
         for one in verdicts:
             if one.sentence.paper == paper:
-                names[one.verdict].append(one.sentence.id.partition(".")[2].replace("_", " "))
+                mark = r"\*" if one.is_stand_in else ""
+                names[one.verdict].append(one.sentence.id.partition(".")[2].replace("_", " ") + mark)
         if any(names.values()):
             yield f"| [{paper}](#{paper}) | {' | '.join(', '.join(each) or '–' for each in names.values())} |"
 
@@ -155,9 +158,9 @@ def _behind(one: JudgedSentence) -> Iterator[str]:
     if not groups:
         return
     yield from (f"`{one.sentence.id}`: {one.sentence.says}", "")
-    yield from ("| pair | verdict, difference [95 %], adjusted p | runs; df |", "| :--- | :--- | ---: |")
+    yield from ("| pair | verdict, lead [95 %], adjusted p | runs (df) |", "| :--- | :--- | ---: |")
     for says, group in groups.items():
-        runs = "; ".join(dict.fromkeys(map(_runs, group)))
+        runs = ", ".join(dict.fromkeys(map(_runs, group)))
         if len(group) == 1:
             yield f"| {group[0].lead.says} | {_verdict(group[0])} | {runs} |"
         else:
@@ -186,7 +189,7 @@ def _verdict(one: JudgedLead) -> str:
 
 
 def _runs(one: JudgedLead) -> str:
-    return f"{one.difference.n}; {one.difference.df if one.difference.df is not None else '–'}"
+    return f"{one.difference.n} ({one.difference.df if one.difference.df is not None else '–'})"
 
 
 def _not_run(leads: Sequence[Lead], published: Collection[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Literal
 
 from pipelines.papers.catalogue import PAPERS, name_at, table_named
-from pipelines.papers.caveats import IMAGE_FILES, changed, mark, overrides_of
+from pipelines.papers.caveats import changed, mark, overrides_of
 from pipelines.papers.plan import plan_table
 from pipelines.papers.published import published_tables
 from pipelines.papers.results import TableResults, results
@@ -38,7 +38,6 @@ PLURAL: Mapping[str, str] = {
     "withdrawn": "withdrawn",
 }
 _OPEN = ("undecided", "not run", "withdrawn")
-_UNCHANGED = {f"{key}={value}" for key, value in IMAGE_FILES.items()}
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def measure(lead: Lead, results: TableResults) -> JudgedLead:
     unlike = dict.fromkeys(one for row, column in lead.weights for one in table.unlike_in(row, column))
     reasons = [one.why for one in unlike if not one.against]
     reasons += [f"{scale:g} of the rounds"] if scale != 1 else []
-    setting = changed(each for each in overrides if each not in _UNCHANGED).strip()
+    setting = changed(overrides).strip()
     reasons += [setting] if setting else []
     if lost and all(cell.ours.n or cell.failed for cell in cells):
         verdict: Verdict = "no rival"

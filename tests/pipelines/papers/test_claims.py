@@ -326,7 +326,7 @@ def test_a_rival_that_diverged_is_no_rival(compared: Compared, monkeypatch: pyte
     assert (one.verdict, one.reasons, other.verdict) == ("no rival", ("FedProx: 1 of 2 diverged",), "not run")
     sentence = judge_sentence(Sentence("fedpa.some", "it", "somewhere", (ahead,)), [one])
     assert (sentence.verdict, sentence.num_pairs) == ("undecided", 0)
-    assert "| **no rival** +40.00 (FedProx: 1 of 2 diverged) | 1; – |" in markdown([sentence])
+    assert "| **no rival** +40.00 (FedProx: 1 of 2 diverged) | 1 (–) |" in markdown([sentence])
 
 
 def pairs(*differences: tuple[float, ...], by: float = 0.0) -> list[JudgedLead]:
@@ -439,7 +439,7 @@ def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     )
     assert "| [fedpa](#fedpa) | a | b | – | – | – |" in lines
     assert ("ahead of it" in lines[holds], "ahead of it: FedProx" in lines[holds + 1]) == (False, True)
-    assert "| FedProx leads FedAvg | **holds** +5.00 [+2.52, +7.48] p 0.013 | 3; 2 |" in page
+    assert "| FedProx leads FedAvg | **holds** +5.00 [+2.52, +7.48] p 0.013 | 3 (2) |" in page
     assert "Another measurement of `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
     assert page.endswith(
         "Not run:\n\n"
