@@ -37,7 +37,7 @@ PLURAL: Mapping[str, str] = {
     "not run": "not run",
     "withdrawn": "withdrawn",
 }
-_OPEN = ("undecided", "not run", "withdrawn")
+_OPEN = ("not run", "withdrawn", "undecided")  # what says least comes first
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ def judged(asked: Sequence[Sentence], home: Path | None, published: Path | None 
             decided = iter(of_all) if sentence.id in others else first
             found = judge_sentence(sentence, [next(decided) for _ in sentence.pairs])
             instead = judge_sentence(sentence, [next(decided) for _ in sentence.stand_in])
-            only_it_ran = found.verdict == "not run" and instead.verdict != "not run"
-            if not sentence.pairs or only_it_ran or (found.verdict in _OPEN and instead.verdict not in _OPEN):
+            says = [_OPEN.index(one.verdict) if one.verdict in _OPEN else len(_OPEN) for one in (found, instead)]
+            if not sentence.pairs or says[1] > says[0]:
                 found, instead = instead, found
             answers.append(replace(found, others=instead.pairs))
     return answers
