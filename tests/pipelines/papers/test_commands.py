@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_the_list_tells_kept_runs_also_of_what_is_drawn(capsys: pytest.CaptureFi
         found, runs = listed[kept["id"]], len(kept["runs"])
         assert found["kept_runs"][f"{kept['rounds_scale']:g}"] == runs
         if found["printed"]:
-            assert f"by {runs} run" in lines[kept["id"]] or f"({runs} run" in lines[kept["id"]]
+            assert re.search(rf"\b{runs} run", lines[kept["id"]])
         else:
             assert f"({runs} runs kept" in lines[kept["id"]]
 
