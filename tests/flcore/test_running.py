@@ -128,7 +128,8 @@ print(json.dumps(run(json.loads(sys.argv[1]), "alone"), sort_keys=True))
     assert alone.returncode == 0, alone.stderr
     assert json.loads(alone.stdout) == json.loads((tmp_path / "alone" / "metrics.json").read_text())
     (tmp_path / "params.yaml").write_text(json.dumps(RAW))
-    words = [["prepare"], ["partition"], ["train", "--method", "fedproto", "--seed", "0"]]
+    one_run = ["--set", "compare.methods=[fedproto]", "--set", "compare.seeds=[0]"]
+    words = [["prepare"], ["partition"], ["train", *one_run]]
     steps = "; ".join(f"assert main(['stage', *{stage}, '--out', 'staged']) == 0" for stage in words)
     staged = subprocess.run([sys.executable, "-c", f"from pipelines.cli.app import main; {steps}"], **options)  # type: ignore[call-overload]
     assert staged.returncode == 0, staged.stderr

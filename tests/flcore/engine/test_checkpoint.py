@@ -179,14 +179,14 @@ def test_killed_twenty_times_and_resumed_gives_the_same_bytes(
 ) -> None:
     """Workers that lose their parent finish what they do and leave; what they still write is what it had to be."""
     # A small learning rate: with 0.05 FedProto's features grow without bound after some forty rounds.
-    changes = {**KILLABLE[case], "federation": {"rounds": 200, "participation": 0.75}, "local__lr": 0.002}
+    changes = {**KILLABLE[case], "federation": {"rounds": 400, "participation": 0.75}, "local__lr": 0.002}
     kills, exchanges = killed_and_resumed(
         lab, lab.mapping(**changes, engine__workers=workers), 0.3 + workers / 4, 20, tmp_path
     )
     assert kills == 20
     assert exchanges >= 4  # not twenty times at the same place; how far a run gets in between depends on the machine
     assert lab.committed(tmp_path / "killed") == lab.run(lab.experiment(**changes), tmp_path / "whole").bytes
-    assert len(Checkpoint(tmp_path / "killed").records("history.jsonl")) == 200
+    assert len(Checkpoint(tmp_path / "killed").records("history.jsonl")) == 400
 
 
 def test_a_damaged_reply_is_trained_again(lab: Any, tmp_path: Path) -> None:
