@@ -17,8 +17,8 @@ _HEAD = """\
 # What the papers claim, and what holds
 
 Claims of five papers, and of this project's own page on ProtoLDA, judged by pairs of finished runs (`protofl paper
-run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures), and some with defaults of ours: why
-a verdict might be due to this project stands beside it. Privacy and proofs are not judged."""
+run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures), and some with defaults of ours: the
+second table says why a verdict might be due to this project. Privacy and proofs are not judged."""
 _RULES = """\
 A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
 not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
