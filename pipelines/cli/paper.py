@@ -314,7 +314,7 @@ def _described(one: Any) -> dict[str, Any]:
         "df": list(one.df),
         "stand_in": one.is_stand_in,
         "false_in_print": one.is_false_in_print,
-        "flags": list(one.sentence.flags),
+        "flags": dict(one.sentence.flags),
         "takes": one.sentence.takes,
         "pairs": [_described_pair(pair) for pair in one.pairs],
     }

@@ -6,7 +6,7 @@ A file of ``claims/`` lists sentences of a paper's abstract, contributions and c
       says: it is ahead of its rivals on most data sets
       where: conclusion
       holds_if: most           # of its pairs hold: all (default), or most
-      flags: [rivals untuned]  # why a verdict might be due to this project
+      flags: {rivals untuned, few data sets: MNIST}    # why a verdict might be due to us, with details
       takes: 8 core-hours      # to decide it
       late: true               # declared when its figures were known: its pairs change no other pair's p
       in_print: 1.4 and 1.5    # the figures of the paper that contradict it, where no table has them
@@ -38,7 +38,7 @@ A lead is a weighted sum of cells, one per seed and partition::
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from itertools import product
@@ -46,6 +46,7 @@ from typing import Any, Literal
 
 import yaml
 
+from flcore.core.errors import ConfigError
 from pipelines.papers.catalogue import PAPERS, PaperTable, table_named
 from pipelines.papers.results import TableResults
 from pipelines.reporting.formats import listed
@@ -53,6 +54,24 @@ from pipelines.reporting.statistics import PairedDifference, paired_difference
 
 Keys = tuple[str, ...]
 """Rows or columns to average; usually one."""
+FLAGS = (
+    "rivals untuned",  # the same rate for all, or each paper's own
+    "rivals differ",  # from those of the paper
+    "few data sets",
+    "our reading",  # of what the paper leaves open, or a margin of ours
+    "our defaults",
+    "authors' values",
+    "tuned",  # on validation images
+    "small budget",  # fewer rounds or steps, or a smaller network
+    "random start",  # where the paper's network is pretrained
+    "baseline not as printed",  # so that the printed lead cannot appear
+    "other measure",  # something else than the sentence says
+    "rounds chosen on test",
+    "divisions added",  # when the first were known
+    "in print",  # what the paper's own figures say of it
+    "our own method",
+)
+"""Why a verdict might be due to this project."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ class Sentence:
     pairs: tuple[Lead, ...] = ()
     stand_in: tuple[Lead, ...] = ()
     holds_if: Literal["all", "most"] = "all"
-    flags: Keys = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
     takes: str = ""
     late: bool = False
     in_print: str = ""
@@ -138,7 +157,7 @@ def sentences_of(entries: Iterable[Mapping[str, Any]]) -> list[Sentence]:
     """Return the sentences of a file's content.
 
     Raises:
-        TypeError: a key is missing or unknown. ConfigError: one names no row or column of the table.
+        TypeError: a key is missing or unknown. ConfigError: one names no row or column, or an unknown flag.
     """
     parsed = []
     for entry in entries:
@@ -146,7 +165,10 @@ def sentences_of(entries: Iterable[Mapping[str, Any]]) -> list[Sentence]:
             key: tuple(lead for pair in entry.get(key, ()) for lead in _leads(entry["id"], **pair))
             for key in ("pairs", "stand_in")
         }
-        parsed.append(Sentence(**{**entry, **leads, "flags": tuple(entry.get("flags", ()))}))
+        flags = {key: detail or "" for key, detail in entry.get("flags", {}).items()}
+        if unknown := [key for key in flags if key not in FLAGS]:
+            raise ConfigError(f"{entry['id']}: flags has {listed(unknown)}; the flags are {listed(FLAGS)}")
+        parsed.append(Sentence(**{**entry, **leads, "flags": flags}))
     return parsed
 
 

@@ -17,8 +17,8 @@ _HEAD = """\
 # What the papers claim, and what holds
 
 Claims of five papers, and of this project's own page on ProtoLDA, judged by pairs of finished runs (`protofl paper
-run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures), and some with defaults of ours: the
-second table says why a verdict might be due to this project. Privacy and proofs are not judged."""
+run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures). Why a verdict might be due to this
+project is said in a few words beside it, and in full behind the sentence's name. Privacy and proofs are not judged."""
 _RULES = """\
 A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
 not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
@@ -67,13 +67,14 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
     ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
     lines = [_HEAD, "", counts(verdicts), "", *_overview(verdicts), "", _RULES, ""]
-    lines += ["| sentence | verdict | pairs that hold | evidence | why it might be us, or what it takes |"]
-    lines += ["| :--- | :--- | :--- | :--- | :--- |"]
-    lines += [_summary(one) for verdict in PLURAL if verdict != "not run" for one in verdicts if one.verdict == verdict]
-    if not_run := [one for one in verdicts if one.verdict == "not run"]:
-        lines += ["", "Not run:", "", "| sentence | pairs | what it takes | why a verdict might be us |"]
-        lines += ["| :--- | ---: | :--- | :--- |", *map(_waiting, not_run)]
-    lines += [""]
+    for verdict in PLURAL:
+        if of_verdict := [one for one in verdicts if one.verdict == verdict]:
+            decided = verdict in ("holds", "does not hold")
+            lines += [f"**{verdict.capitalize()}:**", ""]
+            lines += [
+                f"| sentence | pairs that hold | {'evidence' if decided else 'what it takes'} | why it might be us |"
+            ]
+            lines += ["| :--- | :--- | :--- | :--- |", *map(_summary, of_verdict), ""]
     for paper in PAPERS:
         of_paper = [one for one in verdicts if one.sentence.paper == paper]
         pairs = [pair for one in of_paper for pair in (*one.pairs, *one.others)]
@@ -103,31 +104,30 @@ def _overview(verdicts: Sequence[JudgedSentence]) -> Iterator[str]:
 
 
 def _summary(one: JudgedSentence) -> str:
-    """Return the line of a sentence that was run."""
+    """Return a sentence's line in the table of its verdict."""
     sentence = one.sentence
-    most = "" if sentence.holds_if == "all" else ", most needed"
-    words = [f"{one.count('holds')} of {one.num_pairs}{most}" if one.pairs else "–"]
-    words += [f"{one.count(key)} {word}" for key, word in PLURAL.items() if key != "holds" and one.count(key)]
-    tested = "" if one.p is None else "arithmetic"
+    pairs = [f"{one.count('holds')} of {one.num_pairs}" + ", most needed" * (sentence.holds_if == "most")]
+    pairs += [f"{one.count(key)} {word}" for key, word in PLURAL.items() if key != "holds" and one.count(key)]
+    decided = one.verdict in ("holds", "does not hold")
+    beside = _evidence(one) if decided else sentence.takes
+    says = f"{sentence.says} ([{sentence.id}](#{_anchor(sentence)})){_false_in_print(one)}"
+    return f"| {says} | {'; '.join(pairs)} | {beside} | {', '.join(_flags(one))} |"
+
+
+def _anchor(sentence: Sentence) -> str:
+    """Return the anchor of a sentence's heading."""
+    return sentence.id.replace(".", "")
+
+
+def _evidence(one: JudgedSentence) -> str:
+    """Return p, degrees of freedom and the rows that are ahead."""
+    words = ["arithmetic"]
     if one.p is not None and one.df:
-        tested = f"p {format_p(one.p)}{' (Holm too)' if one.survives_holm else ''}, df {listed(one.df)}"
-    late = ["declared when its figures were known"] if sentence.late else []
-    flags = [*sentence.flags, *late, *_measured_flags(one)]
-    if one.p is None:
-        flags += [f"takes {sentence.takes}"] if sentence.takes else []
-    verdict = f"**{one.verdict}**{_false_in_print(one)}"
-    return f"| {_where(sentence)} | {verdict} | {'; '.join(words)} | {tested} | {'; '.join(flags)} |"
-
-
-def _waiting(one: JudgedSentence) -> str:
-    """Return the line of a sentence that was not run."""
-    sentence, number = one.sentence, len(one.pairs)
-    pairs = f"{number}, most needed" if sentence.holds_if == "most" else number
-    return f"| {_where(sentence)}{_false_in_print(one)} | {pairs} | {sentence.takes} | {'; '.join(sentence.flags)} |"
-
-
-def _where(sentence: Sentence) -> str:
-    return f"{sentence.says} (`{sentence.id}`; {sentence.where})"
+        words = [f"p {format_p(one.p)}{' (Holm too)' if one.survives_holm else ''}, df {listed(one.df)}"]
+    behind = [pair.lead for pair in one.pairs if pair.verdict.startswith("does not hold")]
+    rivals = dict.fromkeys(_rival(lead) for lead in behind if (lead.by, lead.times) == (0, 1) and _rival(lead))
+    words += [f"ahead of it: {listed(rivals)}"] if rivals else []
+    return "; ".join(words)
 
 
 def _false_in_print(one: JudgedSentence) -> str:
@@ -136,28 +136,34 @@ def _false_in_print(one: JudgedSentence) -> str:
     return f"; **false in print** ({why})" if one.is_false_in_print else ""
 
 
-def _measured_flags(one: JudgedSentence) -> list[str]:
-    """Return flags that follow from the runs."""
-    reasons = dict.fromkeys(reason for pair in one.pairs for reason in pair.reasons)
-    tables = dict.fromkeys(f"`{pair.lead.table}`" for pair in one.pairs)
-    flags = [f"stand-in: {listed(tables)}"] if one.is_stand_in else []
-    flags += ["images are JPEG copies"] if any("data.name=imagefolder" in pair.overrides for pair in one.pairs) else []
-    behind = [pair.lead for pair in one.pairs if pair.verdict.startswith("does not hold")]
-    rivals = dict.fromkeys(_rival(lead) for lead in behind if (lead.by, lead.times) == (0, 1) and _rival(lead))
-    flags += [f"ahead of it: {listed(rivals)}"] if rivals else []
-    flags += ["one division"] if any(pair.verdict.endswith("on one division") for pair in one.pairs) else []
-    return [*flags, *reasons]
+def _flags(one: JudgedSentence) -> dict[str, str]:
+    """Return why a verdict might be due to this project, in a few words with details: as declared, and by the runs."""
+    flags = dict(one.sentence.flags)
+    if one.sentence.late:
+        flags["declared late"] = "when its figures were known"
+    if one.is_stand_in:
+        flags["stand-in"] = listed(dict.fromkeys(f"`{pair.lead.table}`" for pair in one.pairs))
+    if any("data.name=imagefolder" in pair.overrides for pair in one.pairs):
+        flags["JPEG copies"] = ""
+    if any(pair.verdict.endswith("on one division") for pair in one.pairs):
+        flags["one division"] = ""
+    return flags
 
 
 def _behind(one: JudgedSentence) -> Iterator[str]:
-    """Yield the pairs behind a sentence; those that differ in the rival alone share a row."""
+    """Yield what is behind a sentence: flags in full, and pairs; those that differ in the rival alone share a row."""
+    sentence = one.sentence
+    yield from (f"### {sentence.id}", "", f"{sentence.says} ({sentence.where}): **{one.verdict}**", "")
+    details = [f"- {flag}: {detail}" for flag, detail in _flags(one).items() if detail]
+    reasons = dict.fromkeys(reason for pair in one.pairs for reason in pair.reasons)
+    yield from (*details, *(f"- not counted: {reason}" for reason in reasons))
+    yield from [""] * bool(details or reasons)
     groups: dict[str, list[JudgedLead]] = {}
     for pair in one.pairs:
         if pair.verdict != "not run":
             groups.setdefault(_without_rival(pair.lead), []).append(pair)
     if not groups:
         return
-    yield from (f"`{one.sentence.id}`: {one.sentence.says}", "")
     yield from ("| pair | verdict, lead [95 %], adjusted p | runs (df) |", "| :--- | :--- | ---: |")
     for says, group in groups.items():
         runs = ", ".join(dict.fromkeys(map(_runs, group)))

@@ -400,9 +400,9 @@ def test_a_stand_in_decides_where_the_paper_s_setting_does_not(tmp_path: Path) -
     leave(tmp_path / TABLE, {"fedavg": 90, "fedpa": 93}, seeds=(0, 1))
     found = judged(which, tmp_path)[0]
     assert (found.verdict, found.is_stand_in) == ("holds", True)
-    assert f"| **holds** | 1 of 1 | p < 0.001 (Holm too), df 1 | stand-in: `{TABLE}`; one division |" in markdown(
-        [found]
-    )
+    page = markdown([found])
+    assert "| 1 of 1 | p < 0.001 (Holm too), df 1 | stand-in, one division |" in page
+    assert f"\n- stand-in: `{TABLE}`\n" in page
     (alone,) = sentences_of([{**entry, "pairs": [], "stand_in": [{**pair, "column": "mnist_0.1"}]}])
     assert judged([alone], tmp_path)[0].is_stand_in
     assert len(judged([alone], tmp_path / "nothing")[0].pairs) == 1, "what is not run is counted"
@@ -423,22 +423,25 @@ def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     other = claim(column=("even",), better=("fedavg",), than=("near",), says="FedAvg leads FedProx")
     leads = (claim(), other, claim(column=("skewed",)), claim(better=("other",)))
     decided = decide([measure(lead, measured) for lead in leads])
-    first = Sentence("fedpa.a", "it leads", "abstract", leads[:1], flags=("defaults",), takes="an hour")
+    first = Sentence(
+        "fedpa.a", "it leads", "abstract", leads[:1], flags={"our defaults": "as of today", "in print": ""}
+    )
     second = Sentence("fedpa.b", "it is everywhere", "conclusion", leads[1:], takes="an hour")
     verdicts = [judge_sentence(second, decided[1:]), judge_sentence(first, decided[:1])]
     page = markdown(verdicts)
     lines = page.splitlines()
-    holds = next(n for n, line in enumerate(lines) if "it leads" in line)
     # p = 1 - sqrt(75 / 77) for a mean of 5 and a deviation of 1, of two tests 2 / 2 p
-    assert (
-        lines[holds] == "| it leads (`fedpa.a`; abstract) | **holds** | 1 of 1 | p 0.013 (Holm too), df 2 | defaults |"
-    )
+    leading = "| it leads ([fedpa.a](#fedpaa)) | 1 of 1 | p 0.013 (Holm too), df 2 | our defaults, in print |"
+    assert leading in lines
     false = "**false in print** (1 of 2 printed pairs contradict it)"
-    assert lines[holds + 1].startswith(
-        f"| it is everywhere (`fedpa.b`; conclusion) | **does not hold**; {false} | 0 of 3;"
+    behind = next(
+        line for line in lines if line.startswith(f"| it is everywhere ([fedpa.b](#fedpab)); {false} | 0 of 3;")
     )
+    assert lines.index("**Holds:**") < lines.index(leading) < lines.index("**Does not hold:**") < lines.index(behind)
+    section = "### fedpa.a\n\nit leads (abstract): **holds**\n\n- our defaults: as of today\n\n| pair |"
+    assert section in page
     assert "| [fedpa](#fedpa) | a | b | – | – | – |" in lines
-    assert ("ahead of it" in lines[holds], "ahead of it: FedProx" in lines[holds + 1]) == (False, True)
+    assert "ahead of it: FedProx" in behind
     assert "| FedProx leads FedAvg | **holds** +5.00 [+2.52, +7.48] p 0.013 | 3 (2) |" in page
     assert "Another measurement of `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
     assert page.endswith(
@@ -488,3 +491,10 @@ def test_the_papers_budget_counts_then_the_nearest_below(
     pair = {"table": TABLE, "column": "mnist_0.1", "better": "fedpa", "than": "fedavg"}
     which = sentences_of([{"id": "fedpa.some", "says": "it", "where": "x", "pairs": [pair]}])
     assert judged(which, tmp_path)[0].pairs[0].rounds_scale == first
+
+
+def test_a_flag_is_one_of_few_words() -> None:
+    entry = {"id": "fedpa.some", "says": "it", "where": "somewhere"}
+    assert sentences_of([{**entry, "flags": {"rivals untuned": None}}])[0].flags == {"rivals untuned": ""}
+    with pytest.raises(ConfigError, match=r"fedpa\.some.*unlucky"):
+        sentences_of([{**entry, "flags": {"unlucky": "we"}}])
