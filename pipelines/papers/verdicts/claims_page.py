@@ -90,11 +90,12 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
 
 
 def _overview(verdicts: Sequence[JudgedSentence]) -> Iterator[str]:
-    """Yield a table with the short names of each paper's sentences by verdict."""
-    yield f"| paper | {' | '.join(PLURAL)} |"
-    yield "| :--- |" + " :--- |" * len(PLURAL)
+    """Yield a table with the short names of each paper's sentences by verdict; a verdict without one has no column."""
+    columns = [verdict for verdict in PLURAL if any(one.verdict == verdict for one in verdicts)]
+    yield f"| paper | {' | '.join(columns)} |"
+    yield "| :--- |" + " :--- |" * len(columns)
     for paper in PAPERS:
-        names: dict[str, list[str]] = {verdict: [] for verdict in PLURAL}
+        names: dict[str, list[str]] = {verdict: [] for verdict in columns}
         for one in verdicts:
             if one.sentence.paper == paper:
                 mark = r"\*" if one.is_stand_in else ""

@@ -440,7 +440,7 @@ def test_the_page_begins_with_sentences_and_says_how_to_go_on(
     assert lines.index("**Holds:**") < lines.index(leading) < lines.index("**Does not hold:**") < lines.index(behind)
     section = "### fedpa.a\n\nit leads (abstract): **holds**\n\n- our defaults: as of today\n\n| pair |"
     assert section in page
-    assert "| [fedpa](#fedpa) | a | b | – | – | – |" in lines
+    assert "| paper | holds | does not hold |\n| :--- | :--- | :--- |\n| [fedpa](#fedpa) | a | b |\n" in page
     assert "ahead of it: FedProx" in behind
     assert "| FedProx leads FedAvg | **holds** +5.00 [+2.52, +7.48] p 0.013 | 3 (2) |" in page
     assert "Another measurement of `fedpa.tiny`: Somebody else found 3 points, on a division of their own." in page
