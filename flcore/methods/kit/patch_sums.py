@@ -1,7 +1,7 @@
 """A dictionary of patches from sums over clients: the first exchanges of all methods on `patch_dictionary`.
 
 1. ``patch-moments``: sum and second moment of a client's patches. Server ``whiten``: mean m, W = U (L + ε·mean
-   L)^(-1/2) Uᵀ of the covariance ULUᵀ; K Gaussian directions a_k, so that no pixel leaves a client.
+   L)^(-1/2) Uᵀ of the covariance ULUᵀ; K Gaussian directions a_k, not clients' patches.
 2. ``dictionary-1`` … ``-s``, spherical k-means: a client receives the filters W a_k; each patch x goes to the filter
    with the largest |a_kᵀW(x − m)|; it sends the signed sum of its patches per filter. Server ``fit-dictionary``: a_k ←
    the whitened sums, normalised; an atom without patches stays.
