@@ -18,7 +18,9 @@ _HEAD = """\
 
 Claims of five papers, and of this project's own page on ProtoLDA, judged by pairs of finished runs (`protofl paper
 run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures). Why a verdict might be due to this
-project is said in a few words beside it, and in full behind the sentence's name. Privacy and proofs are not judged."""
+project is said in a few words beside it, and in full behind the sentence's name. Privacy, proofs and what has no figure
+of ours (FedPG's balance of classes) are not judged. `protofl paper claims --kept` prints the verdicts, and `make docs`
+writes this page."""
 _RULES = """\
 A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
 not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
