@@ -54,24 +54,25 @@ from pipelines.reporting.statistics import PairedDifference, paired_difference
 
 Keys = tuple[str, ...]
 """Rows or columns to average; usually one."""
-FLAGS = (
-    "rivals untuned",  # the same rate for all, or each paper's own
-    "rivals differ",  # from those of the paper
-    "few data sets",
-    "our reading",  # of what the paper leaves open, or a margin of ours
-    "our defaults",
-    "authors' values",
-    "tuned",  # on validation images
-    "small budget",  # fewer rounds or steps, or a smaller network
-    "random start",  # where the paper's network is pretrained
-    "baseline not as printed",  # so that the printed lead cannot appear
-    "other measure",  # something else than the sentence says
-    "rounds chosen on test",
-    "divisions added",  # when the first were known
-    "in print",  # what the paper's own figures say of it
-    "our own method",
-)
-"""Why a verdict might be due to this project."""
+FLAGS = {
+    "rivals untuned": "all at one rate, or at each paper's own",
+    "rivals differ": "from those of the paper",
+    "few data sets": "fewer than the sentence covers",
+    "our reading": "of what the paper leaves open, or a margin of ours",
+    "our defaults": "in place of the authors' values",
+    "authors' values": "from their code, with its own deviations from the paper",
+    "tuned": "on validation images",
+    "small budget": "fewer rounds or steps, or a smaller network",
+    "random start": "where the paper's network is pretrained",
+    "baseline not as printed": "so the printed lead cannot appear",
+    "other measure": "than the sentence speaks of",
+    "rounds chosen on test": "as the paper does",
+    "test error": "a lead that other test images may turn",
+    "divisions added": "when the first were known",
+    "in print": "what the paper's own figures say of it",
+    "our own method": "judged by ourselves",
+}
+"""Why a verdict might be due to this project, in a few words, with what they mean."""
 
 
 @dataclass(frozen=True)

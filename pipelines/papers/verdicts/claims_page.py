@@ -8,7 +8,7 @@ from pipelines.papers.catalogue import PAPERS, PaperTable, table_named
 from pipelines.papers.published import PUBLISHED_DIR, PublishedTable, origins, published_tables
 from pipelines.papers.results import paper_tables, title
 from pipelines.papers.runs import describe_pairs
-from pipelines.papers.verdicts.claim_files import Lead, Sentence, sentences
+from pipelines.papers.verdicts.claim_files import FLAGS, Lead, Sentence, sentences
 from pipelines.papers.verdicts.judge import PLURAL, JudgedLead, JudgedSentence, counts, judged
 from pipelines.reporting.formats import format_p, listed, plural
 from pipelines.reporting.tables import markdown_table
@@ -16,23 +16,26 @@ from pipelines.reporting.tables import markdown_table
 _HEAD = """\
 # What the papers claim, and what holds
 
-Claims of five papers, and of this project's own page on ProtoLDA, judged by pairs of finished runs (`protofl paper
-run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures). Why a verdict might be due to this
-project is said in a few words beside it, and in full behind the sentence's name. Privacy, proofs and what has no figure
-of ours (FedPG's balance of classes) are not judged. `protofl paper claims --kept` prints the verdicts, and `make docs`
-writes this page."""
+Claims of five papers, and sentences on our own ProtoLDA that this project set out to test, judged by pairs of finished
+runs (`protofl paper run`). Many ran in a smaller setting (\\*: a stand-in, described at its figures). Why a verdict
+might be due to this project is said in a few words beside it, with details at the sentence. Privacy, proofs and what
+has no figure of ours (FedPG's balance of classes) are not judged. `protofl paper claims --kept` prints the verdicts,
+and `make docs` writes this page."""
 _RULES = """\
-A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many do
-not, and is **undecided** otherwise. Where a sentence can be read in several ways, each reading has a verdict.
+A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if so many do not
+that the others cannot suffice, and is **undecided** otherwise. Where a sentence can be read in several ways, each
+reading has a verdict.
 
 A pair is the lead of one row over another, positive in the claim's favour, over the seeds and divisions of the data
 that both have run. It is decided if the lead is above or below the claimed one with p ≤ 0.05, adjusted for all pairs
 of the paper (Benjamini-Hochberg; intervals are not adjusted); **Holm** says that it also survives the stricter
-adjustment. Other readings, and sentences declared when their figures were known, change no other sentence's p.
-Degrees of freedom (df) count divisions, not seeds. A sentence has the largest p that its verdict needs. Traffic is
-arithmetic: both figures, and no p. **Withdrawn** pairs were run at other values than their table's, or fail with our
-defaults where the authors' values have not run. A rival with diverged runs is **no rival**: its pairs do not count.
-**False in print**: the paper's own figures contradict it."""
+adjustment. Other readings, and sentences declared when their figures were known, are adjusted together with all
+pairs of the paper and change no other sentence's p, so a pair may have another p there. Degrees of freedom (df) count
+divisions, not seeds. A sentence has the largest p that its verdict needs. Traffic is arithmetic: both figures, and no
+p. **Withdrawn** pairs were run at other values than their table's, or fail with our defaults where the authors' values
+have not run. A rival with diverged runs is **no rival**: its pairs do not count. **False in print**: the paper's own
+figures contradict it."""
+_FLAGS = "Why it might be us: " + "; ".join(f"**{flag}**, {meaning}" for flag, meaning in FLAGS.items()) + "."
 
 
 def published_page() -> str:
@@ -68,7 +71,7 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
 
     ``published`` are tables with figures kept in the code, so the commands skip their runs.
     """
-    lines = [_HEAD, "", counts(verdicts), "", *_overview(verdicts), "", _RULES, ""]
+    lines = [_HEAD, "", counts(verdicts), "", *_overview(verdicts), "", _RULES, "", _FLAGS, ""]
     for verdict in PLURAL:
         if of_verdict := [one for one in verdicts if one.verdict == verdict]:
             decided = verdict in ("holds", "does not hold")
