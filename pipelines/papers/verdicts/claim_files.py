@@ -56,7 +56,7 @@ Keys = tuple[str, ...]
 """Rows or columns to average; usually one."""
 FLAGS = {
     "rivals untuned": "all at one rate, or at each paper's own",
-    "rivals differ": "from those of the paper",
+    "rivals differ": "from the paper's",
     "few data sets": "fewer than the sentence covers",
     "our reading": "of what the paper leaves open, or a margin of ours",
     "our defaults": "in place of the authors' values",

@@ -22,8 +22,8 @@ might be due to this project is said in a few words beside it, with details at t
 has no figure of ours (FedPG's balance of classes) are not judged. `protofl paper claims --kept` prints the verdicts,
 and `make docs` writes this page."""
 _RULES = """\
-A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if so many do not
-that the others cannot suffice, and is **undecided** otherwise. Where a sentence can be read in several ways, each
+A sentence **holds** if all its pairs hold (more than half, where most are needed), **does not hold** if too many fail
+for the others to suffice, and is **undecided** otherwise. Where a sentence can be read in several ways, each
 reading has a verdict.
 
 A pair is the lead of one row over another, positive in the claim's favour, over the seeds and divisions of the data
