@@ -35,6 +35,7 @@ divisions, not seeds. A sentence has the largest p that its verdict needs. Traff
 p. **Withdrawn** pairs were run at other values than their table's, or fail with our defaults where the authors' values
 have not run. A rival with diverged runs is **no rival**: its pairs do not count. **False in print**: the paper's own
 figures contradict it."""
+_DECIDED = ("holds", "does not hold")
 _FLAGS = "Why it might be us: " + "; ".join(f"**{flag}**, {meaning}" for flag, meaning in FLAGS.items()) + "."
 
 
@@ -74,11 +75,9 @@ def markdown(verdicts: Sequence[JudgedSentence], *, published: Collection[str] =
     lines = [_HEAD, "", counts(verdicts), "", *_overview(verdicts), "", _RULES, "", _FLAGS, ""]
     for verdict in PLURAL:
         if of_verdict := [one for one in verdicts if one.verdict == verdict]:
-            decided = verdict in ("holds", "does not hold")
+            beside = "evidence" if verdict in _DECIDED else "what it takes"
             lines += [f"**{verdict.capitalize()}:**", ""]
-            lines += [
-                f"| sentence | pairs that hold | {'evidence' if decided else 'what it takes'} | why it might be us |"
-            ]
+            lines += [f"| sentence | pairs that hold | {beside} | why it might be us |"]
             lines += ["| :--- | :--- | :--- | :--- |", *map(_summary, of_verdict), ""]
     for paper in PAPERS:
         of_paper = [one for one in verdicts if one.sentence.paper == paper]
@@ -114,8 +113,7 @@ def _summary(one: JudgedSentence) -> str:
     sentence = one.sentence
     pairs = [f"{one.count('holds')} of {one.num_pairs}" + ", most needed" * (sentence.holds_if == "most")]
     pairs += [f"{one.count(key)} {word}" for key, word in PLURAL.items() if key != "holds" and one.count(key)]
-    decided = one.verdict in ("holds", "does not hold")
-    beside = _evidence(one) if decided else sentence.takes
+    beside = _evidence(one) if one.verdict in _DECIDED else sentence.takes
     says = f"{sentence.says} ([{sentence.id}](#{_anchor(sentence)})){_false_in_print(one)}"
     return f"| {says} | {'; '.join(pairs)} | {beside} | {', '.join(_flags(one))} |"
 
